@@ -1,0 +1,1 @@
+"""Thin Ray shells, one per role."""

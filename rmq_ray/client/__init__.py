@@ -1,0 +1,1 @@
+"""The asking parties: producers and consumers, in any process. No Ray."""

@@ -1,0 +1,60 @@
+"""The only place that reads a clock or sleeps. Everything else takes a ``Clock`` or a ``now_ms`` argument."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as a parameter: wall time for timestamps in records, monotonic time for intervals."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds of a clock that never goes back; only differences mean anything."""
+        ...
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Block the calling thread."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic_ns() / 1_000_000
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        time.sleep(duration_ms / 1000)
+
+
+class ManualClock:
+    """A clock that moves only when told to; ``sleep_ms`` advances it. For tests and simulations."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms: float = now_ms
+        self._monotonic_ms: float = 0.0
+
+    def now_ms(self) -> int:
+        return int(self._now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self._monotonic_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self.advance_ms(duration_ms)
+
+    def advance_ms(self, duration_ms: float) -> None:
+        """Move both clocks forward."""
+        self._now_ms += duration_ms
+        self._monotonic_ms += duration_ms
+
+
+SYSTEM_CLOCK = SystemClock()

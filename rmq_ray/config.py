@@ -1,0 +1,241 @@
+"""Settings: frozen groups, each field with its unit (in the name), its default and the reason for it.
+
+The only place that reads the environment. Unknown keys are errors; values are checked when a group is built.
+Defaults are Apache RocketMQ 4.9's where it has the setting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, Self
+
+from rmq_ray.errors import ConfigError
+
+MIB = 1 << 20
+GIB = 1 << 30
+DEFAULT_CLUSTER = "default"
+
+
+def environment(name: str, default: str | None = None) -> str | None:
+    """An environment variable of ours or of Ray's; the one reading place."""
+    return os.environ.get(name, default)
+
+
+class FlushMode(Enum):
+    """When a write counts as durable."""
+
+    ASYNC_FLUSH = "async"  # when the kernel has it; fdatasync follows within flush_interval_ms
+    SYNC_FLUSH = "sync"  # when fdatasync returned; one call covers all that wait
+
+
+class ReplicationMode(Enum):
+    """When a send is acknowledged with regard to slaves."""
+
+    ASYNC_MASTER = "async"
+    SYNC_MASTER = "sync"
+
+
+class ForeignClients(Enum):
+    """What a port does with connections that do not begin with our handshake."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    ACL = "acl"
+
+
+class _Group:
+    """Mixin of the setting groups: build from a mapping with unknown keys refused."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"unknown setting {key!r} in {cls.__name__}; known are {', '.join(sorted(known))}", key)
+        return cls(**values)
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed; unknown names are errors."""
+        known = {f.name for f in fields(self)}  # type: ignore[arg-type]
+        for key in changes:
+            if key not in known:
+                raise ConfigError(f"unknown setting {key!r} in {type(self).__name__}; known are {', '.join(sorted(known))}", key)
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+def _require(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise ConfigError(f"{what}, not {value!r}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig(_Group):
+    """One broker's store on one disk (spec: store-format 1, 7, 8, 13)."""
+
+    path: str
+    flush: FlushMode = FlushMode.ASYNC_FLUSH
+    segment_bytes: int = GIB  # mappedFileSizeCommitLog
+    consume_queue_entries: int = 300_000  # entries of 20 bytes a file
+    index_slots: int = 5_000_000
+    index_items: int = 20_000_000
+    index_enabled: bool = True  # messageIndexEnable
+    flush_interval_ms: int = 500  # flushIntervalCommitLog
+    flush_least_pages: int = 4  # flushCommitLogLeastPages
+    flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
+    sync_flush_timeout_ms: int = 5_000  # syncFlushTimeout -> FLUSH_DISK_TIMEOUT
+    queue_flush_interval_ms: int = 1_000  # consume queue
+    queue_flush_thorough_interval_ms: int = 60_000
+    checkpoint_interval_ms: int = 1_000  # ours: short recovery
+    checkpoint_bytes: int = 64 * MIB
+    body_bytes_max: int = 4 * MIB  # maxMessageSize
+    deduplication_frames: int = 1_024  # window per producer and broker name
+    deduplication_keep_ms: int = 600_000  # producers heard within 10 minutes
+    reserved_hours: int = 72  # fileReservedTime
+    delete_when: str = "04"  # hours of the day, ';'-separated
+    disk_delete_ratio: float = 0.75  # diskMaxUsedSpaceRatio
+    disk_force_ratio: float = 0.85
+    disk_full_ratio: float = 0.90
+    delete_files_max: int = 10  # a cycle
+    check_crc_on_recover: bool = True
+    preallocate: bool = True  # posix_fallocate of the next segment: fdatasync is 4 times as fast, no SIGBUS, no surprise
+
+    def __post_init__(self) -> None:
+        _require(bool(self.path), "store path must be given", self.path)
+        _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
+        _require(self.consume_queue_entries >= 16, "consume_queue_entries must be at least 16", self.consume_queue_entries)
+        _require(0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1, "disk ratios must rise from delete over force to full, within (0, 1]", (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio))
+        _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingLimits(_Group):
+    """What one listener or connection accepts before it refuses or closes."""
+
+    frame_bytes_max: int = 16_777_212  # RocketMQ's 16 MiB less the length field
+    connections_max: int = 4_096
+    unanswered_requests_max: int = 65_535  # a connection of ours
+    unsent_bytes_max: int = 64 * MIB  # queued answers of one connection before it is closed
+    handshake_timeout_ms: int = 5_000
+    idle_timeout_ms: int = 120_000  # RocketMQ closes after 120 s without traffic
+    connect_timeout_ms: int = 3_000
+    request_timeout_ms: int = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig(_Group):
+    """One broker (brokerName, brokerId): rules of protocol-behaviour 5, 9-12, 17-19."""
+
+    store: StoreConfig
+    broker_name: str = "broker-a"
+    broker_id: int = 0  # 0 = master
+    cluster_name: str = DEFAULT_CLUSTER
+    host: str = "127.0.0.1"
+    advertise: str | None = None  # address told to name servers; None = host
+    port: int = 0  # 0 = chosen once and kept
+    name_servers: tuple[str, ...] = ()  # "host:port"
+    foreign: ForeignClients = ForeignClients.CLOSED
+    auto_create_topics: bool = True  # autoCreateTopicEnable
+    auto_create_groups: bool = True  # autoCreateSubscriptionGroup
+    default_topic_queues: int = 8  # TBW102
+    register_interval_ms: int = 30_000
+    long_polling: bool = True
+    short_polling_ms: int = 1_000
+    hold_check_ms: int = 5_000
+    hold_link: str | None = None  # Unix socket of the hold service; None = hold inside the broker
+    offset_persist_ms: int = 5_000
+    delay_persist_ms: int = 10_000
+    delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    channel_expiry_ms: int = 120_000
+    housekeeping_ms: int = 10_000
+    pull_records_max: int = 1_024  # our pulls; foreign ones keep RocketMQ's 32
+    pull_bytes_max: int = MIB
+    in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
+    parked_pulls_max: int = 100_000
+    limits: RemotingLimits = field(default_factory=RemotingLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerConfig(_Group):
+    """One name server (protocol-behaviour 4)."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    cluster_name: str = DEFAULT_CLUSTER
+    directory: str = ""  # port and kvConfig.json live here; "" = nothing is kept
+    broker_expiry_ms: int = 120_000
+    scan_interval_ms: int = 10_000
+    order_messages: bool = False  # orderMessageEnable: routes carry orderTopicConf
+    foreign: ForeignClients = ForeignClients.CLOSED
+    limits: RemotingLimits = field(default_factory=RemotingLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig(_Group):
+    """A producer (protocol-behaviour 7, 8)."""
+
+    group: str = "DEFAULT_PRODUCER_RMQ_RAY"
+    send_timeout_ms: int = 3_000  # one overall time-out
+    retries: int = 2  # after the first attempt, sync and async
+    body_bytes_max: int = 4 * MIB
+    default_topic_queues: int = 4
+    retry_other_broker_when_not_stored: bool = False
+    linger_ms: float = 2.0  # send_async
+    batch_messages_max: int = 1_000
+    batch_bytes_max: int = MIB
+    frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
+    block_when_full: bool = True
+    idempotent: bool = False  # retry an UNKNOWN on the same broker name only
+
+    def __post_init__(self) -> None:
+        _require(self.send_timeout_ms > 0, "send_timeout_ms must be positive", self.send_timeout_ms)
+        _require(0 <= self.retries <= 16, "retries must be 0 to 16", self.retries)
+        _require(0 < self.batch_bytes_max <= 8 * MIB, "batch_bytes_max must be 1 byte to 8 MiB", self.batch_bytes_max)
+        _require(1 <= self.batch_messages_max <= 65_536, "batch_messages_max must be 1 to 65536", self.batch_messages_max)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig(_Group):
+    """A push consumer; ranges of protocol-behaviour 15 are enforced."""
+
+    group: str
+    concurrency: int = 20  # consumeThreadMin = consumeThreadMax
+    batch_size: int = 1  # consumeMessageBatchMaxSize
+    pull_records: int = 256  # a response; cut into batch_size pieces in the client (RocketMQ: 32)
+    pull_bytes: int = MIB
+    pull_interval_ms: int = 0
+    threshold_messages: int = 1_000  # pullThresholdForQueue
+    threshold_mib: int = 100  # pullThresholdSizeForQueue
+    threshold_messages_topic: int = -1
+    threshold_mib_topic: int = -1
+    max_span: int = 2_000  # consumeConcurrentlyMaxSpan
+    suspend_ms: int = 15_000  # broker holds a pull this long
+    pull_timeout_ms: int = 30_000
+    flow_control_delay_ms: int = 50
+    exception_delay_ms: int = 1_000
+    offset_persist_ms: int = 5_000
+    offset_persist_first_ms: int = 10_000
+    rebalance_ms: int = 20_000
+    heartbeat_ms: int = 30_000
+    pull_idle_ms: int = 120_000  # recovery of a queue whose pulls stopped
+    consume_timeout_minutes: int = 15
+    max_reconsume_times: int = -1  # -1 = 16 for concurrent consumption
+    send_back_retry_ms: int = 5_000
+    offset_illegal_delay_ms: int = 10_000
+    consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("concurrency", self.concurrency, 1, 1000),
+            ("batch_size", self.batch_size, 1, 1024),
+            ("pull_records", self.pull_records, 1, 1024),
+            ("max_span", self.max_span, 1, 65535),
+            ("threshold_messages", self.threshold_messages, 1, 65535),
+            ("threshold_mib", self.threshold_mib, 1, 1024),
+            ("pull_interval_ms", self.pull_interval_ms, 0, 65535),
+        ):
+            _require(low <= value <= high, f"{name} must be {low} to {high}", value)
+        _require(self.threshold_messages_topic == -1 or 1 <= self.threshold_messages_topic <= 6_553_500, "threshold_messages_topic must be -1 or 1 to 6553500", self.threshold_messages_topic)
+        _require(self.threshold_mib_topic == -1 or 1 <= self.threshold_mib_topic <= 102_400, "threshold_mib_topic must be -1 or 1 to 102400", self.threshold_mib_topic)

@@ -1,0 +1,274 @@
+"""The error tree of rmq_ray: every failure a caller can meet has one class here, and every class says whose fault it was.
+
+    RmqError
+    ├── ConfigError                      a setting or topology file is wrong                          (caller)
+    ├── ClientError                      misuse of a client object: wrong state, bad name, closed      (caller)
+    ├── SendError                        a send that is definitely not stored
+    │   ├── SendUnknown                  may be stored: connection lost after the frame left           (network)
+    │   │   └── SendTimeout              may be stored: no answer within the time-out                  (network)
+    │   ├── MessageTooLarge, MessageIllegal                                                           (caller)
+    │   ├── BrokerBusy                   refused before anything was written; try again                (peer)
+    │   ├── TopicNotFound, TopicNotWritable                                                           (caller)
+    │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
+    ├── ConsumeError
+    │   └── OffsetOutOfRange, SubscriptionInvalid, SubscriptionStale
+    ├── TransactionError
+    ├── AdminError
+    │   └── TopicExists, GroupNotFound, NotAuthorized
+    ├── RemotingError                    one connection, not the whole request
+    │   ├── ConnectFailed                nothing was sent: always safe to repeat                       (network)
+    │   ├── ConnectionLost               the request may have been processed                           (network)
+    │   ├── RequestTimeout               no answer in time; may have been processed                    (network)
+    │   ├── TooManyRequests              this side's limit on unanswered requests is reached           (caller)
+    │   ├── MalformedFrame               the peer broke the protocol; the connection is closed         (peer)
+    │   ├── HandshakeFailed              wrong secret, cluster or role                                 (peer)
+    │   └── ResponseError                the peer answered with a failure code
+    ├── StoreError                       the disk's side
+    │   ├── StoreInUse, StoreMissing, StoreForeign, StoreUnwritable
+    │   ├── StoreCorrupt                 bytes on disk contradict the format
+    │   ├── StoreFull                    no room; reads go on
+    │   ├── StoreFailed                  a write or fsync failed: nothing more is acknowledged until it was re-read
+    │   └── StoreNotReady                recovery is still running; try again
+    ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
+    └── SparkError                       Java, pyspark or raydp missing or wrong
+
+Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``). ``retriable`` says whether the
+same call may succeed later without the caller changing anything; ``code`` is RocketMQ's response code that stands for
+the class on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RmqError(Exception):
+    """Base of all errors. ``args[0]`` says what was wrong and what to do; further args are plain values."""
+
+    code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", *values: object) -> None:
+        super().__init__(message, *values)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(RmqError):
+    """A setting, a name or a topology file is wrong; the message names the value and the remedy."""
+
+
+class ClientError(RmqError):
+    """A client object was used wrongly: not started, closed, forked, or a name that RocketMQ refuses."""
+
+    code = 10003
+
+
+class SendError(RmqError):
+    """A send that is definitely not stored."""
+
+
+class SendUnknown(SendError):
+    """The send may be stored, at most once on one broker name however often it was retried there."""
+
+    code = 10002
+    retriable = True
+
+
+class SendTimeout(SendUnknown):
+    """No answer within the send's overall time-out; the message may be stored."""
+
+    code = 10002
+
+
+class MessageTooLarge(SendError):
+    """Body, properties or record exceed the limit (args[1] = size, args[2] = limit, both bytes)."""
+
+    code = 13
+
+
+class MessageIllegal(SendError):
+    """The message breaks a rule of the format: empty body, reserved property, bad record bytes."""
+
+    code = 13
+
+
+class BrokerBusy(SendError):
+    """The broker refused before writing anything (flow control, page cache busy); the same send may be repeated."""
+
+    code = 2
+    retriable = True
+
+
+class TopicNotFound(SendError):
+    """No route to the topic and auto-creation is off or impossible (args[1] = topic)."""
+
+    code = 17
+
+
+class TopicNotWritable(SendError):
+    """The topic's or broker's permission forbids writing (args[1] = topic)."""
+
+    code = 16
+
+
+class DuplicateMismatch(SendError):
+    """(producer id, sequence) came again with different bytes: the frame was refused, the first one stands."""
+
+    code = 13
+
+
+class ConsumeError(RmqError):
+    """Base of what consumers meet."""
+
+
+class OffsetOutOfRange(ConsumeError):
+    """The offset lies outside the queue (args[1] = asked, args[2] = minimum, args[3] = maximum, all queue offsets)."""
+
+    code = 21
+
+
+class SubscriptionInvalid(ConsumeError):
+    """The subscription expression cannot be parsed or contradicts the group's."""
+
+    code = 23
+
+
+class SubscriptionStale(ConsumeError):
+    """The broker knows an older or no subscription of this group; heartbeat and pull again."""
+
+    code = 25
+    retriable = True
+
+
+class TransactionError(RmqError):
+    """Base of transactional failures."""
+
+
+class AdminError(RmqError):
+    """Base of what administration calls meet."""
+
+
+class TopicExists(AdminError):
+    """The topic exists already with other settings (args[1] = topic)."""
+
+    code = 18
+
+
+class GroupNotFound(AdminError):
+    """The consumer group does not exist (args[1] = group)."""
+
+    code = 26
+
+
+class NotAuthorized(AdminError):
+    """The peer refused the credentials or the permission for this request."""
+
+    code = 16
+
+
+class RemotingError(RmqError):
+    """Base of what one connection meets; args[1], where present, is the peer's address ``host:port``."""
+
+
+class ConnectFailed(RemotingError):
+    """Connecting failed: nothing was sent, repeating is always safe."""
+
+    code = 10001
+    retriable = True
+
+
+class ConnectionLost(RemotingError):
+    """The connection broke while a request was unanswered: it may have been processed."""
+
+    code = 10002
+    retriable = True
+
+
+class RequestTimeout(RemotingError):
+    """No answer in time: the request may have been processed."""
+
+    code = 10006
+    retriable = True
+
+
+class TooManyRequests(RemotingError):
+    """This side's limit on unanswered requests or queued bytes is reached: nothing was sent."""
+
+    code = 2
+    retriable = True
+
+
+class MalformedFrame(RemotingError):
+    """The peer broke the protocol (args[1] = address); its connection is closed, nothing else is touched."""
+
+
+class HandshakeFailed(RemotingError):
+    """Wrong secret, cluster or role, or a foreign client on a closed port."""
+
+    code = 16
+
+
+class ResponseError(RemotingError):
+    """The peer answered with a failure code (args[1] = response code); the message is its remark."""
+
+    @property
+    def response_code(self) -> int:
+        return int(str(self.args[1])) if len(self.args) > 1 else 1
+
+
+class StoreError(RmqError):
+    """Base of the disk's side; args[1], where present, is the path."""
+
+    code = 14
+
+
+class StoreInUse(StoreError):
+    """Another process holds the store's locks."""
+
+
+class StoreMissing(StoreError):
+    """An expected store is not there: never replaced by a new log silently."""
+
+
+class StoreForeign(StoreError):
+    """The directory holds the store of another broker, or files that are not ours."""
+
+
+class StoreUnwritable(StoreError):
+    """The directory cannot be written."""
+
+
+class StoreCorrupt(StoreError):
+    """Bytes on disk contradict the format (args[1] = path, args[2] = position)."""
+
+
+class StoreFull(StoreError):
+    """No room on the disk: writes are refused, reads go on, and it recovers by itself."""
+
+    retriable = True
+
+
+class StoreFailed(StoreError):
+    """A write or fsync failed: nothing more is acknowledged from this log until the disk was read again."""
+
+    retriable = True
+
+
+class StoreNotReady(StoreError):
+    """Recovery is still running; the same request succeeds once it is done."""
+
+    retriable = True
+
+
+class ClusterError(RmqError):
+    """Ray's side: an actor is missing, was never started, or is placed where its store is not."""
+
+
+class SparkError(RmqError):
+    """Java, pyspark or raydp is missing or does not fit; the message names the remedy."""

@@ -1,0 +1,1 @@
+"""Every value that crosses a boundary: frozen, slotted, valid once built."""

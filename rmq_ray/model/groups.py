@@ -1,0 +1,63 @@
+"""Subscriptions and heartbeats: what a client tells every broker about itself.
+
+Enum names are RocketMQ's because they travel as text (remoting 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class ConsumeType(Enum):
+    CONSUME_ACTIVELY = "PULL"
+    CONSUME_PASSIVELY = "PUSH"
+
+
+class MessageModel(Enum):
+    BROADCASTING = "BROADCASTING"
+    CLUSTERING = "CLUSTERING"
+
+
+class ConsumeFromWhere(Enum):
+    CONSUME_FROM_LAST_OFFSET = "last"
+    CONSUME_FROM_FIRST_OFFSET = "first"
+    CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+TAG = "TAG"
+SQL92 = "SQL92"
+SUBSCRIBE_ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One topic's filter. ``tags`` and ``codes`` are empty for ``*``; ``version`` is a time in ms, newer wins."""
+
+    topic: str
+    expression: str = SUBSCRIBE_ALL
+    tags: frozenset[str] = frozenset()
+    codes: frozenset[int] = frozenset()
+    version: int = 0
+    expression_type: str = TAG
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerData:
+    """One consumer group of a client."""
+
+    group: str
+    consume_type: ConsumeType
+    model: MessageModel
+    from_where: ConsumeFromWhere
+    subscriptions: tuple[Subscription, ...] = ()
+    unit_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a client instance sends to every broker every 30 s."""
+
+    client_id: str
+    producer_groups: tuple[str, ...] = ()
+    consumers: tuple[ConsumerData, ...] = field(default=())

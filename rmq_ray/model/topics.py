@@ -1,0 +1,116 @@
+"""Topics, groups, permissions and routes: the values that name servers, brokers and clients exchange.
+
+JSON member names are RocketMQ's and live in ``remoting.bodies`` and ``store.config_files``; here names are Python's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+DEFAULT_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+REPLY_SUFFIX = "_REPLY_TOPIC"
+CLIENT_INNER_GROUP = "CLIENT_INNER_PRODUCER"
+
+SYSTEM_TOPICS = frozenset((
+    DEFAULT_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRACE_TOPIC, SELF_TEST_TOPIC, BENCHMARK_TOPIC, OFFSET_MOVED_TOPIC,
+))
+FORBIDDEN_SEND_TOPICS = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC))
+
+
+def retry_topic(group: str) -> str:
+    """``%RETRY%group``."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """``%DLQ%group``."""
+    return DLQ_PREFIX + group
+
+
+class Permission(IntFlag):
+    """Bits of a topic's or broker's permission (protocol-behaviour 5)."""
+
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+    READ_WRITE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """Changes with every change of the table it belongs to; equality compares both fields."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+
+    def next(self, now_ms: int) -> DataVersion:
+        return DataVersion(self.counter + 1, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic on one broker. Defaults are those of RocketMQ's TopicConfig class."""
+
+    name: str
+    read_queues: int = 16
+    write_queues: int = 16
+    permission: int = 6
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """A consumer group on one broker (subscriptionGroup.json)."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    broker_when_slow: int = 1
+    notify_ids_changed: bool = True
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueData:
+    """A topic's queues on one broker, as a route tells it."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    permission: int
+    sys_flag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData:
+    """The addresses of one broker name: id 0 is the master, others are slaves. ``addresses``: id -> ``host:port``."""
+
+    cluster: str
+    broker_name: str
+    addresses: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """What a name server knows of a topic."""
+
+    queues: tuple[QueueData, ...]
+    brokers: tuple[BrokerData, ...]
+    order_conf: str | None = None

@@ -1,0 +1,78 @@
+"""What one party may ask of another. Implementations: connections (``remoting``), actor calls (``actors.gateway``), memory (tests).
+
+Invariant: nothing here knows Ray, sockets or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from rmq_ray.model.ids import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """How to reach a cluster: its name, name servers (``host:port``) and the secret of the handshake (empty = none)."""
+
+    cluster: str
+    name_servers: tuple[str, ...]
+    secret: bytes = b""
+
+
+class Discovery(Protocol):
+    """Where a client learns its name servers; asked again every 2 minutes and when all of them fail."""
+
+    def lookup(self) -> ClusterAddress:
+        """Raises ``ClusterError`` when the cluster cannot be found."""
+        ...
+
+
+class Peer(Protocol):
+    """The other end of a server's connection, as handlers see it. ``send`` writes one whole frame or does nothing when closed."""
+
+    host: str
+    port: int
+    closed: bool
+    trusted: bool
+    """True after our handshake; False for Apache RocketMQ's own clients on an open port."""
+    may_suspend: bool
+    """False for frames that came by an actor call: a pull is then answered at once."""
+    attributes: dict[str, Any]
+    """The server's own notes about this connection (client id, groups)."""
+
+    def send(self, command: Any) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of a bulk read: queue offsets [start, end) of one queue, and where to get it.
+
+    ``host_id`` and ``store_path`` and ``identity`` name the local files; ``addresses`` (``host:port``, master first) the
+    scan streams; ``epoch`` is the log's epoch when the split was planned; ``visible_end`` the byte position of the log up
+    to which files may be read.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+    host_id: str
+    store_path: str
+    identity: str
+    epoch: int
+    addresses: tuple[str, ...]
+    segment_bytes: int
+    consume_queue_entries: int
+    visible_end: int
+
+
+@runtime_checkable
+class SplitReader(Protocol):
+    """Reads one split as chunks of raw records."""
+
+    def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
+        """Yields (records back to back, int32 array of their sizes) in queue order; raises typed errors."""
+        ...
