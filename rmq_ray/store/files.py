@@ -1,0 +1,318 @@
+"""Files and directories as the store sees them: the only module that touches ``os`` and ``fcntl``.
+
+Decides: how an operating-system error becomes a typed one. ``ENOSPC``/``EDQUOT`` -> ``StoreFull`` (recovers by itself);
+any other failure of a write or a sync -> ``StoreFailed`` (the log fail-stops); a file that cannot be opened or read ->
+``StoreFailed``; a directory that cannot be written -> ``StoreUnwritable``.
+Does not decide: formats, retries, what to do after a failure.
+Called by: every module of ``store``. The crash harness of the tests substitutes ``FileSystem`` and ``File``.
+
+Invariants: ``pwrite`` writes everything or raises; no mmap anywhere (a full disk under a mapping is SIGBUS); a name is
+durable only after ``sync_dir`` of its directory. A ``File`` may be used by several threads: all calls are positional.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnwritable
+
+Bytes = bytes | bytearray | memoryview
+"""What is written; a memoryview must be contiguous."""
+
+T = TypeVar("T")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_WRITES_MAX = 1_000  # a positional write that needs more pieces than this is broken
+
+
+def _typed(error: OSError, doing: str, path: str) -> StoreError:
+    """The store's error for an operating-system error."""
+    detail = f"{doing} {path}: {error.strerror or error}"
+    if error.errno in _NO_ROOM:
+        return StoreFull(f"{detail}; free space on this disk or add a larger one", path)
+    if error.errno in _NOT_ALLOWED:
+        return StoreUnwritable(f"{detail}; give the broker's user write permission", path)
+    if error.errno == errno.ENOENT:
+        return StoreMissing(f"{detail}; the file or directory is not there", path)
+    return StoreFailed(f"{detail}; the disk must be read again before the store goes on", path)
+
+
+class File:
+    """One open file. Positions and sizes in bytes; every call is positional, so threads may share it."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def pwrite(self, data: Bytes, position: int) -> None:
+        """Write all of ``data`` at ``position``. On return the kernel has every byte (not yet the disk).
+
+        Raises ``StoreFull`` on a full disk, ``StoreFailed`` otherwise; then any prefix of ``data`` may have been written.
+        """
+        try:
+            written = os.pwrite(self._fd, data, position)
+            size = data.nbytes if type(data) is memoryview else len(data)
+            if written != size:
+                self._pwrite_rest(memoryview(data).cast("B"), position, written)
+        except OSError as error:
+            raise _typed(error, "write to", self.path) from error
+
+    def _pwrite_rest(self, data: memoryview, position: int, written: int) -> None:
+        for _ in range(_WRITES_MAX):
+            count = os.pwrite(self._fd, data[written:], position + written)
+            written += count
+            if written == len(data):
+                return
+            if count == 0:
+                break
+        raise StoreFailed(f"write to {self.path} stopped after {written} of {len(data)} bytes; check the disk", self.path)
+
+    def pread(self, count: int, position: int) -> bytes:
+        """Up to ``count`` bytes from ``position``; shorter only at the end of the file."""
+        try:
+            data = os.pread(self._fd, count, position)
+            while len(data) < count:  # ends: every round adds bytes or meets the end of the file
+                more = os.pread(self._fd, count - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        except OSError as error:
+            raise _typed(error, "read from", self.path) from error
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Fill ``buffer`` (writable, bytes) from ``position``; returns the count, smaller only at the end of the file."""
+        done = 0
+        try:
+            while done < len(buffer):  # ends: every round adds bytes or meets the end of the file
+                count = os.preadv(self._fd, [buffer[done:]], position + done)
+                if count == 0:
+                    break
+                done += count
+            return done
+        except OSError as error:
+            raise _typed(error, "read from", self.path) from error
+
+    def datasync(self) -> None:
+        """``fdatasync``: on return everything written to this file before the call survives a power loss.
+
+        Raises ``StoreFailed``; it must never be called again then (the kernel forgets which pages failed).
+        """
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise StoreFailed(f"fdatasync of {self.path}: {error.strerror}; the disk must be read again before the store goes on", self.path) from error
+
+    def allocate(self, size: int) -> None:
+        """Reserve blocks for bytes [0, size); existing bytes stay, new ones read as zero. ``StoreFull`` if there is no room."""
+        try:
+            os.posix_fallocate(self._fd, 0, size)
+        except OSError as error:
+            raise _typed(error, f"allocate {size} bytes for", self.path) from error
+
+    def truncate(self, size: int) -> None:
+        """Set the file's size; a larger one than before reads as zeros."""
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise _typed(error, f"truncate to {size} bytes", self.path) from error
+
+    def size(self) -> int:
+        """Current size in bytes."""
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise _typed(error, "stat", self.path) from error
+
+    def forget_cached(self, position: int, count: int) -> None:
+        """Tell the kernel that these pages will not be read again soon (a bulk read should not push out the tail)."""
+        try:
+            os.posix_fadvise(self._fd, position, count, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise _typed(error, "advise", self.path) from error
+
+    def close(self) -> None:
+        """Close the descriptor; calling it again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class DirectoryLock:
+    """An exclusive lock held until ``release`` or the death of the process."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; calling it again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class FileSystem:
+    """The real file system. All paths are plain strings; every failure is a typed ``StoreError``."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        """Open for reading and writing. ``create``: make the file if it is missing (its name is durable after ``sync_dir``)."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return File(path, self._call("open", path, lambda: os.open(path, flags, 0o644)))
+
+    def open_to_read(self, path: str) -> File:
+        """Open for reading only (scans of a store that another process owns)."""
+        return File(path, self._call("open", path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory of that name is there."""
+        return os.path.lexists(path)
+
+    def is_dir(self, path: str) -> bool:
+        """Whether it is a directory."""
+        return os.path.isdir(path)
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; empty when the directory is missing."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _typed(error, "list", path) from error
+
+    def make_dirs(self, path: str) -> None:
+        """Make a directory and its parents; existing ones are fine. New names are durable on return."""
+        missing = []
+        at = os.path.abspath(path)
+        while not os.path.isdir(at):  # ends at "/"
+            missing.append(at)
+            at = os.path.dirname(at)
+        self._call("make directory", path, lambda: os.makedirs(path, exist_ok=True))
+        for made in missing:
+            self.sync_dir(os.path.dirname(made))
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically replace ``target``; durable after ``sync_dir``."""
+        self._call("rename", source, lambda: os.replace(source, target))
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; a missing one is fine."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _typed(error, "remove", path) from error
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory; a missing one is fine."""
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _typed(error, "remove directory", path) from error
+
+    def sync_dir(self, path: str) -> None:
+        """On return the names made, renamed and removed in this directory survive a power loss."""
+        fd = self._call("open directory", path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise StoreFailed(f"fsync of directory {path}: {error.strerror}; check the disk", path) from error
+        finally:
+            os.close(fd)
+
+    def disk_ratio(self, path: str) -> float:
+        """Used share of the disk that holds ``path``, 0.0 to 1.0, as an unprivileged user sees it."""
+        stat = self._call("statvfs", path, lambda: os.statvfs(path))
+        usable = stat.f_blocks - stat.f_bfree + stat.f_bavail
+        return (stat.f_blocks - stat.f_bfree) / usable if usable else 1.0
+
+    def file_size(self, path: str) -> int:
+        """Size in bytes without opening."""
+        return self._call("stat", path, lambda: os.stat(path)).st_size
+
+    def modified_ms(self, path: str) -> int:
+        """Time of the last write, ms since the epoch."""
+        return self._call("stat", path, lambda: os.stat(path)).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        """Set the time of the last write (a preallocated file gets its real one back)."""
+        self._call("set times of", path, lambda: os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000)))
+
+    def read_whole(self, path: str) -> bytes:
+        """The whole file; ``StoreMissing`` if it is not there."""
+        file = self.open_to_read(path)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def write_whole(self, path: str, data: Bytes) -> None:
+        """Replace a small file atomically and durably: write ``path.tmp``, sync, rename, sync the directory."""
+        temporary = path + ".tmp"
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.datasync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_dir(os.path.dirname(path))
+
+    def lock_first_byte(self, path: str) -> DirectoryLock:
+        """``lockf`` on byte 0, then the text ``lock``: what Apache RocketMQ's broker does (store-format 6)."""
+        fd = self._call("open", path, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            os.pwrite(fd, b"lock", 0)
+        except OSError as error:
+            os.close(fd)
+            raise self._lock_error(error, path) from error
+        return DirectoryLock(path, fd)
+
+    def lock_directory(self, path: str) -> DirectoryLock:
+        """``flock`` on a directory: holds between processes and between two stores of one process."""
+        fd = self._call("open directory", path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise self._lock_error(error, path) from error
+        return DirectoryLock(path, fd)
+
+    def boot_id(self) -> str:
+        """Changes with every boot of the kernel: the page cache of another boot is gone. Empty when unknown."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Bytes of the kernel's generator, for identities."""
+        return os.urandom(count)
+
+    @staticmethod
+    def _lock_error(error: OSError, path: str) -> StoreError:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return StoreInUse(f"{path} is locked by another process; stop that broker or give this one another path", path)
+        return _typed(error, "lock", path)
+
+    @staticmethod
+    def _call(doing: str, path: str, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except OSError as error:
+            raise _typed(error, doing, path) from error
