@@ -1,0 +1,59 @@
+# One command for each thing that a developer does. `make help` lists them.
+
+PYTHON   ?= $(shell command -v python3.11 || command -v python3)
+VENV     := .venv
+BIN      := $(VENV)/bin
+DEV      := $(VENV)/.installed-dev
+DEMO     := $(VENV)/.installed-demo
+BENCH_ARGS ?=
+TEST_ARGS  ?=
+
+export RAY_worker_niceness := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench bench-peers coverage clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,dev]'
+	@touch $@ $(DEMO)
+
+demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from nothing, in a few minutes
+	$(BIN)/python -m examples.flights
+
+test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java code included
+	$(BIN)/python -m pytest tests/unit tests/conformance tests/sim tests/golden -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest tests $(TEST_ARGS) --ignore=tests/unit --ignore=tests/conformance --ignore=tests/sim --ignore=tests/golden
+
+check: $(DEV) ## format, lint, types, layers, house rules, seed coverage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_house_rules.py tests/unit/test_seed_coverage.py
+
+format: $(DEV) ## lay the code out and sort its imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+coverage: $(DEV) ## write docs/seed-coverage.md anew
+	$(BIN)/python tools/seed_coverage.py
+
+bench: $(DEV) ## measure this project (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-peers: $(DEV) ## measure Apache RocketMQ 4.9.7 in Java on this machine
+	$(BIN)/python tools/interop.py bench $(BENCH_ARGS)
+
+clean: ## remove what was built and measured; the virtual environment stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""Rules that hold for every test: which may start Ray, how long one may take, and what the environment looks like.
+
+- ``tests/unit`` may not use Ray: ``ray.init`` and everything that starts it implicitly raise there.
+- Marks decide the time-out: plain tests 60 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
+- Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+TIMEOUT_S = {"ray": 180, "spark": 420, "e2e": 420, "interop": 420}
+
+# Read by the raylet, so they must be there before any test starts one. Ray runs its workers at nice 15 otherwise.
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.pop("RAY_ADDRESS", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives every item the time-out of its marks, and marks what lies in a folder of a kind."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder in TIMEOUT_S and item.get_closest_marker(folder) is None:
+            item.add_marker(getattr(pytest.mark, folder))
+        if item.get_closest_marker("timeout") is None:
+            limits = [seconds for mark, seconds in TIMEOUT_S.items() if item.get_closest_marker(mark)]
+            if limits:
+                item.add_marker(pytest.mark.timeout(max(limits)))
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_cannot_start_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tests/unit, starting Ray is an error at the line that does it."""
+    if not request.path.is_relative_to(TESTS / "unit"):
+        return
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("a unit test tried to start Ray; move it to tests/ray")
+
+    ray = sys.modules.get("ray")
+    if ray is None:
+        monkeypatch.setitem(sys.modules, "ray", None)  # importing it now raises ImportError
+    else:
+        monkeypatch.setattr(ray, "init", refuse)
