@@ -1,0 +1,286 @@
+"""One record of the commit log: its bytes, and what is derived from them (store-format 2.1-2.4, 9).
+
+      0 TOTALSIZE i32       20 QUEUEOFFSET i64      48 BORNHOST 4+4 (16+4)    72 RECONSUMETIMES i32
+      4 MAGICCODE u32       28 PHYSICALOFFSET i64   56 STORETIMESTAMP i64     76 PREPAREDTRANSACTIONOFFSET i64
+      8 BODYCRC u32         36 SYSFLAG i32          64 STOREHOST 4+4 (16+4)   84 BODYLEN i32, then the body,
+     12 QUEUEID i32         40 BORNTIMESTAMP i64                                 TOPICLEN i8, topic, PROPLEN i16, properties
+     16 FLAG i32
+
+All big-endian. Version 1 only (what Apache RocketMQ 4.9 writes and accepts). A host of 16 bytes sets a bit of SYSFLAG and
+moves everything after it by 12. A blank record (i32 rest of the segment, u32 ``BLANK_MAGIC``) ends every full segment.
+
+Decides: the layout and its validity. Does not decide: what a client may send (``frame_check``), where records go.
+Called by: the rest of ``store``, and clients that encode or decode records. Invariant: pure functions, no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rmq_ray.errors import StoreCorrupt
+from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
+
+MAGIC = 0xDAA320A7
+BLANK_MAGIC = 0xCBD43194
+HEADER_BYTES = 88  # IPv4 hosts; the body follows
+OVERHEAD_BYTES = 91  # header, TOPICLEN, PROPLEN
+BLANK_BYTES_MIN = 8  # END_FILE_MIN_BLANK_LENGTH: every full segment ends with at least this much
+RECORD_BYTES_OVER_BODY_MAX = 65_536  # a record is at most the greatest body and this
+PROPERTIES_BYTES_MAX = 32_767  # PROPLEN is an i16
+TOPIC_BYTES_MAX = 127  # TOPICLEN is an i8
+CRC_MASK = 0x7FFFFFFF
+
+HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")
+"""The fixed part with IPv4 hosts: the fields above in order, hosts as 8 raw bytes."""
+BLANK = struct.Struct(">iI")
+_I32 = struct.Struct(">i")
+_I16 = struct.Struct(">h")
+
+RECORD_HEADER = np.dtype([
+    ("total", ">i4"), ("magic", ">u4"), ("crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("log_offset", ">i8"),
+    ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", "V8"), ("store_ms", ">i8"), ("store_host", "V8"), ("reconsume_times", ">i4"),
+    ("prepared_offset", ">i8"), ("body_len", ">i4"),
+])  # fmt: skip
+"""The same as a numpy type of 88 bytes."""
+
+
+def headers(buffer: bytes | bytearray | memoryview | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Element ``i`` is the header that begins at byte ``i`` (strides of 1): ``headers(b)[starts]`` gathers all fixed parts,
+    ``headers(b)["queue_offset"][starts] = x`` patches them in place. Empty when the buffer is shorter than a header.
+    """
+    return np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), RECORD_HEADER, buffer, 0, (1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record with every field. Hosts are (address, port); offsets: ``queue_offset`` counts records, ``log_offset`` bytes."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: str = ""
+    flag: int = 0
+    queue_offset: int = 0
+    log_offset: int = 0
+    sys_flag: int = 0
+    born_ms: int = 0
+    born_host: tuple[str, int] = ("0.0.0.0", 0)
+    store_ms: int = 0
+    store_host: tuple[str, int] = ("0.0.0.0", 0)
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+    size: int = 0
+    """TOTALSIZE as read; ignored when encoding."""
+
+
+def body_crc(body: bytes | bytearray | memoryview) -> int:
+    """CRC-32 (zlib's) of the stored body, without the sign bit.
+
+    >>> hex(body_crc(b"hello world"))
+    '0xd4a1185'
+    """
+    return zlib.crc32(body) & CRC_MASK
+
+
+@lru_cache(maxsize=4096)
+def pack_host(host: str, port: int) -> bytes:
+    """Address bytes and port: 8 bytes for IPv4, 20 for IPv6; an IPv4 address written as IPv6 counts as IPv4.
+
+    >>> pack_host("10.0.0.1", 10911).hex()
+    '0a00000100002a9f'
+    """
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.packed + _I32.pack(port)
+
+
+@lru_cache(maxsize=4096)
+def pack_host_v4(host: str, port: int) -> bytes:
+    """8 bytes, for records whose layout is fixed to IPv4: any other kind of address becomes 0.0.0.0."""
+    try:
+        packed = pack_host(host, port)
+    except ValueError:
+        packed = b""
+    return packed if len(packed) == 8 else bytes(4) + _I32.pack(port)
+
+
+@lru_cache(maxsize=4096)
+def unpack_host(packed: bytes) -> tuple[str, int]:
+    """The reverse of ``pack_host``."""
+    return str(ipaddress.ip_address(packed[:-4])), _I32.unpack(packed[-4:])[0]
+
+
+def encode_record(record: Record) -> bytes:
+    """The record's bytes. SYSFLAG gets the bits of the hosts' kinds. ``ValueError`` when a length does not fit its field."""
+    topic, properties = record.topic.encode(), record.properties.encode()
+    if not 0 < len(topic) <= TOPIC_BYTES_MAX or len(properties) > PROPERTIES_BYTES_MAX:
+        raise ValueError(f"topic of {len(topic)} bytes (1 to 127) or properties of {len(properties)} bytes (to 32767) do not fit a record")
+    born, stored = pack_host(*record.born_host), pack_host(*record.store_host)
+    sys_flag = record.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+    sys_flag |= (SysFlag.BORN_HOST_V6 if len(born) == 20 else 0) | (SysFlag.STORE_HOST_V6 if len(stored) == 20 else 0)
+    body = record.body
+    total = OVERHEAD_BYTES - 16 + len(born) + len(stored) + len(body) + len(topic) + len(properties)
+    head = struct.pack(
+        f">iIIiiqqiq{len(born)}sq{len(stored)}siqi", total, MAGIC, body_crc(body), record.queue_id, record.flag, record.queue_offset, record.log_offset,
+        sys_flag, record.born_ms, born, record.store_ms, stored, record.reconsume_times, record.prepared_offset, len(body),
+    )  # fmt: skip
+    return b"".join((head, body, bytes((len(topic),)), topic, _I16.pack(len(properties)), properties))
+
+
+def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0) -> Record:
+    """The record that begins at byte ``at``. ``StoreCorrupt`` when lengths contradict one another, the magic or the CRC is wrong."""
+    fault = find_fault(buffer, at)
+    if fault is not None:
+        raise StoreCorrupt(f"no valid record at byte {at}: {fault}", "", at)
+    view = memoryview(buffer)
+    sys_flag = _I32.unpack_from(view, at + 36)[0]
+    born_len, store_len = host_lengths(sys_flag)
+    fields = struct.unpack_from(f">iIIiiqqiq{born_len}sq{store_len}siqi", view, at)
+    total, _, _, queue_id, flag, queue_offset, log_offset, _, born_ms, born, store_ms, stored, reconsume, prepared, body_len = fields
+    body_at = at + HEADER_BYTES - 16 + born_len + store_len
+    topic_at = body_at + body_len
+    properties_at = topic_at + 1 + view[topic_at] + 2
+    return Record(
+        str(view[topic_at + 1 : properties_at - 2], "utf-8", "replace"), queue_id, bytes(view[body_at:topic_at]), str(view[properties_at : at + total], "utf-8", "replace"), flag,
+        queue_offset, log_offset, sys_flag, born_ms, unpack_host(born), store_ms, unpack_host(stored), reconsume, prepared, total,
+    )  # fmt: skip
+
+
+def host_lengths(sys_flag: int) -> tuple[int, int]:
+    """Bytes of born host and store host."""
+    return 20 if sys_flag & SysFlag.BORN_HOST_V6 else 8, 20 if sys_flag & SysFlag.STORE_HOST_V6 else 8
+
+
+def find_fault(buffer: bytes | bytearray | memoryview, at: int, check_crc: bool = True) -> str | None:
+    """What is wrong with the record at byte ``at``, or None: magic, lengths against TOTALSIZE, text, body CRC (store-format 2.1)."""
+    have = len(buffer) - at
+    if have < OVERHEAD_BYTES:
+        return f"only {have} bytes"
+    total, magic, crc = struct.unpack_from(">iII", buffer, at)
+    if magic != MAGIC:
+        return f"magic is {magic:08X}"
+    if not OVERHEAD_BYTES < total <= have:
+        return f"size {total} of {have} bytes at hand"
+    born_len, store_len = host_lengths(_I32.unpack_from(buffer, at + 36)[0])
+    body_at = at + HEADER_BYTES - 16 + born_len + store_len
+    body_len = _I32.unpack_from(buffer, body_at - 4)[0]
+    topic_at = body_at + body_len
+    if body_len < 0 or topic_at + 3 > at + total:
+        return f"body length {body_len} in a record of {total} bytes"
+    topic_len = buffer[topic_at]
+    properties_at = topic_at + 1 + topic_len + 2
+    if not 0 < topic_len <= TOPIC_BYTES_MAX or properties_at > at + total:
+        return f"topic length {topic_len}"
+    properties_len = _I16.unpack_from(buffer, properties_at - 2)[0]
+    if properties_at + properties_len != at + total:
+        return f"property length {properties_len} does not end the record"
+    view = memoryview(buffer)
+    if check_crc and body_crc(view[body_at:topic_at]) != crc:
+        return "the body's CRC differs"
+    return None
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: signed 32 bits over UTF-16 code units (store-format 3).
+
+    >>> java_hash("TagA"), java_hash("polygenelubricants")
+    (2598919, -2147483648)
+    """
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@lru_cache(maxsize=16_384)
+def tags_code(tag: str | None) -> int:
+    """The consume queue's code of a tag: its Java hash, 0 without a tag (store-format 3)."""
+    return java_hash(tag) if tag else 0
+
+
+def property_value(properties: str, name: str) -> str | None:
+    """One property out of a property string, None if it is not there.
+
+    >>> property_value("KEYS\\x01k1\\x02TAGS\\x01TagA\\x02", "TAGS")
+    'TagA'
+    """
+    wanted = name + NAME_SEPARATOR
+    for segment in properties.split(PROPERTY_SEPARATOR):
+        if segment.startswith(wanted) and len(segment) > len(wanted):
+            return segment[len(wanted) :]
+    return None
+
+
+def tag_of(properties: str) -> str | None:
+    """The TAGS property."""
+    return property_value(properties, TAGS)
+
+
+def offset_message_id(host: str, port: int, log_offset: int) -> str:
+    """RocketMQ's offsetMsgId: address, port and log offset as upper-case hex (store-format 9.1).
+
+    >>> offset_message_id("10.0.0.1", 10911, 1000)
+    '0A00000100002A9F00000000000003E8'
+    """
+    return (pack_host(host, port) + struct.pack(">q", log_offset)).hex().upper()
+
+
+def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
+    """(host, port, log offset) of an offsetMsgId; ``ValueError`` when it is not one."""
+    packed = bytes.fromhex(message_id)
+    if len(packed) not in (16, 28):
+        raise ValueError(f"{message_id!r} is not an offset message id of 32 or 56 hex digits")
+    host, port = unpack_host(packed[:-8])
+    return host, port, struct.unpack(">q", packed[-8:])[0]
+
+
+class UniqueKeys:
+    """RocketMQ's UNIQ_KEY: 4 address bytes, 2 of the process id, 4 that tell instances apart, 4 of time, 2 of a counter,
+    as 32 upper-case hex digits (store-format 9.2). Time is ms since the local month began. Not thread-safe.
+
+    >>> UniqueKeys("192.168.0.10", 15956, 0x18B4AAC2).fixed
+    'C0A8000A3E5418B4AAC2'
+    """
+
+    __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "fixed")
+
+    def __init__(self, host: str, process_id: int, discriminator: int) -> None:
+        address = pack_host_v4(host, 0)[:4]
+        self.fixed = (address + (process_id & 0xFFFF).to_bytes(2) + (discriminator & 0xFFFFFFFF).to_bytes(4)).hex().upper()
+        self._counter = 0
+        self._month_start_ms = self._month_end_ms = 0
+
+    def next(self, now_ms: int) -> str:
+        """One key."""
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self.fixed}{self._since_month(now_ms):08X}{counter:04X}"
+
+    def take(self, now_ms: int, count: int) -> list[str]:
+        """``count`` keys in a row (up to 65,536)."""
+        head = f"{self.fixed}{self._since_month(now_ms):08X}"
+        first = self._counter
+        self._counter = (first + count) & 0xFFFF
+        return [f"{head}{n & 0xFFFF:04X}" for n in range(first, first + count)]
+
+    def _since_month(self, now_ms: int) -> int:
+        if not self._month_start_ms <= now_ms < self._month_end_ms:
+            local = time.localtime(now_ms / 1000)
+            self._month_start_ms = int(time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))) * 1000
+            next_year, next_month = (local.tm_year + 1, 1) if local.tm_mon == 12 else (local.tm_year, local.tm_mon + 1)
+            self._month_end_ms = int(time.mktime((next_year, next_month, 1, 0, 0, 0, 0, 0, -1))) * 1000
+        return (now_ms - self._month_start_ms) & 0xFFFFFFFF
