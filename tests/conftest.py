@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _unit_tests_cannot_start_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tests/unit, starting Ray is an error at the line that does it."""
+def _unit_tests_cannot_start_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In tests/unit, starting Ray is an error: at the line that does it, or at the test's end where Ray was imported inside."""
     if not request.path.is_relative_to(TESTS / "unit"):
+        yield
         return
 
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("a unit test tried to start Ray; move it to tests/ray")
 
+    if "ray" in sys.modules:
+        monkeypatch.setattr(sys.modules["ray"], "init", refuse)
+    yield
     ray = sys.modules.get("ray")
-    if ray is None:
-        monkeypatch.setitem(sys.modules, "ray", None)  # importing it now raises ImportError
-    else:
-        monkeypatch.setattr(ray, "init", refuse)
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("a unit test started Ray; move it to tests/ray")

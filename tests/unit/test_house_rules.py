@@ -1,0 +1,122 @@
+"""The house rules hold for every file of the package, and each rule sees a file that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.source_rules import PACKAGE, ROOT, RULES, Module, package_modules
+
+Rule = Callable[[Module], list[str]]
+MODULES = package_modules()
+
+BREAKS = {
+    "file_too_long": ("model/a.py", '"""x"""\n' * 401),
+    "function_too_long": ("model/a.py", "def f():\n" + "    x = 1\n" * 60),
+    "no_module_docstring": ("model/a.py", "x = 1\n"),
+    "clock_reads": ("server/a.py", "import time\ntime.monotonic()\n"),
+    "environment_reads": ("server/a.py", "import os\nos.environ['A']\n"),
+    "ray_below_actors": ("client/a.py", "def f():\n    import ray\n"),
+    "unpickling": ("remoting/a.py", "import pickle\n"),
+    "relative_imports": ("model/a.py", "from . import b\n"),
+    "impure_protocol": ("protocol/a.py", "import threading\n"),
+    "chance_in_rules": ("protocol/a.py", "def f(random):\n    return random.choice([1])\n"),
+    "async_store": ("store/a.py", "async def f():\n    pass\n"),
+    "operating_system_in_store": ("store/a.py", "import os\n"),
+    "unfinished": ("model/a.py", "# TO" + "DO: later\n"),
+    "threads_that_keep_the_process": ("client/a.py", "import threading\nthreading.Thread(target=f)\n"),
+    "unlimited_waits": ("client/a.py", "event.wait()\n"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_file_of_the_package_keeps_the_rule(rule: Rule) -> None:
+    complaints = [complaint for module in MODULES for complaint in rule(module)]
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_sees_a_file_that_breaks_it(rule: Rule) -> None:
+    name, text = BREAKS[rule.__name__]
+    assert rule(Module(PACKAGE / name, text, ast.parse(text)))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_tests_are_no_packages() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_every_test_asserts_something() -> None:
+    """A test must be able to fail: an assert, ``pytest.raises``, ``pytest.fail`` or a helper named ``check_``/``assert_``/``expect_``."""
+    blind = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not _can_fail(node):
+                blind.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not blind, "\n" + "\n".join(blind)
+
+
+def _can_fail(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {"raises", "fail", "warns"} or re.match(r"_?(check|assert|expect|verify)", name):
+                return True
+    return False
+
+
+def test_unit_tests_neither_sleep_nor_use_ray() -> None:
+    found = []
+    for path in (ROOT / "tests" / "unit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "ray.init", "asyncio.sleep"} and ast.unparse(node) != "asyncio.sleep(0)":
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_importing_the_package_does_not_import_spark() -> None:
+    code = "import sys, rmq_ray; print([m for m in ('pyspark', 'raydp', 'py4j') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_exported_and_documented() -> None:
+    init = PACKAGE / "__init__.py"
+    if not init.exists():
+        pytest.skip("the package has no public names yet")
+    import rmq_ray
+
+    exported = set(rmq_ray.__all__)
+    missing = {"start", "connect", "Producer", "AsyncProducer", "PushConsumer", "Message", "MessageQueue", "SendStatus", "SendResult", "ProducerActor", "ConsumerActor", "RmqError"} - exported
+    assert not missing
+    undocumented = [name for name in sorted(exported) if callable(getattr(rmq_ray, name)) and not getattr(rmq_ray, name).__doc__]
+    assert not undocumented
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    """Documents and code name no path of a workshop, no ticket and no tool that wrote them."""
+    words = re.compile("/" + "work/|/" + "tmp/rmq|/root/|\\bissue #\\d+|" + "clau" + "de|co-authored", re.IGNORECASE)
+    found = []
+    for path in _tracked():
+        for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+            if words.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n" + "\n".join(found)
+
+
+def _tracked() -> list[Path]:
+    folders = ("rmq_ray", "tests", "tools", "examples", "benchmarks", "docs")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".toml", ".json"}]
+    return [path for path in files if "__pycache__" not in path.parts and path.name != "test_house_rules.py"] + [ROOT / "pyproject.toml"]
