@@ -26,6 +26,7 @@ Bytes = bytes | bytearray | memoryview
 T = TypeVar("T")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_RUNS_MAX = 100_000  # runs of data in one sparse file; beyond it the whole file counts as data
 _WRITES_MAX = 1_000  # a positional write that needs more pieces than this is broken
 
 
@@ -130,6 +131,22 @@ class File:
         except OSError as error:
             raise _typed(error, "stat", self.path) from error
 
+    def data_end(self) -> int:
+        """Where the last run of stored bytes ends: everything behind it is a hole and reads as zeros. At most ``size()``.
+
+        On a file system without holes this is ``size()``. Used to find the end of sparse files without reading them.
+        """
+        end = at = 0
+        try:
+            for _ in range(_RUNS_MAX):
+                at = os.lseek(self._fd, os.lseek(self._fd, at, os.SEEK_DATA), os.SEEK_HOLE)
+                end = at
+            return self.size()
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data from here on
+                return end
+            raise _typed(error, "seek in", self.path) from error
+
     def forget_cached(self, position: int, count: int) -> None:
         """Tell the kernel that these pages will not be read again soon (a bulk read should not push out the tail)."""
         try:
@@ -199,6 +216,10 @@ class FileSystem:
         self._call("make directory", path, lambda: os.makedirs(path, exist_ok=True))
         for made in missing:
             self.sync_dir(os.path.dirname(made))
+
+    def make_dirs_unsynced(self, path: str) -> None:
+        """The same without syncing: for derived files, whose names are synced when the files are flushed."""
+        self._call("make directory", path, lambda: os.makedirs(path, exist_ok=True))
 
     def rename(self, source: str, target: str) -> None:
         """Atomically replace ``target``; durable after ``sync_dir``."""
