@@ -58,3 +58,12 @@ class ManualClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def local_month_ms(at_ms: int) -> tuple[int, int]:
+    """Begin and end of the calendar month, in the machine's zone, that holds ``at_ms`` (reads no clock)."""
+    local = time.localtime(at_ms / 1000)
+    following = (local.tm_year + 1, 1) if local.tm_mon == 12 else (local.tm_year, local.tm_mon + 1)
+    begin = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+    end = time.mktime((*following, 1, 0, 0, 0, 0, 0, -1))
+    return int(begin) * 1000, int(end) * 1000

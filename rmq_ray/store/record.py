@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from typing import Any
 
 import numpy as np
 
+from rmq_ray.clock import local_month_ms
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
 
@@ -41,6 +43,7 @@ CRC_MASK = 0x7FFFFFFF
 HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")
 """The fixed part with IPv4 hosts: the fields above in order, hosts as 8 raw bytes."""
 BLANK = struct.Struct(">iI")
+_POWERS = [31**power & 0xFFFFFFFF for power in reversed(range(256))]
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 
@@ -195,14 +198,15 @@ def java_hash(text: str) -> int:
     >>> java_hash("TagA"), java_hash("polygenelubricants")
     (2598919, -2147483648)
     """
-    value = 0
+    units: Sequence[int]
     if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & 0xFFFFFFFF
+        units = text.encode("ascii")
     else:
-        units = text.encode("utf-16-be", "surrogatepass")
-        for high, low in zip(units[::2], units[1::2], strict=True):
-            value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+        units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist()
+    value = 0
+    for at in range(0, len(units), len(_POWERS)):
+        part = units[at : at + len(_POWERS)]
+        value = (value * 31 ** len(part) + sum(map(mul, part, _POWERS[-len(part) :]))) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
@@ -279,8 +283,5 @@ class UniqueKeys:
 
     def _since_month(self, now_ms: int) -> int:
         if not self._month_start_ms <= now_ms < self._month_end_ms:
-            local = time.localtime(now_ms / 1000)
-            self._month_start_ms = int(time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))) * 1000
-            next_year, next_month = (local.tm_year + 1, 1) if local.tm_mon == 12 else (local.tm_year, local.tm_mon + 1)
-            self._month_end_ms = int(time.mktime((next_year, next_month, 1, 0, 0, 0, 0, 0, -1))) * 1000
+            self._month_start_ms, self._month_end_ms = local_month_ms(now_ms)
         return (now_ms - self._month_start_ms) & 0xFFFFFFFF
