@@ -152,9 +152,11 @@ def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0) -> Record
     body_at = at + HEADER_BYTES - 16 + born_len + store_len
     topic_at = body_at + body_len
     properties_at = topic_at + 1 + view[topic_at] + 2
+    topic = str(view[topic_at + 1 : properties_at - 2], "utf-8", "replace")
+    properties = str(view[properties_at : at + total], "utf-8", "replace")
     return Record(
-        str(view[topic_at + 1 : properties_at - 2], "utf-8", "replace"), queue_id, bytes(view[body_at:topic_at]), str(view[properties_at : at + total], "utf-8", "replace"), flag,
-        queue_offset, log_offset, sys_flag, born_ms, unpack_host(born), store_ms, unpack_host(stored), reconsume, prepared, total,
+        topic, queue_id, bytes(view[body_at:topic_at]), properties, flag, queue_offset, log_offset, sys_flag, born_ms,
+        unpack_host(born), store_ms, unpack_host(stored), reconsume, prepared, total,
     )  # fmt: skip
 
 
@@ -199,10 +201,7 @@ def java_hash(text: str) -> int:
     (2598919, -2147483648)
     """
     units: Sequence[int]
-    if text.isascii():
-        units = text.encode("ascii")
-    else:
-        units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist()
+    units = text.encode("ascii") if text.isascii() else np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist()
     value = 0
     for at in range(0, len(units), len(_POWERS)):
         part = units[at : at + len(_POWERS)]

@@ -1,0 +1,108 @@
+"""The producer's side of a frame: bodies and property strings become records back to back, ready to be patched by the broker.
+
+Decides: the order of the bytes and which of two equal ways makes them (struct and join, or a numpy matrix when all bodies and
+all property strings have one length). Does not decide: names, limits of users' values (validators), unique keys.
+Called by: producers. Invariants: pure; both ways give the same bytes; what the broker fills in (queue offset, log offset,
+store time, hosts) is zero; each property string must end with UNIQ_KEY where the producer wants fast checks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import repeat
+
+import numpy as np
+
+from rmq_ray.errors import MessageIllegal
+from rmq_ray.model.ids import FrameId
+from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
+from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, Array, pack_mark
+
+_NO_HOST = bytes(8)
+_MATRIX_RECORDS_MIN = 32  # below, numpy's calls cost more than they save
+_MATRIX_BODY_MAX = 4096  # above, copying bodies dominates and join copies them once only
+
+
+def encode_frame(
+    topic: str,
+    queue_id: int,
+    bodies: Sequence[bytes],
+    properties: Sequence[str],
+    born_ms: int,
+    frame_id: FrameId | None,
+    sys_flags: int | Sequence[int] = 0,
+    flags: Sequence[int] | None = None,
+) -> tuple[bytes, Array]:
+    """(records back to back, their sizes as big-endian int32).
+
+    ``properties``: per record, without the frame's mark, UNIQ_KEY last. ``sys_flags``: one value or one per record (compression
+    bits). ``flags``: users' flags. Raises ``MessageIllegal`` when something does not fit its field.
+    """
+    count = len(bodies)
+    topic_bytes = topic.encode()
+    if not 0 < count <= FRAME_RECORDS_MAX or count != len(properties):
+        raise MessageIllegal(f"a frame has 1 to {FRAME_RECORDS_MAX} records and as many property strings, not {count} and {len(properties)}")
+    if not 0 < len(topic_bytes) <= TOPIC_BYTES_MAX:
+        raise MessageIllegal(f"topic of {len(topic_bytes)} bytes; 1 to {TOPIC_BYTES_MAX} fit")
+    first = [properties[0].encode()]
+    if frame_id is not None:
+        mark = pack_mark(frame_id, count)
+        first = [mark + b"\x02" + first[0] if first[0] else mark]
+    if count > _MATRIX_RECORDS_MIN and flags is None and isinstance(sys_flags, int) and len(bodies[1]) <= _MATRIX_BODY_MAX:
+        uniform = _encode_matrix(topic_bytes, queue_id, bodies, properties, born_ms, sys_flags)
+        if uniform is not None:
+            parts, sizes = _encode_each(topic_bytes, queue_id, bodies[:1], first, born_ms, repeat(sys_flags), repeat(0))
+            sizes_array = np.full(count, uniform.shape[1], ">i4")
+            sizes_array[0] = sizes[0]
+            return b"".join((*parts, uniform.data)), sizes_array
+    encoded = first + [text.encode() for text in properties[1:]]
+    each_sys_flag = repeat(sys_flags) if isinstance(sys_flags, int) else sys_flags
+    parts, sizes = _encode_each(topic_bytes, queue_id, bodies, encoded, born_ms, each_sys_flag, flags or repeat(0))
+    return b"".join(parts), np.array(sizes, ">i4")
+
+
+def _encode_each(  # noqa: PLR0913 - one call a frame, all of it is the record
+    topic: bytes, queue_id: int, bodies: Sequence[bytes], properties: Sequence[bytes], born_ms: int, sys_flags: object, flags: object
+) -> tuple[list[bytes], list[int]]:
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    add, pack, crc32 = parts.append, HEADER.pack, zlib.crc32
+    topic_part = bytes((len(topic),)) + topic
+    fixed = OVERHEAD_BYTES + len(topic)
+    for body, text, sys_flag, flag in zip(bodies, properties, sys_flags, flags):  # type: ignore[call-overload]  # noqa: B905 - flags may be endless
+        body_len, text_len = len(body), len(text)
+        if text_len > PROPERTIES_BYTES_MAX:
+            raise MessageIllegal(f"properties of {text_len} bytes in record {len(sizes)}; {PROPERTIES_BYTES_MAX} fit, shorten keys or user properties")
+        total = fixed + body_len + text_len
+        add(pack(total, MAGIC, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, sys_flag, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len))
+        add(body)
+        add(topic_part)
+        add(text_len.to_bytes(2, "big"))
+        add(text)
+        sizes.append(total)
+    return parts, sizes
+
+
+def _encode_matrix(topic: bytes, queue_id: int, bodies: Sequence[bytes], properties: Sequence[str], born_ms: int, sys_flags: int) -> Array | None:
+    """Records 1.. as rows of one uint8 matrix, or None when their bodies or property strings differ in length."""
+    body_len, rows = len(bodies[1]), len(bodies) - 1
+    rest = bodies[1:]
+    if set(map(len, rest)) != {body_len} or set(map(len, properties[1:])) != {len(properties[1])}:
+        return None
+    text = "".join(properties[1:]).encode()
+    text_len = len(text) // rows
+    if len(text) != rows * len(properties[1]) or text_len > PROPERTIES_BYTES_MAX:
+        return None  # not ASCII, or too long: the other way says which
+    total = OVERHEAD_BYTES + body_len + len(topic) + text_len
+    topic_at = HEADER_BYTES + body_len
+    matrix = np.empty((rows, total), np.uint8)
+    head = HEADER.pack(total, MAGIC, 0, queue_id, 0, 0, 0, sys_flags, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len)
+    tail = bytes((len(topic),)) + topic + text_len.to_bytes(2, "big")
+    matrix[:, :HEADER_BYTES] = np.frombuffer(head, np.uint8)
+    crcs = np.fromiter(map(zlib.crc32, rest), np.uint32, rows) & CRC_MASK
+    matrix[:, 8:12] = crcs.astype(">u4").view(np.uint8).reshape(rows, 4)
+    matrix[:, HEADER_BYTES:topic_at] = np.frombuffer(b"".join(rest), np.uint8).reshape(rows, body_len)
+    matrix[:, topic_at : topic_at + len(tail)] = np.frombuffer(tail, np.uint8)
+    matrix[:, topic_at + len(tail) :] = np.frombuffer(text, np.uint8).reshape(rows, text_len)
+    return matrix
