@@ -6,7 +6,12 @@ it, and Apache RocketMQ's clients that send it.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import mul
+
+_POWERS = [31**n for n in range(63, -1, -1)]  # a block of 64 units is one scalar product; sums stay small
 
 
 def java_hash(text: str) -> int:
@@ -15,14 +20,16 @@ def java_hash(text: str) -> int:
     >>> java_hash("TagA"), java_hash("polygenelubricants"), java_hash("")
     (2598919, -2147483648, 0)
     """
-    value = 0
+    units: Sequence[int]
     if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & 0xFFFFFFFF
+        units = text.encode("ascii")
     else:
-        units = text.encode("utf-16-be", "surrogatepass")
-        for high, low in zip(units[::2], units[1::2], strict=True):
-            value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+        packed = text.encode("utf-16-be", "surrogatepass")
+        units = struct.unpack(f">{len(packed) // 2}H", packed)
+    value = 0
+    for at in range(0, len(units), len(_POWERS)):
+        part = units[at : at + len(_POWERS)]
+        value = (value * 31 ** len(part) + sum(map(mul, part, _POWERS[-len(part) :]))) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
