@@ -32,7 +32,9 @@ def parse_tags(expression: str | None) -> frozenset[str]:
         return frozenset()
     tags = frozenset(part.strip() for part in expression.split(SEPARATOR) if part.strip())
     if not 0 < len(tags) <= TAGS_MAX:
-        raise SubscriptionInvalid(f"expression {expression[:80]!r} has {len(tags)} tags; write 1 to {TAGS_MAX} tags with '||' between them, or '*'", expression[:80])
+        raise SubscriptionInvalid(
+            f"expression {expression[:80]!r} has {len(tags)} tags; write 1 to {TAGS_MAX} tags with '||' between them, or '*'", expression[:80]
+        )
     return tags
 
 

@@ -1,0 +1,152 @@
+"""Rebalance: which queues a consumer keeps, drops and adds when the group or the topic changed (protocol-behaviour 13).
+
+Three steps per subscribed topic, each pure: ``allot`` (which queues are mine), ``plan`` (what changes), ``is_balanced`` (did the
+change succeed). Where to begin in a new queue: ``first_offset_rule``. Does not ask brokers, persist offsets or start pulls:
+``client.rebalancer`` does.
+
+Invariants: a list that could not be had (no route, no consumer ids) changes nothing. Dropped queues come before added ones. A
+queue in which pulls stopped is dropped and, being still allotted, added anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import RETRY_PREFIX
+from rmq_ray.protocol.allocation import AllocationStrategy
+from rmq_ray.protocol.process_queue import ProcessQueue
+
+NO_STORED_OFFSET = -1
+"""The broker has no offset of this group: the start rule decides."""
+OFFSET_UNKNOWN = -2
+"""The broker could not be asked: the queue is not taken now, the next rebalance tries again."""
+
+
+class AllotmentOutcome(Enum):
+    """How ``allot`` ended. Only ``ALLOTTED`` changes anything."""
+
+    ALLOTTED = "the share is known"
+    NO_QUEUES = "no route to the topic"
+    NO_CONSUMERS = "no broker told the group's consumers"
+    STRATEGY_FAILED = "the allocation strategy raised"
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """This consumer's share of a topic. ``error`` is what the strategy raised."""
+
+    outcome: AllotmentOutcome
+    queues: frozenset[MessageQueue] = frozenset()
+    error: Exception | None = None
+
+    @property
+    def settled(self) -> bool:
+        """False when it is worth trying again soon; a topic that does not exist (yet) is not."""
+        return self.outcome in (AllotmentOutcome.ALLOTTED, AllotmentOutcome.NO_QUEUES)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who divides: the group, its model, this consumer's client id and the strategy."""
+
+    group: str
+    client_id: str
+    model: MessageModel
+    strategy: AllocationStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """What to do for one topic. ``expired`` are those of ``drop`` that are dropped because their pulls stopped."""
+
+    keep: tuple[MessageQueue, ...] = ()
+    drop: tuple[MessageQueue, ...] = ()
+    add: tuple[MessageQueue, ...] = ()
+    expired: tuple[MessageQueue, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """True when the subscription's version rises and the brokers are told at once."""
+        return bool(self.drop or self.add)
+
+
+def allot(member: Membership, queues: Collection[MessageQueue] | None, client_ids: Collection[str] | None) -> Allotment:
+    """The queues of one topic that belong to ``member``. None or empty = that list could not be had.
+
+    Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the same, and the strategy divides.
+    """
+    if not queues:
+        return Allotment(AllotmentOutcome.NO_QUEUES)
+    if member.model is MessageModel.BROADCASTING:
+        return Allotment(AllotmentOutcome.ALLOTTED, frozenset(queues))
+    if not client_ids:
+        return Allotment(AllotmentOutcome.NO_CONSUMERS)
+    try:
+        share = member.strategy.allocate(member.group, member.client_id, sorted(queues), sorted(client_ids))
+    except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the outcome carries it
+        return Allotment(AllotmentOutcome.STRATEGY_FAILED, error=error)
+    return Allotment(AllotmentOutcome.ALLOTTED, frozenset(share))
+
+
+def plan(allotted: Collection[MessageQueue], held: Mapping[MessageQueue, ProcessQueue], now_ms: int, pull_idle_ms: int, passive: bool = True) -> RebalancePlan:
+    """What changes for one topic. ``held``: the topic's queues that this consumer works on; ``passive``: a push consumer.
+
+    Dropped: queues no longer allotted, those marked dropped already, and (push only) those without a pull for longer than
+    ``pull_idle_ms``. All results are sorted.
+    """
+    wanted = frozenset(allotted)
+    expired = {queue for queue, process in held.items() if queue in wanted and passive and process.pull_expired(now_ms, pull_idle_ms)}
+    drop = {queue for queue, process in held.items() if queue not in wanted or process.dropped} | expired
+    keep = held.keys() - drop
+    return RebalancePlan(_sorted(keep), _sorted(drop), _sorted(wanted - keep), _sorted(expired))
+
+
+def foreign_queues(subscribed: Collection[str], held: Collection[MessageQueue]) -> tuple[MessageQueue, ...]:
+    """Held queues of topics that are no longer subscribed: dropped after all topics were gone through."""
+    return _sorted(queue for queue in held if queue.topic not in subscribed)
+
+
+def is_balanced(allotment: Allotment, working: Collection[MessageQueue]) -> bool:
+    """True when the queues worked on are exactly the share; false = the next rebalance comes after 1 s instead of 20 s."""
+    if allotment.outcome is not AllotmentOutcome.ALLOTTED:
+        return allotment.settled
+    return allotment.queues == frozenset(working)
+
+
+class StartRule(Enum):
+    """Where to begin in a queue without a stored offset."""
+
+    MINIMUM = "the queue's smallest offset"
+    MAXIMUM = "the queue's end"
+    TIMESTAMP = "the first message stored at or after the given time"
+    ZERO = "offset 0"
+
+
+def first_offset_rule(start_from: ConsumeFromWhere, topic: str) -> StartRule:
+    """The rule when the broker has no offset of the group; retry topics are never skipped with LAST_OFFSET.
+
+    FIRST_OFFSET asks for the minimum: RocketMQ begins at 0 and is corrected 10 s later when the minimum is greater.
+    """
+    retry = topic.startswith(RETRY_PREFIX)
+    if start_from is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+        return StartRule.MINIMUM
+    if start_from is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+        return StartRule.MAXIMUM if retry else StartRule.TIMESTAMP
+    return StartRule.ZERO if retry else StartRule.MAXIMUM
+
+
+def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:
+    """A queue's threshold from the topic's: divided by the queues held, at least 1; -1 = there is none, ``otherwise`` counts.
+
+    >>> divided_threshold(1000, 3, 77), divided_threshold(2, 5, 77), divided_threshold(-1, 3, 77)
+    (333, 1, 77)
+    """
+    return otherwise if topic_threshold == -1 or queues == 0 else max(1, topic_threshold // queues)
+
+
+def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+    return tuple(sorted(queues))
