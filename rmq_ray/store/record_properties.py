@@ -1,0 +1,139 @@
+"""What dispatch needs of property strings: tag codes and keys, many records at a time, without parsing what repeats.
+
+Decides: which properties a pre-encoded frame may carry (``frame_facts``), what is read from records that are in the log already
+(``stored_facts``, which refuses nothing). Does not decide: record structure, hashing of index keys.
+Called by: ``frame_check`` and ``log_scan``. Pure but for two bounded caches of parsed strings.
+
+Our producers end a property string with ``UNIQ_KEY 0x01`` and 32 characters. What stands before that (the head) is mostly empty
+or the same in many records; it is parsed once. Strings without that ending are parsed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rmq_ray.errors import MessageIllegal
+from rmq_ray.model.message import DELAY, KEYS, PREENCODED_PROPERTIES, RESERVED_PROPERTIES, TAGS, UNIQUE_KEY, decode_properties
+from rmq_ray.model.message import FRAME as MARK
+from rmq_ray.store.record import tags_code
+from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+
+_REFUSED = (RESERVED_PROPERTIES - PREENCODED_PROPERTIES) | {MARK}
+_TAIL = np.dtype([("name", ">u8"), ("one", "u1"), ("key", f"V{UNIQUE_KEY_CHARS}")])
+_TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyFacts:
+    """Of one property string: the tag's code, the unique key, the business keys, the delay level as written."""
+
+    tag_code: int = 0
+    unique: str | None = None
+    keys: tuple[str, ...] = ()
+    delay: str | None = None
+
+
+@dataclass(slots=True)
+class ManyFacts:
+    """Of many: see ``CheckedFrame`` for the fields. ``delays``: (record, level as written) where there is one."""
+
+    tag_codes: Array
+    unique: Array | None
+    unique_rows: Array | None
+    keys: list[tuple[int, str]]
+    delays: list[tuple[int, str]]
+
+
+@lru_cache(maxsize=8192)
+def frame_facts(text: bytes) -> PropertyFacts:
+    """Of a string that a client sent in a frame. ``MessageIllegal`` for malformed parts and reserved names that need the other path."""
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        raise MessageIllegal("the properties are not UTF-8") from error
+    if decoded:
+        for part in decoded.removesuffix("\x02").split("\x02"):
+            name, separator, value = part.partition("\x01")
+            if not name or not separator or not value:
+                raise MessageIllegal(f"property {part[:64]!r} is not name 0x01 value")
+            if name in _REFUSED:
+                raise MessageIllegal(f"the reserved property {name} may not come in a frame; send this message by itself")
+    return _facts(decoded)
+
+
+@lru_cache(maxsize=8192)
+def stored_facts(text: bytes) -> PropertyFacts:
+    """Of a string in the log: parts that make no sense are skipped."""
+    return _facts(text.decode("utf-8", "replace"))
+
+
+def _facts(text: str) -> PropertyFacts:
+    found = decode_properties(text)
+    keys = tuple(key for key in found.get(KEYS, "").split(" ") if key)
+    return PropertyFacts(tags_code(found.get(TAGS)), found.get(UNIQUE_KEY), keys, found.get(DELAY))
+
+
+def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callable[[bytes], PropertyFacts]) -> ManyFacts:
+    """Facts of the property strings at bytes [begins, ends) of ``view`` (int64 arrays of one length, at least one)."""
+    data = np.frombuffer(view, np.uint8)
+    has, unique = _unique_tails(data, begins, ends)
+    heads_end = np.where(has, np.maximum(ends - UNIQUE_TAIL_BYTES - 1, begins), ends)
+    lengths = heads_end - begins
+    count = len(begins)
+    all_unique = bool(has.all())
+    rows = None if all_unique else np.flatnonzero(has)
+    found = ManyFacts(np.zeros(count, np.int64), unique if all_unique else unique[has], rows, [], [])
+    same = _same_head(data, begins, lengths) if all_unique else None
+    if same is not None:
+        facts = facts_of(same)
+        found.tag_codes.fill(facts.tag_code)
+        if facts.keys:
+            found.keys = [(row, key) for row in range(count) for key in facts.keys]
+        if facts.delay is not None:
+            found.delays = [(row, facts.delay) for row in range(count)]
+        return found
+    parsed = np.flatnonzero((lengths > 0) | ~has)
+    codes: list[int] = []
+    for row, begin, end in zip(parsed.tolist(), begins[parsed].tolist(), heads_end[parsed].tolist(), strict=True):
+        facts = facts_of(bytes(view[begin:end]))
+        codes.append(facts.tag_code)
+        if facts.unique is not None:
+            found.keys.append((row, facts.unique))
+        if facts.keys:
+            found.keys += [(row, key) for key in facts.keys]
+        if facts.delay is not None:
+            found.delays.append((row, facts.delay))
+    found.tag_codes[parsed] = codes
+    return found
+
+
+def _unique_tails(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:
+    """(which strings end with a unique key of 32 visible characters, those keys as uint8[n, 32])."""
+    count = len(begins)
+    if len(data) < UNIQUE_TAIL_BYTES:
+        return np.zeros(count, np.bool_), np.zeros((count, UNIQUE_KEY_CHARS), np.uint8)
+    lengths = ends - begins
+    at = np.where(lengths >= UNIQUE_TAIL_BYTES, ends - UNIQUE_TAIL_BYTES, 0)
+    tails = np.ndarray((len(data) - UNIQUE_TAIL_BYTES + 1,), _TAIL, data, 0, (1,))[at]
+    has: Array = (lengths >= UNIQUE_TAIL_BYTES) & (tails["name"] == _TAIL_NAME) & (tails["one"] == 1)
+    has &= (lengths == UNIQUE_TAIL_BYTES) | ((lengths > UNIQUE_TAIL_BYTES + 1) & (data[at - 1] == 2))
+    keys = np.ascontiguousarray(tails["key"]).view(np.uint8).reshape(count, UNIQUE_KEY_CHARS)
+    if keys.min() <= 0x20 or keys.max() >= 0x7F:
+        has &= (keys > 0x20).all(axis=1) & (keys < 0x7F).all(axis=1)
+    return has, keys
+
+
+def _same_head(data: Array, begins: Array, lengths: Array) -> bytes | None:
+    """The head that all strings share, None when they differ."""
+    length = int(lengths[0])
+    if not (lengths == length).all():
+        return None
+    if length == 0:
+        return b""
+    heads = np.ndarray((len(data) - length + 1,), f"V{length}", data, 0, (1,))[begins].tobytes()
+    first = heads[:length]
+    return first if heads == first * len(begins) else None
