@@ -1,0 +1,239 @@
+"""Who is in which group: RocketMQ's consumerTable and producerTable of one broker (protocol-behaviour 12).
+
+Decides: how heartbeats merge, which connections must be told that a group changed (NOTIFY_CONSUMER_IDS_CHANGED), who has
+gone. Does not decide: whether a group may exist, what its settings are, how a notice travels.
+Called by the broker's group handlers: heartbeat, unregister, closed connection, the 10 s housekeeping; not safe for threads.
+
+    consumerTable     group -> ConsumerGroup(channelInfoTable: connection -> client, subscriptionTable: topic -> Subscription, how it consumes)
+    producerTable     group -> {connection -> client}
+
+A connection is anything hashable (the listener's peer). Every change returns a ``GroupChange``; ``notify`` holds the
+connections to tell, in the order they came, empty where nobody is to be told.
+
+Invariants: a group without connections is not in the table; ``clients`` lists each client id once, in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+
+CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
+
+Connection = Hashable
+
+
+@dataclass(slots=True)
+class Client:
+    """One client on one connection; ``heard_ms``: its last heartbeat."""
+
+    client_id: str
+    heard_ms: int
+    language: int = 3
+    version: int = 407
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """What a call changed in one group. ``changed``: members or topics differ (a newer version of a subscription alone does not count)."""
+
+    group: str
+    changed: bool
+    notify: tuple[Connection, ...] = ()
+    removed: bool = False
+    """The group has no members left and is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What housekeeping found: connections to close, groups that changed by it."""
+
+    connections: tuple[Connection, ...]
+    changes: tuple[GroupChange, ...]
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """One group as its newest heartbeat describes it; mixed subscriptions of one group overwrite each other, as in RocketMQ."""
+
+    name: str
+    consume_type: ConsumeType
+    model: MessageModel
+    from_where: ConsumeFromWhere
+    channels: dict[Connection, Client] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Each id once: a client that reconnected is there twice until its old connection is seen to be closed."""
+        return list(dict.fromkeys(client.client_id for client in self.channels.values()))
+
+    def join(self, connection: Connection, client: Client) -> bool:
+        """A heartbeat of ``client``; True when the connection is new to the group."""
+        known = self.channels.get(connection)
+        if known is not None and known.client_id == client.client_id:
+            known.heard_ms = client.heard_ms
+            return False
+        self.channels[connection] = client
+        return known is None or known.client_id != client.client_id
+
+    def merge(self, subscriptions: Iterable[Subscription]) -> bool:
+        """New topics are added, higher versions replace, absent topics go; True when the set of topics changed."""
+        told = {subscription.topic: subscription for subscription in subscriptions}
+        changed = told.keys() != self.subscriptions.keys()
+        for topic in self.subscriptions.keys() - told.keys():
+            del self.subscriptions[topic]
+        for topic, subscription in told.items():
+            known = self.subscriptions.get(topic)
+            if known is None or subscription.version > known.version:
+                self.subscriptions[topic] = subscription
+        return changed
+
+
+class ConsumerTable:
+    """Consumer groups by name."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
+
+    def find(self, group: str) -> ConsumerGroup | None:
+        """The group, None without members."""
+        return self._groups.get(group)
+
+    def groups(self) -> list[str]:
+        """Names of the groups that have members, sorted."""
+        return sorted(self._groups)
+
+    def client_ids(self, group: str) -> list[str]:
+        """Client ids of a group, each once; empty without members (GET_CONSUMER_LIST_BY_GROUP then answers SYSTEM_ERROR)."""
+        found = self._groups.get(group)
+        return found.client_ids if found else []
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """How the group's newest heartbeat filters the topic."""
+        found = self._groups.get(group)
+        return found.subscriptions.get(topic) if found else None
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Groups whose members subscribe to the topic, sorted (QUERY_TOPIC_CONSUME_BY_WHO)."""
+        return sorted(name for name, group in self._groups.items() if topic in group.subscriptions)
+
+    def connection_of(self, group: str, client_id: str) -> Connection | None:
+        """The newest connection of one client, for requests that are meant for it alone (307, 309)."""
+        found = self._groups.get(group)
+        matching = [connection for connection, client in found.channels.items() if client.client_id == client_id] if found else []
+        return matching[-1] if matching else None
+
+    def register(self, data: ConsumerData, connection: Connection, client: Client, notify: bool = True) -> GroupChange:
+        """One group of a heartbeat. All connections of the group are told when a member or the set of topics is new.
+
+        ``notify``: the group's notifyConsumerIdsChangedEnable.
+        """
+        group = self._groups.get(data.group)
+        if group is None:
+            group = self._groups[data.group] = ConsumerGroup(data.group, data.consume_type, data.model, data.from_where)
+        group.consume_type, group.model, group.from_where = data.consume_type, data.model, data.from_where
+        joined = group.join(connection, client)
+        resubscribed = group.merge(data.subscriptions)
+        changed = joined or resubscribed
+        return GroupChange(data.group, changed, tuple(group.channels) if changed and notify else ())
+
+    def unregister(self, group: str, connection: Connection, notify: bool = True) -> GroupChange:
+        """UNREGISTER_CLIENT for one consumer group; those that stay are told."""
+        found = self._groups.get(group)
+        if found is None or found.channels.pop(connection, None) is None:
+            return GroupChange(group, False)
+        return self._after_removal(found, notify)
+
+    def closed(self, connection: Connection) -> list[GroupChange]:
+        """The connection is gone: it leaves all its groups at once, no waiting for the expiry."""
+        changes = []
+        for group in list(self._groups.values()):
+            if group.channels.pop(connection, None) is not None:
+                changes.append(self._after_removal(group, True))
+        return changes
+
+    def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> Expired:
+        """Members without a heartbeat for longer than ``expiry_ms`` leave; their connections are to be closed."""
+        gone: dict[Connection, None] = {}
+        changes = []
+        for group in list(self._groups.values()):
+            silent = _silent(group.channels, now_ms, expiry_ms)
+            for connection in silent:
+                del group.channels[connection]
+            if silent:
+                changes.append(self._after_removal(group, True))
+            gone.update(dict.fromkeys(silent))
+        return Expired(tuple(gone), tuple(changes))
+
+    def _after_removal(self, group: ConsumerGroup, notify: bool) -> GroupChange:
+        if not group.channels:
+            del self._groups[group.name]
+        return GroupChange(group.name, True, tuple(group.channels) if notify else (), removed=not group.channels)
+
+
+class ProducerTable:
+    """Producer groups by name: whom the broker can ask about a half message."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[Connection, Client]] = {}
+        self._turn = 0
+
+    def groups(self) -> dict[str, dict[Connection, Client]]:
+        """A copy of the table (GET_ALL_PRODUCER_INFO)."""
+        return {name: dict(channels) for name, channels in self._groups.items()}
+
+    def channels(self, group: str) -> dict[Connection, Client]:
+        """The group's connections, empty without members."""
+        return dict(self._groups.get(group, ()))
+
+    def register(self, group: str, connection: Connection, client: Client) -> bool:
+        """One producer group of a heartbeat; True when the connection is new to it."""
+        channels = self._groups.setdefault(group, {})
+        known = channels.get(connection)
+        if known is None or known.client_id != client.client_id:
+            channels[connection] = client
+            return known is None
+        known.heard_ms = client.heard_ms
+        return False
+
+    def unregister(self, group: str, connection: Connection) -> bool:
+        """UNREGISTER_CLIENT for one producer group; False when it was not there."""
+        channels = self._groups.get(group, {})
+        if channels.pop(connection, None) is None:
+            return False
+        if not channels:
+            del self._groups[group]
+        return True
+
+    def closed(self, connection: Connection) -> list[str]:
+        """The connection is gone; the groups it left."""
+        return [group for group in list(self._groups) if self.unregister(group, connection)]
+
+    def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> list[Connection]:
+        """Members that were silent too long leave; their connections, to be closed."""
+        gone: dict[Connection, None] = {}
+        for group, channels in list(self._groups.items()):
+            for connection in _silent(channels, now_ms, expiry_ms):
+                self.unregister(group, connection)
+                gone[connection] = None
+        return list(gone)
+
+    def next_connection(self, group: str, is_open: Callable[[Connection], bool] = lambda _connection: True) -> Connection | None:
+        """A live connection of the group, in turn; any member can answer for a crashed one (check-back)."""
+        channels = list(self._groups.get(group, ()))
+        for step in range(len(channels)):
+            connection = channels[(self._turn + step) % len(channels)]
+            if is_open(connection):
+                self._turn += step + 1
+                return connection
+        return None
+
+
+def _silent(channels: dict[Connection, Client], now_ms: int, expiry_ms: int) -> list[Connection]:
+    return [connection for connection, client in channels.items() if now_ms - client.heard_ms > expiry_ms]
