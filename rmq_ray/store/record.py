@@ -18,17 +18,23 @@ from __future__ import annotations
 import ipaddress
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import mul
 from typing import Any
 
 import numpy as np
 
 from rmq_ray.clock import local_month_ms
 from rmq_ray.errors import StoreCorrupt
+from rmq_ray.model.hashing import java_hash, tags_code
 from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
+
+__all__ = [
+    "BLANK", "BLANK_BYTES_MIN", "BLANK_MAGIC", "CRC_MASK", "HEADER", "HEADER_BYTES", "MAGIC", "OVERHEAD_BYTES", "PROPERTIES_BYTES_MAX",
+    "RECORD_BYTES_OVER_BODY_MAX", "RECORD_HEADER", "TOPIC_BYTES_MAX", "Record", "UniqueKeys", "body_crc", "decode_record", "encode_record", "find_fault",
+    "headers", "host_lengths", "java_hash", "offset_message_id", "pack_host", "pack_host_v4", "parse_offset_message_id", "property_value", "tag_of",
+    "tags_code", "unpack_host",
+]  # fmt: skip
 
 MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
@@ -43,7 +49,6 @@ CRC_MASK = 0x7FFFFFFF
 HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")
 """The fixed part with IPv4 hosts: the fields above in order, hosts as 8 raw bytes."""
 BLANK = struct.Struct(">iI")
-_POWERS = [31**power & 0xFFFFFFFF for power in reversed(range(256))]
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 
@@ -192,27 +197,6 @@ def find_fault(buffer: bytes | bytearray | memoryview, at: int, check_crc: bool 
     if check_crc and body_crc(view[body_at:topic_at]) != crc:
         return "the body's CRC differs"
     return None
-
-
-def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: signed 32 bits over UTF-16 code units (store-format 3).
-
-    >>> java_hash("TagA"), java_hash("polygenelubricants")
-    (2598919, -2147483648)
-    """
-    units: Sequence[int]
-    units = text.encode("ascii") if text.isascii() else np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist()
-    value = 0
-    for at in range(0, len(units), len(_POWERS)):
-        part = units[at : at + len(_POWERS)]
-        value = (value * 31 ** len(part) + sum(map(mul, part, _POWERS[-len(part) :]))) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
-@lru_cache(maxsize=16_384)
-def tags_code(tag: str | None) -> int:
-    """The consume queue's code of a tag: its Java hash, 0 without a tag (store-format 3)."""
-    return java_hash(tag) if tag else 0
 
 
 def property_value(properties: str, name: str) -> str | None:
