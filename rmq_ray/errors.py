@@ -8,6 +8,7 @@
     │   │   └── SendTimeout              may be stored: no answer within the time-out                  (network)
     │   ├── MessageTooLarge, MessageIllegal                                                           (caller)
     │   ├── BrokerBusy                   refused before anything was written; try again                (peer)
+    │   ├── BrokerUnreachable            no connection: nothing was sent                               (network)
     │   ├── TopicNotFound, TopicNotWritable                                                           (caller)
     │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
     ├── ConsumeError
@@ -102,6 +103,13 @@ class BrokerBusy(SendError):
     """The broker refused before writing anything (flow control, page cache busy); the same send may be repeated."""
 
     code = 2
+    retriable = True
+
+
+class BrokerUnreachable(SendError):
+    """No broker of the topic could be connected to within the time-out: nothing was sent (args[1] = topic)."""
+
+    code = 10001
     retriable = True
 
 

@@ -1,0 +1,186 @@
+"""What follows when an attempt to send fails: once more, on another broker, after a pause, or never (protocol-behaviour 8).
+
+Decides per send, for as many attempts as its overall time-out and its number of retries allow. Does not send, sleep or choose
+queues. Pure: ``now_ms`` is an argument (monotonic).
+
+    failure                                    one broker, fixed queue, or idempotent     several brokers
+                                               and possibly stored on this broker name
+    nothing sent; busy, recovering, closing    pause 10 ms doubling to 200 ms, same       counted, another broker
+                                               frame, not counted
+    unknown (connection lost, no answer)       counted, the same frame again: the         counted, another broker
+                                               broker knows it by its frame id            (may store twice: RocketMQ's way)
+    codes of ``RETRIED_CODES``                 counted, the same frame again              counted, another broker
+    any other code                             given up                                   given up
+
+Invariants: at most 1 + retries counted attempts; nothing begins after the deadline; once an attempt was unknown, the send
+never ends as a definite failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rmq_ray.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    DuplicateMismatch,
+    MessageIllegal,
+    SendError,
+    SendTimeout,
+    SendUnknown,
+    TopicNotFound,
+    TopicNotWritable,
+)
+from rmq_ray.model.message import SendStatus
+
+BACK_OFF_FIRST_MS = 10.0
+BACK_OFF_MAX_MS = 200.0
+
+# Response codes (protocol-behaviour 2.2); numbers because protocol/ stands below remoting.
+SYSTEM_ERROR, SYSTEM_BUSY, MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST = 1, 2, 13, 14, 16, 17
+NO_BUYER_ID, NOT_IN_CURRENT_UNIT, FLOW_CONTROL = 204, 205, 215
+DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS = 20001, 20002, 20003
+
+TRANSIENT_CODES = frozenset((SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING))
+"""Refused before anything was written, and it passes by itself."""
+RETRIED_CODES = TRANSIENT_CODES | {TOPIC_NOT_EXIST, SYSTEM_ERROR, NO_PERMISSION, NO_BUYER_ID, NOT_IN_CURRENT_UNIT}
+"""Refusals after which RocketMQ's producer tries another broker (4.9's six, 5.x's SYSTEM_BUSY, and ours)."""
+
+
+class Failure(Enum):
+    """How an attempt ended badly."""
+
+    NOT_SENT = "nothing was sent"
+    REFUSED = "the broker refused"
+    UNKNOWN = "no answer"
+
+
+class Step(Enum):
+    """What to do next."""
+
+    REPEAT = "the same frame to the same queue"
+    ELSEWHERE = "a queue of another broker"
+    GIVE_UP = "raise what ``error`` returns"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The next step and the pause before it."""
+
+    step: Step
+    delay_ms: float = 0.0
+
+
+_GIVE_UP = Decision(Step.GIVE_UP)
+
+
+class SendAttempts:
+    """The attempts of one send.
+
+    ``started_ms``, ``timeout_ms``: the overall time-out. ``retries``: counted attempts after the first. ``alone``: one broker
+    serves the topic, or the queue is given. ``idempotent``: never to another broker once it may be stored. ``codes_retried``:
+    False for asynchronous sends, where RocketMQ hands a refusal to the caller.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_codes_retried",
+        "_idempotent",
+        "_maybe_stored",
+        "_pause_ms",
+        "_retries",
+        "_timed_out",
+        "attempts",
+        "deadline_ms",
+        "started_ms",
+        "timeout_ms",
+    )
+
+    def __init__(self, started_ms: float, timeout_ms: float, retries: int, *, alone: bool, idempotent: bool = False, codes_retried: bool = True) -> None:
+        self.started_ms = started_ms
+        self.timeout_ms = timeout_ms
+        self.deadline_ms = started_ms + timeout_ms
+        self.attempts = 1
+        self._retries = retries
+        self._alone = alone
+        self._idempotent = idempotent
+        self._codes_retried = codes_retried
+        self._pause_ms = BACK_OFF_FIRST_MS
+        self._maybe_stored = False
+        self._timed_out = False
+
+    def attempt_timeout_ms(self, now_ms: float) -> float:
+        """How long this attempt may wait: its share of what is left where a repeat is recognised, else all of it; 0 or less = too late."""
+        left = self.deadline_ms - now_ms
+        if self._alone or self._idempotent:
+            return left / max(1, self._retries + 2 - self.attempts)
+        return left
+
+    def failed(self, failure: Failure, code: int, now_ms: float) -> Decision:
+        """An attempt failed; ``code`` is the response code of a refusal. ``attempts`` counts on."""
+        if failure is Failure.UNKNOWN:
+            self._maybe_stored = True
+        stay = self._alone or (self._idempotent and self._maybe_stored)
+        left = self.deadline_ms - now_ms
+        if left <= 0:
+            self._timed_out = True
+            return _GIVE_UP
+        if stay and (failure is Failure.NOT_SENT or (failure is Failure.REFUSED and code in TRANSIENT_CODES)):
+            return self._pause(left)
+        if failure is Failure.REFUSED and (code not in RETRIED_CODES or not self._codes_retried):
+            return _GIVE_UP
+        return self._counted(stay)
+
+    def not_stored(self, now_ms: float) -> Decision:
+        """The answer was a status below SEND_OK and the settings ask for another broker then; GIVE_UP = return that result."""
+        self._maybe_stored = True
+        if self._alone or self._idempotent or now_ms >= self.deadline_ms:
+            return _GIVE_UP
+        return self._counted(stay=False)
+
+    def error(self, failure: Failure, code: int, reason: str, topic: str, brokers_sent: Sequence[str], now_ms: float) -> SendError:
+        """The typed error of a send that was given up: unknown if any attempt was, else the last definite failure."""
+        cost = now_ms - self.started_ms
+        head = f"Send [{self.attempts}] times, still failed, cost [{cost:.0f}]ms, Topic: {topic}, BrokersSent: [{', '.join(brokers_sent)}]"
+        if self._maybe_stored and (self._timed_out or now_ms >= self.deadline_ms):
+            return SendTimeout(f"{head}: no answer within {self.timeout_ms:.0f} ms ({reason}); the message may be stored, a longer timeout= may help", topic)
+        if self._maybe_stored:
+            return SendUnknown(f"{head}: {reason}; the message may be stored", topic)
+        if failure is Failure.NOT_SENT:
+            return BrokerUnreachable(f"{head}: {reason}; nothing was sent, check that the broker runs", topic)
+        return refusal(code, f"{head}: {reason}", topic)
+
+    def _pause(self, left_ms: float) -> Decision:
+        pause = self._pause_ms
+        if pause >= left_ms:
+            self._timed_out = True
+            return _GIVE_UP
+        self._pause_ms = min(pause * 2, BACK_OFF_MAX_MS)
+        return Decision(Step.REPEAT, pause)
+
+    def _counted(self, stay: bool) -> Decision:
+        if self.attempts > self._retries:
+            return _GIVE_UP
+        self.attempts += 1
+        return Decision(Step.REPEAT if stay else Step.ELSEWHERE)
+
+
+STATUS_OF_CODE = {status.value: status for status in SendStatus}
+"""Answers that mean stored: 0, 10, 11, 12."""
+
+
+def refusal(code: int, reason: str, topic: str) -> SendError:
+    """The typed error of a definite refusal; ``args[1]`` is the topic."""
+    if code == TOPIC_NOT_EXIST:
+        return TopicNotFound(f"{reason} (code {code}): create topic {topic!r} first", topic)
+    if code == NO_PERMISSION:
+        return TopicNotWritable(f"{reason} (code {code}): topic {topic!r} or its broker is not writable, or the client not allowed", topic)
+    if code in TRANSIENT_CODES:
+        return BrokerBusy(f"{reason} (code {code}): nothing was written, send again later", topic)
+    if code in (MESSAGE_ILLEGAL, BAD_RECORDS):
+        return MessageIllegal(f"{reason} (code {code}): nothing was written, change the message", topic)
+    if code == DUPLICATE_MISMATCH:
+        return DuplicateMismatch(f"{reason} (code {code}): the frame's number was used before with other bytes; make a new producer", topic)
+    return SendError(f"{reason} (code {code})", topic)

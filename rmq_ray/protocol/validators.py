@@ -1,0 +1,158 @@
+"""What may be sent, and what names are legal: RocketMQ's Validators with our stricter lengths (protocol-behaviour 5, 8; store-format 2.4, 2.5).
+
+Decides per value; raises typed errors that name the value and the remedy. Used by producers before anything is encoded, and by
+brokers for what foreign clients send. Pure.
+
+    names      ClientError          topic, group
+    topics     TopicNotWritable     that belong to the system
+    bodies     MessageIllegal       empty or not bytes          MessageTooLarge   over the limit
+    properties MessageIllegal       reserved, blank, or with a separator inside   MessageTooLarge   over 32767 bytes
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
+from rmq_ray.model.message import KEYS, NAME_SEPARATOR, PROPERTY_SEPARATOR, RESERVED_PROPERTIES, TAGS
+from rmq_ray.model.topics import FORBIDDEN_SEND_TOPICS, SYSTEM_TOPICS
+
+TOPIC_CHARS_MAX = 127
+GROUP_CHARS_MAX = 120  # "%RETRY%" + group must be a legal topic
+PROPERTIES_BYTES_MAX = 32_767  # PROPLEN is an i16
+UNIQUE_TAIL_BYTES = 41  # UNIQ_KEY, its separator and 32 digits end every record
+MARK_BYTES = 83  # a frame's mark and the separator behind it
+USER_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - UNIQUE_TAIL_BYTES - MARK_BYTES
+"""What is left for KEYS, TAGS and user properties in any record of a frame."""
+DEFAULT_GROUPS = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
+DELAY_LEVEL_MAX = 18
+
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALLOWED = "letters, digits, % | _ -"
+
+
+@lru_cache(maxsize=4096)
+def check_topic(topic: str) -> None:
+    """``^[%|a-zA-Z0-9_-]{1,127}$``, else ``ClientError``."""
+    _check_name("topic", topic, TOPIC_CHARS_MAX)
+
+
+@lru_cache(maxsize=4096)
+def check_send_topic(topic: str) -> None:
+    """A legal topic that users may send to; ``TopicNotWritable`` for the system's own."""
+    check_topic(topic)
+    if topic in FORBIDDEN_SEND_TOPICS:
+        raise TopicNotWritable(f"topic {topic!r} belongs to the system and cannot be sent to; use a topic of your own", topic)
+
+
+def check_new_topic(topic: str) -> None:
+    """A legal name for a topic that a user creates; ``ClientError`` for the system's names too."""
+    check_topic(topic)
+    if topic in SYSTEM_TOPICS:
+        raise ClientError(f"topic {topic!r} belongs to the system; choose another name", topic)
+
+
+def check_group(group: str) -> None:
+    """``^[%|a-zA-Z0-9_-]{1,120}$`` and not RocketMQ's default names, else ``ClientError``."""
+    _check_name("group", group, GROUP_CHARS_MAX)
+    if group in DEFAULT_GROUPS:
+        raise ClientError(f"group {group!r} is RocketMQ's default name; choose one of your own", group)
+
+
+def check_body(body: object, body_bytes_max: int) -> bytes:
+    """The body as bytes. ``MessageIllegal`` when it is not bytes or empty, ``MessageTooLarge`` over ``body_bytes_max``."""
+    if type(body) is not bytes:
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise MessageIllegal(f"the body must be bytes, not {type(body).__name__}; encode it first")
+        body = bytes(body)
+    if not body:
+        raise MessageIllegal("the body is empty; a message needs at least one byte")
+    if len(body) > body_bytes_max:
+        raise MessageTooLarge(
+            f"the body has {len(body)} bytes, the limit is {body_bytes_max}; split it or store it elsewhere and send a reference", len(body), body_bytes_max
+        )
+    return body
+
+
+def check_delay_level(level: int) -> None:
+    """0 (none) to 18, else ``MessageIllegal``."""
+    if not isinstance(level, int) or not 0 <= level <= DELAY_LEVEL_MAX:
+        raise MessageIllegal(f"delay_level is {level!r}; 0 (none) to {DELAY_LEVEL_MAX} exist")
+
+
+def property_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+    """KEYS, TAGS and the user's properties in the form of the wire, each ended by 0x02, so that UNIQ_KEY can follow.
+
+    ``keys``: a list of keys without blanks, or one string with blanks between keys. Raises ``MessageIllegal`` or ``MessageTooLarge``.
+
+    >>> property_text("paid", ["o-1", "o-2"], {"region": "eu"})
+    'KEYS\\x01o-1 o-2\\x02TAGS\\x01paid\\x02region\\x01eu\\x02'
+    """
+    text, count = "", len(properties)
+    try:
+        if keys:
+            text = f"{KEYS}\x01{_joined(keys)}\x02"
+            count += 1
+        if tag is not None:
+            text += TAGS + "\x01" + tag + "\x02"
+            count += 1
+        for name, value in properties.items():
+            if name in RESERVED_PROPERTIES or not value or not name:
+                raise _bad_property(name, value)
+            text += name + "\x01" + value + "\x02"
+    except TypeError:
+        raise MessageIllegal(f"tag, keys and properties must be strings: tag={tag!r}, keys={keys!r}, properties={dict(properties)!r}") from None
+    if text.count(NAME_SEPARATOR) != count or text.count(PROPERTY_SEPARATOR) != count or tag is not None and not tag.strip():
+        raise _find_fault(tag, keys, properties)
+    if not text.isascii():
+        _check_encodable(text)
+    if len(text) * 3 > USER_PROPERTIES_BYTES_MAX and (size := len(text.encode())) > USER_PROPERTIES_BYTES_MAX:
+        raise MessageTooLarge(
+            f"keys, tag and properties have {size} bytes, the limit is {USER_PROPERTIES_BYTES_MAX}; shorten them or put them into the body",
+            size,
+            USER_PROPERTIES_BYTES_MAX,
+        )
+    return text
+
+
+def _check_name(kind: str, name: object, chars_max: int) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ClientError(f"the {kind} {name!r} is blank; give it 1 to {chars_max} characters ({_ALLOWED})", name)
+    if len(name) > chars_max:
+        raise ClientError(f"the {kind} {name[:32]!r}... has {len(name)} characters; {chars_max} are allowed", name)
+    if _LEGAL.fullmatch(name) is None:
+        raise ClientError(f"the {kind} {name!r} has other characters than {_ALLOWED}; rename it", name)
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageIllegal(f"tag, keys or properties hold a character that UTF-8 cannot encode: {text[error.start : error.end]!r}; remove it") from None
+
+
+def _joined(keys: Sequence[str] | str) -> str:
+    if isinstance(keys, str):
+        return keys
+    text = " ".join(keys)
+    if text.count(" ") != len(keys) - 1 or not all(keys):
+        raise MessageIllegal(f"keys {list(keys)!r} hold a blank inside a key, or an empty key; blanks separate keys, replace them")
+    return text
+
+
+def _bad_property(name: str, value: str) -> MessageIllegal:
+    if name in RESERVED_PROPERTIES:
+        return MessageIllegal(f"property {name!r} is reserved by the queue itself; rename it, or use the argument meant for it (tag, keys, delay_level)", name)
+    return MessageIllegal(f"property {name!r} = {value!r}: name and value must not be empty; leave the property out", name)
+
+
+def _find_fault(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> MessageIllegal:
+    """Only called when something is wrong: which of them it is."""
+    values = [("tag", tag or ""), ("keys", keys if isinstance(keys, str) else " ".join(keys))]
+    values += [(f"property {name!r}", name + value) for name, value in properties.items()]
+    for what, value in values:
+        if NAME_SEPARATOR in value or PROPERTY_SEPARATOR in value:
+            return MessageIllegal(f"{what} holds the separator 0x01 or 0x02: {value!r}; remove it", what)
+    return MessageIllegal(f"tag {tag!r} is blank; use None for no tag", "tag")
