@@ -1,0 +1,69 @@
+"""When a queue may be pulled: how much may lie unfinished in this client (protocol-behaviour 10.1, steps 5-7).
+
+Decides by three limits: messages, bytes of bodies, and how far the commit offset lags behind the last pulled message. RocketMQ
+looks again after 50 ms; here the queue is also looked at when a batch is finished, so that a fast listener never waits for the
+clock. Callers: ``client.puller``, under the queue's lock.
+
+Invariant: a limit is exceeded by at most one pull's answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from rmq_ray.config import MIB, ConsumerConfig
+from rmq_ray.protocol.process_queue import ProcessQueue
+from rmq_ray.protocol.rebalance import divided_threshold
+
+
+class Pressure(Enum):
+    """Which limit holds a queue back."""
+
+    MESSAGES = "messages"
+    BYTES = "bytes"
+    SPAN = "span"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Limits of one queue: pulling stops above them."""
+
+    messages: int
+    body_bytes: int
+    span: int
+
+
+class FlowControl:
+    """The thresholds in force, and how often each held a pull back."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._by_topic: dict[str, Thresholds] = {}
+        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, config.max_span)
+        self.held_back: Counter[Pressure] = Counter()
+
+    def divide(self, topic: str, queues: int) -> None:
+        """This consumer now holds ``queues`` queues of ``topic``: a threshold given for the topic is divided among them."""
+        config = self._config
+        self._by_topic[topic] = Thresholds(
+            divided_threshold(config.threshold_messages_topic, queues, config.threshold_messages),
+            divided_threshold(config.threshold_mib_topic, queues, config.threshold_mib) * MIB,
+            config.max_span,
+        )
+
+    def thresholds(self, topic: str) -> Thresholds:
+        """Those of one queue of ``topic``."""
+        return self._by_topic.get(topic, self._default)
+
+    def pressure(self, topic: str, process: ProcessQueue) -> Pressure | None:
+        """The limit that is exceeded, None when the queue may be pulled."""
+        limits = self._by_topic.get(topic, self._default)
+        if process.count > limits.messages:
+            return Pressure.MESSAGES
+        if process.body_bytes > limits.body_bytes:
+            return Pressure.BYTES
+        if process.span > limits.span:
+            return Pressure.SPAN
+        return None

@@ -1,0 +1,95 @@
+"""What a listener gets and what it may answer (protocol-behaviour 15).
+
+    def handle(messages, ctx):          messages: list[MessageExt], ctx: ConsumeContext
+        return None                     done (SUCCESS says the same)
+        return RECONSUME_LATER          try all of them again later; so does any exception
+        return Reject / raise Reject()  dead letter now, no further try
+
+``ctx.ack_index`` makes a success partial: messages after it are tried again. ``ctx.delay_level_when_next_consume`` chooses the
+delay of the next try (0 = the broker decides by the number of failures, -1 = dead letter).
+
+Decides what an answer means (``judge``). Does not decide what happens to failed messages: ``client.consume_concurrently`` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rmq_ray.client.received import MessageExt
+from rmq_ray.errors import ConsumeError
+from rmq_ray.model.ids import MessageQueue
+
+ACK_ALL = sys.maxsize
+BROKER_DECIDES = 0
+DEAD_LETTER_LEVEL = -1
+
+
+class ConsumeResult(Enum):
+    """What a listener of concurrent consumption may return."""
+
+    SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+SUCCESS = ConsumeResult.SUCCESS
+RECONSUME_LATER = ConsumeResult.RECONSUME_LATER
+
+
+class Reject(Exception):  # noqa: N818 - a listener's answer, not an error of ours
+    """Returned (the class or an object) or raised by a listener: these messages go to the dead-letter topic now."""
+
+
+class ConsumeContext:
+    """One call of the listener. ``queue`` is where the messages come from; the other two may be set by the listener."""
+
+    __slots__ = ("ack_index", "delay_level_when_next_consume", "group", "queue")
+
+    def __init__(self, group: str, queue: MessageQueue) -> None:
+        self.group = group
+        self.queue = queue
+        self.ack_index = ACK_ALL
+        """With SUCCESS: index of the last message that is done; those after it count as failed."""
+        self.delay_level_when_next_consume = BROKER_DECIDES
+        """Delay level of the next try of failed messages: 0 the broker decides, 1..18, -1 dead letter now."""
+
+
+Listener = Callable[[list[MessageExt], ConsumeContext], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``done``: that many messages from the first are finished; the rest is sent back with ``delay_level``.
+
+    ``fault``: set when the listener itself is wrong (it raised, or returned something that means nothing).
+    """
+
+    done: int
+    delay_level: int = BROKER_DECIDES
+    fault: Exception | None = None
+
+
+def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
+    """What ``answer`` (a return value, or the exception that the listener raised) means for ``count`` messages.
+
+    >>> ctx = ConsumeContext("g", MessageQueue("t", "b", 0))
+    >>> judge(None, ctx, 4).done, judge(RECONSUME_LATER, ctx, 4).done, judge(Reject, ctx, 4).delay_level
+    (4, 0, -1)
+    """
+    if answer is None or answer is SUCCESS:
+        if ctx.ack_index >= count - 1:
+            return Verdict(count)
+        return Verdict(max(ctx.ack_index, -1) + 1, ctx.delay_level_when_next_consume)
+    if answer is RECONSUME_LATER:
+        return Verdict(0, ctx.delay_level_when_next_consume)
+    if answer is Reject or isinstance(answer, Reject):
+        return Verdict(0, DEAD_LETTER_LEVEL)
+    if isinstance(answer, Exception):
+        return Verdict(0, ctx.delay_level_when_next_consume, answer)
+    wrong = ConsumeError(
+        f"the listener returned {answer!r:.80}; return None, SUCCESS, RECONSUME_LATER or Reject. Counted as RECONSUME_LATER", repr(answer)[:80]
+    )
+    return Verdict(0, ctx.delay_level_when_next_consume, wrong)
