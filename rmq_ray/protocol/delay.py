@@ -86,12 +86,12 @@ def park(topic: str, queue_id: int, level: int, properties: dict[str, str]) -> t
 
 
 def release(properties: dict[str, str]) -> tuple[str, int, dict[str, str]] | None:
-    """The opposite of ``park`` for a message that is due; ``None`` when it names no lawful target (missing, or the half topic)."""
-    kept = dict(properties)
-    topic = kept.pop(REAL_TOPIC, "")
-    queue = kept.pop(REAL_QUEUE_ID, "")
-    kept.pop(DELAY, None)
-    kept.pop(WAIT, None)
+    """The opposite of ``park`` for a message that is due; ``None`` when it names no lawful target (missing, or the half topic).
+
+    DELAY and WAIT go, everything else stays, REAL_TOPIC and REAL_QID too, as Apache RocketMQ leaves them.
+    """
+    kept = {name: value for name, value in properties.items() if name not in (DELAY, WAIT)}
+    topic, queue = kept.get(REAL_TOPIC, ""), kept.get(REAL_QUEUE_ID, "")
     if not topic or topic in (HALF_TOPIC, SCHEDULE_TOPIC) or not queue.isdigit():
         return None
     return topic, int(queue), kept

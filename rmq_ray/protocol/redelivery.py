@@ -46,7 +46,7 @@ def copy_properties(properties: dict[str, str], topic: str, offset_message_id: s
     kept = dict(properties)
     kept.setdefault(RETRY_TOPIC, topic)
     kept.setdefault(ORIGIN_MESSAGE_ID, client_message_id or kept.get(UNIQUE_KEY) or offset_message_id)
-    kept[WAIT] = "false"
+    kept.pop(WAIT, None)
     kept.pop(DELAY, None)
     return kept
 

@@ -49,7 +49,7 @@ def test_parking_and_releasing_restore_target_and_properties() -> None:
     topic, queue_id, properties = park("orders", 2, 4, {"a": "b", "TAGS": "t"})
     assert (topic, queue_id) == ("SCHEDULE_TOPIC_XXXX", 3)
     assert properties == {"a": "b", "TAGS": "t", "DELAY": "4", "REAL_TOPIC": "orders", "REAL_QID": "2"}
-    assert release({**properties, "WAIT": "false"}) == ("orders", 2, {"a": "b", "TAGS": "t"})
+    assert release({**properties, "WAIT": "false"}) == ("orders", 2, {"a": "b", "TAGS": "t", "REAL_TOPIC": "orders", "REAL_QID": "2"})
 
 
 @pytest.mark.parametrize(
