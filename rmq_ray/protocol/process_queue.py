@@ -16,25 +16,25 @@ unfinished messages. Once dropped, results are ignored: another consumer may own
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 EXPIRED_MESSAGES_MAX = 16
 """Overdue messages that one cleaning takes from one queue."""
 
 
-@dataclass(slots=True)
 class Batch:
     """Offsets ``first`` to ``last`` (both included; filtered ones between them do not count), ``count`` messages.
 
     ``unfinished``: the smallest offset still to be finished. ``started_ms``: when the listener got it, 0 = not yet.
     """
 
-    first: int
-    last: int
-    count: int
-    body_bytes: int
-    unfinished: int
-    started_ms: int = 0
+    __slots__ = ("body_bytes", "count", "first", "last", "started_ms", "unfinished")
+
+    def __init__(self, first: int, last: int, count: int, body_bytes: int) -> None:
+        self.first = self.unfinished = first
+        self.last = last
+        self.count = count
+        self.body_bytes = body_bytes
+        self.started_ms = 0
 
 
 class ProcessQueue:
@@ -56,16 +56,15 @@ class ProcessQueue:
 
     # --- pulling -------------------------------------------------------------------------------------------------------
 
-    def put(self, first: int, last: int, count: int, body_bytes: int) -> Batch:
+    def put(self, batch: Batch) -> None:
         """A batch was pulled. Batches come in rising order; ``ValueError`` for one that overlaps what came before."""
-        if first < self._end or last < first:
-            raise ValueError(f"batch {first}..{last} does not follow offset {self._end - 1}")
-        batch = self._batches[first] = Batch(first, last, count, body_bytes, first)
-        self._end = last + 1
-        self._last = last
-        self.count += count
-        self.body_bytes += body_bytes
-        return batch
+        if batch.first < self._end or batch.last < batch.first:
+            raise ValueError(f"batch {batch.first}..{batch.last} does not follow offset {self._end - 1}")
+        self._batches[batch.first] = batch
+        self._last = batch.last
+        self._end = batch.last + 1
+        self.count += batch.count
+        self.body_bytes += batch.body_bytes
 
     def advance(self, next_offset: int) -> None:
         """Everything below ``next_offset`` was pulled or filtered; the next pull begins there."""

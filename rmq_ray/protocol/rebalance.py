@@ -45,8 +45,8 @@ class Allotment:
 
     @property
     def settled(self) -> bool:
-        """False when it is worth trying again soon; a topic that does not exist (yet) is not."""
-        return self.outcome in (AllotmentOutcome.ALLOTTED, AllotmentOutcome.NO_QUEUES)
+        """False when it is worth trying again soon."""
+        return self.outcome is AllotmentOutcome.ALLOTTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ def allot(member: Membership, queues: Collection[MessageQueue] | None, client_id
 def plan(allotted: Collection[MessageQueue], held: Mapping[MessageQueue, ProcessQueue], now_ms: int, pull_idle_ms: int, passive: bool = True) -> RebalancePlan:
     """What changes for one topic. ``held``: the topic's queues that this consumer works on; ``passive``: a push consumer.
 
-    Dropped: queues no longer allotted, those marked dropped already, and (push only) those without a pull for longer than
-    ``pull_idle_ms``. All results are sorted.
+    Dropped: queues no longer allotted, and (push only) those without a pull for longer than ``pull_idle_ms``. A queue marked
+    dropped that is still allotted is left alone: its offset is being corrected. All results are sorted.
     """
     wanted = frozenset(allotted)
     expired = {queue for queue, process in held.items() if queue in wanted and passive and process.pull_expired(now_ms, pull_idle_ms)}
-    drop = {queue for queue, process in held.items() if queue not in wanted or process.dropped} | expired
+    drop = {queue for queue in held if queue not in wanted} | expired
     keep = held.keys() - drop
     return RebalancePlan(_sorted(keep), _sorted(drop), _sorted(wanted - keep), _sorted(expired))
 
@@ -112,9 +112,7 @@ def foreign_queues(subscribed: Collection[str], held: Collection[MessageQueue]) 
 
 def is_balanced(allotment: Allotment, working: Collection[MessageQueue]) -> bool:
     """True when the queues worked on are exactly the share; false = the next rebalance comes after 1 s instead of 20 s."""
-    if allotment.outcome is not AllotmentOutcome.ALLOTTED:
-        return allotment.settled
-    return allotment.queues == frozenset(working)
+    return allotment.settled and allotment.queues == frozenset(working)
 
 
 class StartRule(Enum):
