@@ -1,0 +1,138 @@
+"""Runs the small Java programs under interop/ beside Apache RocketMQ 4.9.7: builds them once, then starts a JVM for each.
+
+    python tools/interop.py build            compile and resolve the class path (cached under interop/target)
+    python tools/interop.py bench [names]    measure the Java broker and client on this machine, JSON lines
+
+Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a small heap, a limit in time, and
+is ended by its own process id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ROOT / "interop"
+TARGET = PROJECT / "target"
+CLASSPATH = TARGET / "classpath.txt"
+STAMP = TARGET / "sources.sha256"
+BUILD_TIMEOUT_S = 540
+JVM_FLAGS = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "-Dfile.encoding=UTF-8",
+    "-Drocketmq.client.logUseSlf4j=true",
+    "-Djava.net.preferIPv4Stack=false",
+)
+SHORT_LIVED = ("-Xmx512m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+LONG_LIVED = ("-Xmx512m", "-Xms512m", "-XX:+UseG1GC")
+
+
+class ToolMissing(RuntimeError):
+    """JDK or Maven is not on PATH; the message names what to install."""
+
+
+def require_tools() -> None:
+    """Raises ``ToolMissing`` when java, javac or mvn is missing."""
+    for tool, package in (("java", "openjdk-17-jdk-headless"), ("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
+        if shutil.which(tool) is None:
+            raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
+
+
+def build() -> str:
+    """Compiles when the sources changed and returns the class path; one builder at a time."""
+    require_tools()
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with (TARGET / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wanted = _sources_hash()
+        if not (CLASSPATH.exists() and STAMP.exists() and STAMP.read_text() == wanted):
+            STAMP.unlink(missing_ok=True)
+            command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={CLASSPATH}"]
+            done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+            STAMP.write_text(wanted)
+    return f"{TARGET / 'classes'}:{CLASSPATH.read_text().strip()}"
+
+
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    for path in [PROJECT / "pom.xml", *sorted((PROJECT / "src").rglob("*.*"))]:
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def command(main: str, *arguments: object, flags: Sequence[str] = SHORT_LIVED) -> list[str]:
+    """The command line of one program, e.g. ``command("StoreReader", directory, geometry, "-")``."""
+    return ["java", *JVM_FLAGS, *flags, "-cp", build(), f"interop.{main}", *map(str, arguments)]
+
+
+def run(main: str, *arguments: object, timeout_s: float = 120) -> str:
+    """Runs a program to its end and returns what it printed; a failure raises with its complaints."""
+    done = subprocess.run(command(main, *arguments), capture_output=True, text=True, timeout=timeout_s, cwd=TARGET)
+    if done.returncode:
+        raise RuntimeError(f"{main} ended with {done.returncode}:\n{done.stderr[-4000:]}\n{done.stdout[-1000:]}")
+    return done.stdout
+
+
+@contextmanager
+def started(main: str, *arguments: object, flags: Sequence[str] = LONG_LIVED) -> Iterator[subprocess.Popen[str]]:
+    """A program that goes on until the block ends; then it is killed by its process id."""
+    process = subprocess.Popen(command(main, *arguments, flags=flags), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=TARGET)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+        if process.stdout:
+            process.stdout.close()
+
+
+def bench(names: Sequence[str]) -> None:
+    """Starts a name server and a broker in one JVM, the client in another; prints the client's JSON lines."""
+    groups = {"ASYNC_FLUSH": [name for name in names if not name.startswith("sync_flush")], "SYNC_FLUSH": [name for name in names if name.startswith("sync_flush")]}
+    for flush, wanted in groups.items():
+        if not wanted:
+            continue
+        with tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory:
+            with started("PeerServer", directory, flush) as server:
+                assert server.stdout is not None
+                address = server.stdout.readline().strip()
+                if not address:
+                    raise RuntimeError("the Java broker did not start")
+                client = command("PeerBench", address, *wanted, flags=LONG_LIVED)
+                subprocess.run(client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout)
+
+
+BENCHES = ("sync_1", "sync_64", "async", "batch_100", "batch_1k", "consume", "latency", "sync_flush_64")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Apache RocketMQ 4.9.7 beside this project")
+    parser.add_argument("action", choices=["build", "bench"])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; default all")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in BENCHES:
+            parser.error(f"unknown benchmark {name!r}")
+    build()
+    if arguments.action == "bench":
+        bench(arguments.names or BENCHES)
+
+
+if __name__ == "__main__":
+    main()
