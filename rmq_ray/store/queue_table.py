@@ -1,0 +1,144 @@
+"""All consume queues of a store: ``consumequeue/{topic}/{queueId}/`` (store-format 1, 3).
+
+Decides: which queues exist, how many of their files are open at once. Does not decide what a queue holds.
+Called by: dispatcher, message store, recovery, retention, flusher.
+
+Invariant: one ``ConsumeQueue`` per topic and queue id; no directory is made from a name that RocketMQ would refuse.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rmq_ray.errors import MessageIllegal
+from rmq_ray.store.consume_queue import ConsumeQueue
+from rmq_ray.store.file_cache import OPEN_FILES_MAX, FileCache
+from rmq_ray.store.files import FileSystem
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+QUEUE_ID_MAX = 65_535
+
+
+class QueueTable:
+    """Queues by (topic, queue id). ``files_max``: open descriptors over all queues."""
+
+    def __init__(self, root: str, entries_per_file: int, files: FileSystem, files_max: int = OPEN_FILES_MAX) -> None:
+        self.root = root
+        self._entries_per_file = entries_per_file
+        self._files = files
+        self._cache = FileCache(files, files_max)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, None when nothing was ever queued there."""
+        return self._queues.get((topic, queue_id))
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a name that is no topic."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not _TOPIC.fullmatch(topic) or not 0 <= queue_id <= QUEUE_ID_MAX:
+                limits = f"topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to {QUEUE_ID_MAX}"
+                raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: {limits}", topic)
+            queue = self._queues[topic, queue_id] = ConsumeQueue(f"{self.root}/{topic}/{queue_id}", self._entries_per_file, self._files, self._cache)
+        return queue
+
+    def all(self) -> list[tuple[str, int, ConsumeQueue]]:
+        """Every queue as (topic, queue id, queue), in no order; a copy."""
+        return [(topic, queue_id, queue) for (topic, queue_id), queue in list(self._queues.items())]
+
+    def topics(self) -> set[str]:
+        """Topics that have a queue."""
+        return {topic for topic, _ in list(self._queues)}
+
+    def load_all(self) -> None:
+        """Load every queue on disk. ``StoreCorrupt`` when a file is not as the format demands. 10,000 queues take seconds."""
+        for topic in self._files.list_dir(self.root):
+            if not _TOPIC.fullmatch(topic):
+                continue
+            for name in self._files.list_dir(f"{self.root}/{topic}"):
+                if name.isdigit() and int(name) <= QUEUE_ID_MAX:
+                    queue = ConsumeQueue(f"{self.root}/{topic}/{name}", self._entries_per_file, self._files, self._cache)
+                    queue.load()
+                    self._queues[topic, int(name)] = queue
+
+    def maxima(self) -> dict[tuple[str, int], int]:
+        """The next queue offset of every queue: what our checkpoint keeps."""
+        return {key: queue.max_offset for key, queue in list(self._queues.items())}
+
+    def max_log_offset(self) -> int:
+        """Where the last record that any queue knows ends in the log."""
+        return max((queue.max_log_offset for queue in list(self._queues.values())), default=0)
+
+    def recover_all(self) -> int:
+        """RocketMQ's check of every queue (no checkpoint of ours); returns ``max_log_offset``."""
+        return max((queue.recover() for queue in list(self._queues.values())), default=0)
+
+    def restore_maxima(self, maxima: dict[tuple[str, int], int]) -> bool:
+        """Cut every queue to what the checkpoint says was durable. False, and nothing cut, when a queue has less than that:
+        the queues are not those of the checkpoint.
+        """
+        if any(self._max_of(key) < offset for key, offset in maxima.items()):
+            return False
+        for key, queue in list(self._queues.items()):
+            if key in maxima:
+                queue.truncate_to(maxima[key])
+            else:
+                self._drop(key)
+        return True
+
+    def truncate_from(self, log_offset: int) -> int:
+        """The log was cut at ``log_offset``: drop all entries of records from there on; returns how many."""
+        return sum(queue.truncate_from(log_offset) for queue in list(self._queues.values()) if queue.max_log_offset > log_offset)
+
+    def set_min_log_offset(self, log_offset: int) -> None:
+        """The log begins at ``log_offset`` now: correct every queue's minimum."""
+        for queue in list(self._queues.values()):
+            queue.set_min_log_offset(log_offset)
+
+    def delete_files_before_min(self) -> int:
+        """Remove files that lie wholly below their queue's minimum; returns how many."""
+        return sum(queue.delete_files_before_min() for queue in list(self._queues.values()))
+
+    def delete_topic(self, topic: str) -> int:
+        """Remove all queues of a topic with their files (the log keeps its records); returns how many queues."""
+        keys = [key for key in list(self._queues) if key[0] == topic]
+        for key in keys:
+            self._drop(key)
+        if keys:
+            self._files.remove_dir(f"{self.root}/{topic}")
+        return len(keys)
+
+    def delete_expired(self, min_log_offset: int) -> int:
+        """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns how many. Their offsets
+        begin at 0 again, so only an administrator asks for it.
+        """
+        keys = [key for key, queue in list(self._queues.items()) if queue.max_log_offset < min_log_offset]
+        for key in keys:
+            self._drop(key)
+        return len(keys)
+
+    def flush_all(self, least_pages: int = 0) -> int:
+        """Sync every queue that has ``least_pages`` unsynced pages (0 = anything); returns how many were synced. May run
+        beside appends.
+        """
+        due = [(topic, queue) for topic, _, queue in self.all() if queue.is_flush_due(least_pages)]
+        new_in = {topic for topic, queue in due if queue.flush()}
+        for topic in new_in:
+            self._files.sync_dir(f"{self.root}/{topic}")
+        if new_in:
+            self._files.sync_dir(self.root)
+        return len(due)
+
+    def close(self) -> None:
+        """Let go of open files; the table is not used afterwards."""
+        self._cache.close()
+
+    def _max_of(self, key: tuple[str, int]) -> int:
+        queue = self._queues.get(key)
+        return queue.max_offset if queue is not None else 0
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        queue = self._queues.pop(key, None)
+        if queue is not None:
+            queue.delete()
