@@ -64,6 +64,14 @@ class HoldTable:
         """Queues that have parked pulls; nothing is kept about others."""
         return len(self._queues)
 
+    def queues(self) -> list[Queue]:
+        """Those queues."""
+        return list(self._queues)
+
+    def has_parked(self, queue: Queue) -> bool:
+        """Whether an arrival for the queue could wake anybody."""
+        return queue in self._queues
+
     def park(self, token: int, queue: Queue, from_offset: int, deadline_ms: float, codes: frozenset[int] | None, max_offset: int | None = None) -> list[int]:
         """Hold a pull that found nothing; ``[token]`` when it is behind and must run again at once, else ``[]``.
 

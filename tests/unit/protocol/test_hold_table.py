@@ -153,7 +153,13 @@ class HoldTableModel(RuleBasedStateMachine):
         for token in tokens:
             del self.parked[token]
 
-    @rule(queue=st.sampled_from(QUEUES), back=st.integers(0, 2), wait=st.integers(0, 30), codes=st.none() | st.frozensets(st.sampled_from(CODES)), tell=st.booleans())
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        back=st.integers(0, 2),
+        wait=st.integers(0, 30),
+        codes=st.none() | st.frozensets(st.sampled_from(CODES)),
+        tell=st.booleans(),
+    )
     def park(self, queue, back, wait, codes, tell) -> None:
         log = self.logs[queue]
         heard_here = any(place[0] == queue for place in self.parked.values())

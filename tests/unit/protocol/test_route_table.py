@@ -13,7 +13,7 @@ from rmq_ray.protocol.route_table import Registration, RouteTable
 V1, V2 = DataVersion(1, 100), DataVersion(2, 200)
 
 
-def registration(name: str = "broker-a", broker_id: int = 0, address: str = "h1:1", *, version: DataVersion = V1, topics: tuple[str, ...] | None = ("orders",), **more) -> Registration:
+def registration(name="broker-a", broker_id=0, address="h1:1", *, version=V1, topics=("orders",), **more) -> Registration:
     table = None if topics is None else {topic: TopicConfig(topic, 4, 4) for topic in topics}
     return Registration(more.pop("cluster", "C"), name, broker_id, address, f"{address}-ha", version, table, **more)
 
@@ -257,7 +257,13 @@ class RouteTableModel(RuleBasedStateMachine):
             if not any(place[0] == name for place in self.places):
                 self.topics[name] = set()
 
-    @rule(name=st.sampled_from(NAMES), broker_id=st.integers(0, 1), address=st.sampled_from(ADDRESSES), counter=st.integers(0, 2), topics=st.sets(st.sampled_from(TOPICS)))
+    @rule(
+        name=st.sampled_from(NAMES),
+        broker_id=st.integers(0, 1),
+        address=st.sampled_from(ADDRESSES),
+        counter=st.integers(0, 2),
+        topics=st.sets(st.sampled_from(TOPICS)),
+    )
     def register(self, name, broker_id, address, counter, topics) -> None:
         self.connections += 1
         version = DataVersion(counter, 0)
