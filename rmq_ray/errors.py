@@ -21,6 +21,7 @@
     │   ├── ConnectionLost               the request may have been processed                           (network)
     │   ├── RequestTimeout               no answer in time; may have been processed                    (network)
     │   ├── TooManyRequests              this side's limit on unanswered requests is reached           (caller)
+    │   ├── FrameTooLarge                more than 16 MiB to send: nothing was sent                    (caller)
     │   ├── MalformedFrame               the peer broke the protocol; the connection is closed         (peer)
     │   ├── HandshakeFailed              wrong secret, cluster or role                                 (peer)
     │   └── ResponseError                the peer answered with a failure code
@@ -210,6 +211,12 @@ class TooManyRequests(RemotingError):
 
     code = 2
     retriable = True
+
+
+class FrameTooLarge(RemotingError):
+    """A frame to be sent exceeds the protocol's limit (args[1] = size, args[2] = limit, both bytes): nothing was sent."""
+
+    code = 13
 
 
 class MalformedFrame(RemotingError):

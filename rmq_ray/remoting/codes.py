@@ -6,6 +6,8 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
+    """What a request asks for; from 20001 on ours."""
+
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -92,6 +94,8 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
+    """How a request ended; from 20001 on ours."""
+
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2

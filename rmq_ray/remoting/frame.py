@@ -1,55 +1,71 @@
-"""One remoting command and its bytes (remoting 1). A core without I/O: bytes in, commands out.
+"""One frame of RocketMQ's remoting protocol: bytes to a ``Command`` and back (remoting 1).
 
-    +---------+---------------------+------------------+----------------+
-    | L  i32  | W  i32              | header  H bytes  | body  L-4-H    |
-    |         | type << 24 | H      |                  |                |
-    +---------+---------------------+------------------+----------------+
-    L counts what follows it. type 0 = JSON header, 1 = ROCKETMQ binary header:
-    code i16 | language i8 | version i16 | opaque i32 | flag i32 | remark length i32, bytes | ext length i32, entries
-    entry: key length i16, key, value length i32, value
+    L i32 | W i32                                        | header H bytes | body L-4-H bytes
+          |   byte 0: 0 JSON, 1 ROCKETMQ; 24 bits: H     |
 
-Decides nothing about commands. Invariants: what ``decode`` accepts, ``encode`` writes back the same; ``MalformedFrame`` for
-everything else, never another error.
+    ROCKETMQ header: code i16, language i8, version i16, opaque i32, flag i32, remark i32+n, extFields i32+n (i16+key, i32+value)*
+
+Decides what is a well-formed frame; knows neither codes nor fields nor connections. Called by every connection and by ``loopback``.
+Invariants: ``decode`` raises ``MalformedFrame`` and nothing else, whatever the bytes; it copies no body; a frame that
+``encode`` returns has at most ``FRAME_BYTES_MAX`` bytes after its length field.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass
-from json.encoder import encode_basestring
+from typing import Any
 
-from rmq_ray.errors import MalformedFrame
+from rmq_ray.errors import FrameTooLarge, MalformedFrame
+from rmq_ray.model import fastjson
+
+Buffer = bytes | bytearray | memoryview
+Body = Buffer | tuple[Buffer, ...]
 
 JSON = 0
 BINARY = 1
-FLAG_RESPONSE = 1
-FLAG_ONEWAY = 2
-VERSION = 407  # RocketMQ 4.9.7
+RESPONSE = 1
+ONEWAY = 2
 PYTHON = 3
+VERSION = 407
+"""What we say we are: V4_9_7, the release whose behaviour this package has (remoting 1)."""
+STANDARD_JSON_VERSION = 401
+"""Callers from V4_9_4 on get routes as standard JSON (remoting 2)."""
 LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST")
-_LANGUAGE_NUMBERS = {name: number for number, name in enumerate(LANGUAGES)}
-_SERIALIZE_NAMES = ("JSON", "ROCKETMQ")
-HEAD = struct.Struct(">ii")
-FIXED = struct.Struct(">hbhiii")  # up to and with the remark's length
-PLAIN = struct.Struct(">iihbhiiii")  # L, W and a binary header without remark and ext fields
-I32 = struct.Struct(">i")
-I16 = struct.Struct(">h")
-_PLAIN_HEADER = 21
-HEADER_BYTES_MAX = 1 << 20
+OTHER_LANGUAGE = 7
+FRAME_BYTES_MAX = 16_777_212
+FRAME_BYTES_MIN = 4
+HEADER_BYTES_MAX = (1 << 24) - 1
+FIELDS_MAX = 1_024
+"""Ext fields of one frame; RocketMQ's richest request has 25."""
 
-Buffer = bytes | bytearray | memoryview
+_LENGTH = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_BARE = struct.Struct(">IhbhiiII")
+"""W and a ROCKETMQ header without remark and fields: what our own requests look like."""
+_BARE_FRAME = struct.Struct(">IIhbhiiII")
+_FIXED = struct.Struct(">hbhiii")
+_BARE_BYTES = 21
+_BARE_MARK = BINARY << 24 | _BARE_BYTES
+_NOT_AS_FASTJSON = re.compile("\\\\u00[0-9][a-f]|[\x7f-\x9f\u2028\u2029]")
+_LANGUAGE_NUMBER = {name: number for number, name in enumerate(LANGUAGES)}
 
 
 @dataclass(slots=True)
 class Command:
-    """A request or a response. ``fields``: ext fields, all strings. ``body``: bytes, or buffers that are written in order."""
+    """One request or answer.
+
+    ``fields``: None = no header class, as Java writes it. ``body``: a tuple of buffers is written back to back. A body that
+    ``decode`` made is a view of the frame. ``serialize``: form of the header; an answer takes its request's.
+    """
 
     code: int
     opaque: int = 0
     flag: int = 0
     fields: dict[str, str] | None = None
-    body: Buffer | tuple[Buffer, ...] = b""
+    body: Body = b""
     remark: str | None = None
     language: int = PYTHON
     version: int = VERSION
@@ -57,166 +73,230 @@ class Command:
 
     @property
     def is_response(self) -> bool:
-        return bool(self.flag & FLAG_RESPONSE)
+        """Bit 0 of the flag: this answers the request of the same opaque."""
+        return self.flag & RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
-        return bool(self.flag & FLAG_ONEWAY)
+        """Bit 1 of the flag: nobody waits for an answer."""
+        return self.flag & ONEWAY != 0
 
-    def answer(self, code: int = 0, fields: dict[str, str] | None = None, body: Buffer | tuple[Buffer, ...] = b"", remark: str | None = None) -> Command:
-        """The response to this request: same opaque, same form of header."""
-        return Command(code, self.opaque, FLAG_RESPONSE, fields, body, remark, serialize=self.serialize)
+    def answer(self, code: int = 0, fields: dict[str, str] | None = None, body: Body = b"", remark: str | None = None) -> Command:
+        """The answer to this request: its opaque, its form of header."""
+        return Command(code, self.opaque, RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize)
+
+    def body_bytes(self) -> bytes:
+        """The body as one ``bytes`` of its own, safe to keep."""
+        body = self.body
+        return b"".join(body) if isinstance(body, tuple) else bytes(body)
 
 
-def encode(command: Command) -> list[Buffer]:
-    """The frame as buffers for ``writelines`` or ``sendmsg``: head and header first, then the body's."""
+def encode(command: Command, opaque: int | None = None, flag: int | None = None) -> list[Buffer]:
+    """The frame as buffers to be written back to back: length and header, then the body's parts.
+
+    ``opaque`` and ``flag`` replace the command's own without changing it. Raises ``FrameTooLarge``.
+    """
+    opaque = command.opaque if opaque is None else opaque
+    flag = command.flag if flag is None else flag
     body = command.body
-    parts: tuple[Buffer, ...] = body if isinstance(body, tuple) else ((body,) if len(body) else ())
-    size = sum(_nbytes(part) for part in parts)
+    if isinstance(body, tuple):
+        parts = [part for part in body if len(part)]
+        body_length = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+    else:
+        body_length = body.nbytes if isinstance(body, memoryview) else len(body)
+        parts = [body] if body_length else []
+    if body_length > FRAME_BYTES_MAX - FRAME_BYTES_MIN - _BARE_BYTES:
+        raise _too_large(body_length)
     if command.serialize == BINARY:
         if not command.fields and not command.remark:
-            word = BINARY << 24 | _PLAIN_HEADER
-            head = PLAIN.pack(4 + _PLAIN_HEADER + size, word, command.code, command.language, command.version, command.opaque, command.flag, 0, 0)
-            return [head, *parts]
-        header = _binary_header(command)
+            size = FRAME_BYTES_MIN + _BARE_BYTES + body_length
+            return [_BARE_FRAME.pack(size, _BARE_MARK, command.code, command.language, command.version, opaque, flag, 0, 0), *parts]
+        header = _binary_header(command, opaque, flag)
     else:
-        header = _json_header(command)
-    return [HEAD.pack(4 + len(header) + size, command.serialize << 24 | len(header)) + header, *parts]
+        header = _json_header(command, opaque, flag)
+    size = FRAME_BYTES_MIN + len(header) + body_length
+    if size > FRAME_BYTES_MAX or len(header) > HEADER_BYTES_MAX:
+        raise _too_large(size)
+    return [b"%b%b%b" % (_LENGTH.pack(size), _LENGTH.pack(command.serialize << 24 | len(header)), header), *parts]
 
 
 def encode_bytes(command: Command) -> bytes:
-    """The frame as one piece."""
+    """The frame as one ``bytes``, with its length field."""
     return b"".join(encode(command))
 
 
 def decode(frame: memoryview) -> Command:
-    """A command from a frame without its length field. The body is a view of ``frame``. ``MalformedFrame`` for anything else."""
-    if len(frame) < 4:
-        raise MalformedFrame(f"a frame of {len(frame)} bytes has no header word")
-    (word,) = I32.unpack_from(frame)
-    length = word & 0xFFFFFF
-    serialize = word >> 24
-    if length > len(frame) - 4 or length > HEADER_BYTES_MAX:
-        raise MalformedFrame(f"header of {length} bytes in a frame of {len(frame)}")
-    if serialize == BINARY:
-        command = _decode_binary(frame, length)
-    elif serialize == JSON:
-        command = _decode_json(bytes(frame[4 : 4 + length]))
-    else:
-        raise MalformedFrame(f"unknown header type {serialize}")
-    command.body = frame[4 + length :]
-    return command
+    """One frame without its length field; the body is a view of it. Raises ``MalformedFrame``."""
+    length = len(frame)
+    if length >= FRAME_BYTES_MIN + _BARE_BYTES:
+        mark, code, language, version, opaque, flag, remark, fields = _BARE.unpack_from(frame)
+        if mark == _BARE_MARK and not remark and not fields:
+            return Command(code, opaque, flag, None, frame[25:] if length > 25 else b"", None, language, version, BINARY)
+    elif length < FRAME_BYTES_MIN:
+        raise MalformedFrame(f"a frame of {length} bytes has no room for its header's length")
+    (mark,) = _LENGTH.unpack_from(frame)
+    form, header_length = mark >> 24, mark & HEADER_BYTES_MAX
+    if header_length > length - FRAME_BYTES_MIN:
+        raise MalformedFrame(f"header of {header_length} bytes in a frame of {length}")
+    end = FRAME_BYTES_MIN + header_length
+    header = frame[FRAME_BYTES_MIN:end]
+    body = frame[end:] if length > end else b""
+    if form == JSON:
+        return _from_json(header, body)
+    if form == BINARY:
+        return _from_binary(header, body)
+    raise MalformedFrame(f"header of serialize type {form & 0xFF}; 0 (JSON) and 1 (ROCKETMQ) are known")
 
 
-def _nbytes(part: Buffer) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)
+def _too_large(size: int) -> FrameTooLarge:
+    return FrameTooLarge(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are sent, split the body", size, FRAME_BYTES_MAX)
 
 
-def _json_header(command: Command) -> bytes:
-    """Keys in alphabetical order, nulls omitted, no blanks: what fastjson writes."""
-    parts = [f'{{"code":{command.code}']
+def _json_header(command: Command, opaque: int, flag: int) -> bytes:
+    header: dict[str, Any] = {"code": int(command.code)}
     if command.fields is not None:
-        entries = ",".join([f"{encode_basestring(key)}:{encode_basestring(value)}" for key, value in command.fields.items() if value is not None])
-        parts.append(f'"extFields":{{{entries}}}')
-    parts.append(f'"flag":{command.flag}')
-    parts.append(f'"language":"{LANGUAGES[command.language]}"')
-    parts.append(f'"opaque":{command.opaque}')
+        header["extFields"] = command.fields
+    header["flag"] = flag
+    header["language"] = LANGUAGES[command.language] if 0 <= command.language < len(LANGUAGES) else LANGUAGES[OTHER_LANGUAGE]
+    header["opaque"] = opaque
     if command.remark is not None:
-        parts.append(f'"remark":{encode_basestring(command.remark)}')
-    parts.append(f'"serializeTypeCurrentRPC":"{_SERIALIZE_NAMES[command.serialize]}"')
-    parts.append(f'"version":{command.version}}}')
-    return ",".join(parts).encode("utf-8", "surrogatepass")
+        header["remark"] = command.remark
+    header["serializeTypeCurrentRPC"] = "JSON"
+    header["version"] = command.version
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+    if _NOT_AS_FASTJSON.search(text):
+        text = _as_fastjson(header)
+    return text.encode("utf-8", "replace")  # Java, too, writes '?' for half a surrogate pair
 
 
-def _binary_header(command: Command) -> bytes:
-    remark = (command.remark or "").encode()
-    ext = bytearray()
+def _as_fastjson(header: dict[str, Any]) -> str:
+    fields = header.get("extFields")
+    members = []
+    for name, value in header.items():
+        if name == "extFields" and fields is not None:
+            value_text = "{" + ",".join([f"{fastjson.quote(key)}:{fastjson.quote(text)}" for key, text in fields.items()]) + "}"
+        else:
+            value_text = fastjson.dumps(value)
+        members.append(f'"{name}":{value_text}')
+    return "{" + ",".join(members) + "}"
+
+
+def _binary_header(command: Command, opaque: int, flag: int) -> bytes:
+    remark = command.remark.encode("utf-8", "replace") if command.remark else b""
+    entries: list[bytes] = []
     for key, value in (command.fields or {}).items():
-        if value is None:
-            continue
-        name, content = key.encode(), value.encode()
-        ext += I16.pack(len(name)) + name + I32.pack(len(content)) + content
-    fixed = FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag, len(remark))
-    return fixed + remark + I32.pack(len(ext)) + bytes(ext)
+        key_bytes, value_bytes = key.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if len(key_bytes) > 32_767:
+            raise _too_large(len(key_bytes))
+        entries += (_SHORT.pack(len(key_bytes)), key_bytes, _LENGTH.pack(len(value_bytes)), value_bytes)
+    fields = b"".join(entries)
+    fixed = _FIXED.pack(command.code, command.language, command.version, opaque, flag, len(remark))
+    return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
 
 
-def _decode_binary(frame: memoryview, length: int) -> Command:
-    if length < _PLAIN_HEADER:
-        raise MalformedFrame(f"binary header of {length} bytes is shorter than its fixed part")
-    code, language, version, opaque, flag, remark_length = FIXED.unpack_from(frame, 4)
-    at, end = 4 + FIXED.size, 4 + length
-    remark = None
+def _from_json(header: memoryview, body: Buffer) -> Command:
     try:
-        if remark_length:
-            remark, at = _text(frame, at, remark_length, end - 4), at + remark_length
-        (ext_length,) = I32.unpack_from(frame, at)
-        fields = _entries(frame, at + 4, ext_length, end) if ext_length else None
-    except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedFrame(f"broken binary header: {error}") from None
-    return Command(code, opaque, flag, fields, b"", remark, language if 0 <= language < len(LANGUAGES) else 0, version, BINARY)
-
-
-def _entries(frame: memoryview, at: int, size: int, end: int) -> dict[str, str]:
-    if size < 0 or at + size != end:
-        raise MalformedFrame(f"ext fields of {size} bytes do not fill the header")
-    fields: dict[str, str] = {}
-    while at < end:
-        (length,) = I16.unpack_from(frame, at)
-        key, at = _text(frame, at + 2, length, end), at + 2 + length
-        (length,) = I32.unpack_from(frame, at)
-        value, at = _text(frame, at + 4, length, end), at + 4 + length
-        fields[key] = value
-    return fields
-
-
-def _text(frame: memoryview, at: int, length: int, end: int) -> str:
-    if length < 0 or at + length > end:
-        raise MalformedFrame(f"text of {length} bytes at {at} runs over the header's end at {end}")
-    return str(frame[at : at + length], "utf-8")
-
-
-def _decode_json(text: bytes) -> Command:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedFrame(f"header is no JSON: {error}") from None
+        found = fastjson.loads(header)
+    except ValueError as error:
+        raise MalformedFrame(f"header is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise MalformedFrame("JSON header is no object")
+        raise MalformedFrame("header is JSON, but no object")
+    remark = found.get("remark")
+    if remark is not None and not isinstance(remark, str):
+        raise MalformedFrame("remark is no text")
     return Command(
         _integer(found, "code"),
         _integer(found, "opaque"),
         _integer(found, "flag"),
-        _ext_fields(found.get("extFields")),
-        b"",
-        found.get("remark") if isinstance(found.get("remark"), str) else None,
+        _fields(found.get("extFields")),
+        body,
+        remark,
         _language(found.get("language")),
         _integer(found, "version"),
         JSON,
     )
 
 
-def _ext_fields(found: object) -> dict[str, str] | None:
+def _integer(header: dict[Any, Any], name: str) -> int:
+    value = header.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, str) and len(value) <= 11:
+        try:
+            value = int(value)
+        except ValueError:
+            raise MalformedFrame(f"{name} is no integer") from None
+    if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
+        raise MalformedFrame(f"{name} is no integer of 32 bits")
+    return value
+
+
+def _language(value: Any) -> int:
+    """Absent is JAVA; what is unknown is served all the same (remoting 1)."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return _LANGUAGE_NUMBER.get(value, OTHER_LANGUAGE)
+    return value if type(value) is int and 0 <= value < len(LANGUAGES) else OTHER_LANGUAGE
+
+
+def _fields(found: Any) -> dict[str, str] | None:
+    """Numbers and booleans become text; fields without a value are left out."""
     if found is None:
         return None
-    if not isinstance(found, dict):
-        raise MalformedFrame("extFields is no object")
-    return {key: value if type(value) is str else _as_text(value) for key, value in found.items() if value is not None}
+    if not isinstance(found, dict) or len(found) > FIELDS_MAX:
+        raise MalformedFrame(f"extFields is no object of at most {FIELDS_MAX} fields")
+    fields: dict[str, str] = {}
+    for name, value in found.items():
+        if type(value) is str and type(name) is str:
+            fields[name] = value
+        elif value is not None:
+            try:
+                fields[name if isinstance(name, str) else fastjson.dumps(name)] = value if isinstance(value, str) else fastjson.dumps(value)
+            except (ValueError, TypeError):
+                raise MalformedFrame(f"ext field {name!r} has no text form") from None
+    return fields
 
 
-def _as_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else json.dumps(value)
+def _from_binary(header: memoryview, body: Buffer) -> Command:
+    total = len(header)
+    if total < _BARE_BYTES:
+        raise MalformedFrame(f"ROCKETMQ header of {total} bytes; {_BARE_BYTES} at least")
+    code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)
+    if not 0 <= remark_length <= total - _BARE_BYTES:
+        raise MalformedFrame(f"remark of {remark_length} bytes in a header of {total}")
+    at = _FIXED.size + remark_length
+    (fields_length,) = _LENGTH.unpack_from(header, at)
+    at += 4
+    if fields_length < 0 or fields_length > total - at:
+        raise MalformedFrame(f"ext fields of {fields_length} bytes in a header of {total}")
+    try:
+        remark = str(header[_FIXED.size : _FIXED.size + remark_length], "utf-8") if remark_length else None
+        fields = _binary_fields(header[at : at + fields_length]) if fields_length else None
+    except UnicodeDecodeError:
+        raise MalformedFrame("remark or ext field is not UTF-8") from None
+    return Command(code, opaque, flag, fields, body, remark, language, version, BINARY)
 
 
-def _integer(found: dict[str, object], key: str) -> int:
-    value = found.get(key, 0)
-    if not isinstance(value, int) or not -(1 << 31) <= value < 1 << 31:
-        raise MalformedFrame(f"{key} is no 32-bit number")
-    return int(value)
-
-
-def _language(value: object) -> int:
-    if isinstance(value, int):
-        return value if 0 <= value < len(LANGUAGES) else 0
-    return _LANGUAGE_NUMBERS.get(str(value), 0)
+def _binary_fields(area: memoryview) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    at, end = 0, len(area)
+    for _ in range(FIELDS_MAX):
+        if at == end:
+            return fields
+        if end - at < 6:
+            raise MalformedFrame(f"{end - at} bytes after the last ext field")
+        (key_length,) = _SHORT.unpack_from(area, at)
+        value_at = at + 2 + key_length
+        if key_length < 0 or value_at + 4 > end:
+            raise MalformedFrame(f"ext field name of {key_length} bytes reaches beyond the fields")
+        (value_length,) = _LENGTH.unpack_from(area, value_at)
+        if value_length < 0 or value_length > end - value_at - 4:
+            raise MalformedFrame(f"ext field value of {value_length} bytes reaches beyond the fields")
+        name, value = area[at + 2 : value_at], area[value_at + 4 : value_at + 4 + value_length]
+        if key_length and value_length:
+            fields[str(name, "utf-8")] = str(value, "utf-8")
+        at = value_at + 4 + value_length
+    if at == end:
+        return fields
+    raise MalformedFrame(f"more than {FIELDS_MAX} ext fields")

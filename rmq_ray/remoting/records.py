@@ -1,18 +1,21 @@
-"""Bodies of our own request codes: frames of records and pulls that carry arrays of sizes.
+"""Bodies of our own requests that carry records in store layout: SEND_RECORDS, PULL_RECORDS, SCAN_RECORDS.
 
-SEND_RECORDS request      >i count | count x >i size | records back to back
-SEND_RECORDS answer       >q base queue offset | >q base log offset | >q store time ms | >i 1 = a repeat
-PULL_RECORDS request      msgpack [group, topic, queue id, offset, count max, bytes max, sys flag, commit offset, suspend ms,
-                          subscription version, expression type, expression or nil, epoch]
-SCAN_RECORDS request      msgpack [topic, queue id, start, end, bytes max, epoch]
-answer of both            >q next offset | >q min | >q max | >q epoch | >i suggested broker id | >i count | count x >i size | records
+    SEND_RECORDS   request  count i32 | sizes count x i32 | records back to back
+                   answer   base queue offset i64 | base log offset i64 | store time ms i64 | 1 = a repeat, i32
+    PULL_RECORDS   request  msgpack [group, topic, queue id, offset, max count, max bytes, sys flag, commit offset, suspend ms,
+                                     subscription version, expression type, expression or nil, epoch]
+    SCAN_RECORDS   request  msgpack [topic, queue id, start, end, max bytes, epoch]
+    both           answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 | count i32 | sizes | records
 
-Invariant: sizes are positive and add up to the records' length; anything else is ``MalformedFrame``.
+All integers big-endian. Decides the layout and that lengths agree; what is inside the records is checked by the store.
+Called by producers, consumers, scan readers and the broker's handlers. Invariants: pure; records are never copied here;
+``unpack_*`` raises ``MalformedFrame`` and nothing else.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,156 +23,177 @@ import msgpack
 import numpy as np
 
 from rmq_ray.errors import MalformedFrame
+from rmq_ray.remoting.frame import Body, Buffer
 
-COUNT = struct.Struct(">i")
-SEND_ANSWER = struct.Struct(">qqqi")
-PULL_ANSWER = struct.Struct(">qqqqii")
+Sizes = np.ndarray[Any, np.dtype[Any]]
+"""Byte lengths of records, big-endian int32, one dimension."""
+
 RECORDS_MAX = 65_536
+"""Records of one frame or answer."""
+RECORD_BYTES_MIN = 91
+"""A record with empty body, topic and properties (store-format 2.1)."""
 
-Buffer = bytes | bytearray | memoryview
-
-
-def pack_send(records: Buffer, sizes: np.ndarray) -> tuple[Buffer, ...]:
-    """Body of SEND_RECORDS. ``sizes``: int32 of any byte order, bytes of each record."""
-    return (COUNT.pack(len(sizes)) + sizes.astype(">i4", copy=False).tobytes(), records)
-
-
-def unpack_send(body: Buffer) -> tuple[memoryview, np.ndarray]:
-    """(records as a view of ``body``, sizes >i4)."""
-    return _sized(memoryview(body), 0, allow_empty=False)
+_COUNT = struct.Struct(">i")
+_SEND_ANSWER = struct.Struct(">qqqi")
+_PULL_ANSWER = struct.Struct(">qqqqii")
+_SIZE_TYPE = np.dtype(">i4")
 
 
-def pack_send_answer(base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool) -> bytes:
-    """Body of the answer to SEND_RECORDS."""
-    return SEND_ANSWER.pack(base_queue_offset, base_log_offset, store_ms, repeat)
-
-
-class SendAnswer(NamedTuple):
-    """Where a frame was stored."""
+class SendRecordsAnswer(NamedTuple):
+    """Where a frame's first record went; ``repeat``: it had been stored before and this is the first outcome again."""
 
     base_queue_offset: int
     base_log_offset: int
     store_ms: int
-    repeat: int
+    repeat: bool
 
 
-def unpack_send_answer(body: Buffer) -> SendAnswer:
-    """``MalformedFrame`` for a wrong length."""
-    if len(body) != SEND_ANSWER.size:
-        raise MalformedFrame(f"answer to SEND_RECORDS of {len(body)} bytes, not {SEND_ANSWER.size}")
-    return SendAnswer(*SEND_ANSWER.unpack(body))
-
-
-class PullRecords(NamedTuple):
-    """A PULL_RECORDS request."""
-
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
-    count_max: int
-    bytes_max: int
-    sys_flag: int
-    commit_offset: int
-    suspend_ms: int
-    sub_version: int
-    expression_type: str
-    expression: str | None
-    epoch: int
-
-
-_PULL_TYPES = (str, str, int, int, int, int, int, int, int, int, str, (str, type(None)), int)
-
-
-def pack_pull(pull: PullRecords) -> bytes:
-    """Body of PULL_RECORDS."""
-    return msgpack.packb(pull)  # type: ignore[no-any-return]
-
-
-def unpack_pull(body: Buffer) -> PullRecords:
-    """``MalformedFrame`` for a wrong shape or type."""
-    return PullRecords(*_list(body, _PULL_TYPES, "PULL_RECORDS"))
-
-
-class ScanRecords(NamedTuple):
-    """A SCAN_RECORDS request."""
-
-    topic: str
-    queue_id: int
-    start: int
-    end: int
-    bytes_max: int
-    epoch: int
-
-
-_SCAN_TYPES = (str, int, int, int, int, int)
-
-
-def pack_scan(scan: ScanRecords) -> bytes:
-    """Body of SCAN_RECORDS."""
-    return msgpack.packb(scan)  # type: ignore[no-any-return]
-
-
-def unpack_scan(body: Buffer) -> ScanRecords:
-    """``MalformedFrame`` for a wrong shape or type."""
-    return ScanRecords(*_list(body, _SCAN_TYPES, "SCAN_RECORDS"))
-
-
-@dataclass(slots=True)
-class PullAnswer:
-    """A page of records. ``records``: back to back; ``sizes``: >i4, bytes of each."""
+class PullPage(NamedTuple):
+    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths in bytes."""
 
     next_offset: int
     min_offset: int
     max_offset: int
     epoch: int
     suggested_broker: int
-    sizes: np.ndarray
+    sizes: Sizes
     records: memoryview
 
 
-def pack_pull_answer(next_offset: int, low: int, high: int, epoch: int, suggested_broker: int, sizes: np.ndarray | None = None, parts: tuple[Buffer, ...] = ()) -> tuple[Buffer, ...]:
-    """Body of the answer; ``parts`` are the records' buffers, written without copying."""
-    count = 0 if sizes is None else len(sizes)
-    head = PULL_ANSWER.pack(next_offset, low, high, epoch, suggested_broker, count)
-    if not count or sizes is None:
-        return (head,)
-    return (head + sizes.astype(">i4", copy=False).tobytes(), *parts)
+@dataclass(frozen=True, slots=True)
+class PullRecords:
+    """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset belongs to, 0 = not known."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_count: int
+    max_bytes: int
+    sys_flag: int = 0
+    commit_offset: int = 0
+    suspend_ms: int = 0
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    expression: str | None = None
+    epoch: int = 0
 
 
-def unpack_pull_answer(body: Buffer) -> PullAnswer:
-    """``records`` is a view of ``body``. ``MalformedFrame`` for anything that does not add up."""
-    view = memoryview(body)
-    if len(view) < PULL_ANSWER.size:
-        raise MalformedFrame(f"answer to a pull of {len(view)} bytes is shorter than its head of {PULL_ANSWER.size}")
-    next_offset, low, high, epoch, suggested, _ = PULL_ANSWER.unpack_from(view)
-    records, sizes = _sized(view, PULL_ANSWER.size - COUNT.size, allow_empty=True)
-    return PullAnswer(next_offset, low, high, epoch, suggested, sizes, records)
+@dataclass(frozen=True, slots=True)
+class ScanRecords:
+    """A bulk read of queue offsets [start, end) by offset, without a group."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+    max_bytes: int
+    epoch: int = 0
 
 
-def _sized(view: memoryview, at: int, *, allow_empty: bool) -> tuple[memoryview, np.ndarray]:
-    """count, sizes, records from ``at`` on."""
-    if len(view) < at + COUNT.size:
-        raise MalformedFrame(f"body of {len(view)} bytes has no count of records")
-    (count,) = COUNT.unpack_from(view, at)
-    begin = at + COUNT.size + 4 * count
-    if not (0 if allow_empty else 1) <= count <= RECORDS_MAX or begin > len(view):
-        raise MalformedFrame(f"{count} records do not fit a body of {len(view)} bytes")
-    sizes = np.frombuffer(view, ">i4", count, at + COUNT.size)
-    total = int(sizes.sum(dtype=np.int64))
-    if total != len(view) - begin or (count and int(sizes.min()) <= 0):
-        raise MalformedFrame(f"sizes of {count} records add up to {total}, the body holds {len(view) - begin} bytes of records")
-    return view[begin:], sizes
+def pack_send_records(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
+    """A request's body; the records stay where they are."""
+    return _COUNT.pack(len(sizes)), _size_bytes(sizes), records
 
 
-def _list(body: Buffer, types: tuple[Any, ...], what: str) -> list[Any]:
+def unpack_send_records(body: Body) -> tuple[memoryview, Sizes]:
+    """(records, sizes); the records are a view of the body, writable where the body is."""
+    view = _view(body)
+    if len(view) < 4:
+        raise MalformedFrame(f"records in a body of {len(view)} bytes")
+    (count,) = _COUNT.unpack_from(view)
+    return _records(view, 4, count, count_min=1)
+
+
+def pack_send_answer(answer: SendRecordsAnswer) -> bytes:
+    """Answer body of SEND_RECORDS."""
+    return _SEND_ANSWER.pack(answer.base_queue_offset, answer.base_log_offset, answer.store_ms, answer.repeat)
+
+
+def unpack_send_answer(body: Body) -> SendRecordsAnswer:
+    """Reads what ``pack_send_answer`` wrote."""
+    view = _view(body)
+    if len(view) != _SEND_ANSWER.size:
+        raise MalformedFrame(f"answer to SEND_RECORDS of {len(view)} bytes instead of {_SEND_ANSWER.size}")
+    queue_offset, log_offset, store_ms, repeat = _SEND_ANSWER.unpack(view)
+    return SendRecordsAnswer(queue_offset, log_offset, store_ms, repeat != 0)
+
+
+def pack_pull_request(pull: PullRecords) -> bytes:
+    """Request body of PULL_RECORDS."""
+    return _pack([
+        pull.group, pull.topic, pull.queue_id, pull.offset, pull.max_count, pull.max_bytes, pull.sys_flag, pull.commit_offset, pull.suspend_ms,
+        pull.sub_version, pull.expression_type, pull.expression, pull.epoch,
+    ])  # fmt: skip
+
+
+def unpack_pull_request(body: Body) -> PullRecords:
+    """Reads what ``pack_pull_request`` wrote; types and signs are checked."""
+    return PullRecords(*_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int)))
+
+
+def pack_scan_request(scan: ScanRecords) -> bytes:
+    """Request body of SCAN_RECORDS."""
+    return _pack([scan.topic, scan.queue_id, scan.start, scan.end, scan.max_bytes, scan.epoch])
+
+
+def unpack_scan_request(body: Body) -> ScanRecords:
+    """Reads what ``pack_scan_request`` wrote; types and signs are checked."""
+    return ScanRecords(*_unpack(body, (str, int, int, int, int, int)))
+
+
+def pack_pull_answer(offsets: tuple[int, int, int], epoch: int, suggested_broker: int, sizes: Sizes, parts: Sequence[Buffer]) -> tuple[Buffer, ...]:
+    """Answer body of PULL_RECORDS and SCAN_RECORDS. ``offsets``: (next, min, max); ``parts``: the records, back to back."""
+    return _PULL_ANSWER.pack(*offsets, epoch, suggested_broker, len(sizes)), _size_bytes(sizes), *parts
+
+
+def unpack_pull_answer(body: Body) -> PullPage:
+    """Reads what ``pack_pull_answer`` wrote."""
+    view = _view(body)
+    if len(view) < _PULL_ANSWER.size:
+        raise MalformedFrame(f"answer to a pull of {len(view)} bytes; {_PULL_ANSWER.size} at least")
+    next_offset, min_offset, max_offset, epoch, suggested, count = _PULL_ANSWER.unpack_from(view)
+    records, sizes = _records(view, _PULL_ANSWER.size, count, count_min=0)
+    return PullPage(next_offset, min_offset, max_offset, epoch, suggested, sizes, records)
+
+
+def _records(view: memoryview, at: int, count: int, count_min: int) -> tuple[memoryview, Sizes]:
+    start = at + 4 * count
+    if not count_min <= count <= RECORDS_MAX or start > len(view):
+        raise MalformedFrame(f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} with a size each may be in it")
+    sizes: Sizes = np.frombuffer(view, _SIZE_TYPE, count, at)
+    if count and int(sizes.min()) < RECORD_BYTES_MIN:
+        raise MalformedFrame(f"a record of {int(sizes.min())} bytes; {RECORD_BYTES_MIN} at least")
+    if int(sizes.sum(dtype=np.int64)) != len(view) - start:
+        raise MalformedFrame(f"{count} records of {int(sizes.sum(dtype=np.int64))} bytes in all, but {len(view) - start} bytes follow their sizes")
+    return view[start:], sizes
+
+
+def _size_bytes(sizes: Sizes) -> bytes:
+    return (sizes if sizes.dtype == _SIZE_TYPE else sizes.astype(_SIZE_TYPE)).tobytes()
+
+
+def _view(body: Body) -> memoryview:
+    return memoryview(b"".join(body) if isinstance(body, tuple) else body)
+
+
+def _pack(values: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(values)
+    return packed
+
+
+def _unpack(body: Body, types: tuple[type | None, ...]) -> list[Any]:
+    """A list of values of these types (None = text or nil); integers from 0 on, but -1 stands for 'none' in offsets."""
     try:
-        found = msgpack.unpackb(body, use_list=True)
-    except (ValueError, msgpack.exceptions.ExtraData, msgpack.exceptions.FormatError, msgpack.exceptions.StackError) as error:
-        raise MalformedFrame(f"body of {what} is no msgpack: {error}") from None
-    if not isinstance(found, list) or len(found) != len(types):
-        raise MalformedFrame(f"body of {what} must be a list of {len(types)} values")
-    for position, (value, kind) in enumerate(zip(found, types, strict=True)):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise MalformedFrame(f"value {position} of {what} has the wrong type {type(value).__name__}")
-    return found
+        values = msgpack.unpackb(_view(body), max_array_len=len(types), max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise MalformedFrame(f"request body is not msgpack: {error}") from None
+    if not isinstance(values, list) or len(values) != len(types):
+        raise MalformedFrame(f"request body is no list of {len(types)} values")
+    for index, (value, wanted) in enumerate(zip(values, types, strict=True)):
+        fits = type(value) is wanted or (wanted is None and (value is None or type(value) is str))
+        if wanted is int and fits:
+            fits = -1 <= value < 1 << 63
+        if not fits:
+            raise MalformedFrame(f"value {index} of the request body is {type(value).__name__}, or out of range")
+    return values
