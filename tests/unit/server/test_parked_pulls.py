@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
 from rmq_ray.errors import TooManyRequests
+from rmq_ray.server.hold_link import OnWake
 from rmq_ray.server.parked_pulls import ParkedPulls
 from tests.support.fake_peer import FakePeer
+from tests.support.inline_hold import InlineHold
 
 QUEUE = ("orders", 0)
 
 
-class SilentHold:
+class SilentHold(InlineHold):
     """A hold service that hangs; tests wake by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wake: OnWake) -> None:
+        super().__init__(on_wake)
         self.calls: list[tuple[object, ...]] = []
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: int, codes: frozenset[int] | None) -> None:
+    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
         self.calls.append(("park", token, topic, queue_id, from_offset, deadline_ms, codes))
 
     def forget(self, token: int) -> None:
@@ -31,7 +35,18 @@ class SilentHold:
 
 def pulls(parked_max: int = 100) -> tuple[ParkedPulls[str], list[str]]:
     answered: list[str] = []
-    return ParkedPulls(lambda request, peer: answered.append(request), parked_max), answered
+    return ParkedPulls(lambda request, peer: answered.append(request), InlineHold, parked_max), answered
+
+
+def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
+    answered: list[str] = []
+    holds: list[SilentHold] = []
+
+    def make(on_wake: OnWake) -> SilentHold:
+        holds.append(SilentHold(on_wake))
+        return holds[0]
+
+    return ParkedPulls(lambda request, peer: answered.append(request), make, 100), answered, holds[0]
 
 
 @pytest.mark.seed("S4-135", "S4-138", "S4-145", "S4-147")
@@ -57,16 +72,15 @@ def test_a_message_with_another_tag_leaves_the_pull_parked() -> None:
 def test_the_deadline_ends_the_wait() -> None:
     parked, answered = pulls()
     parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)
-    parked.tick(9_999)
+    hold = cast(InlineHold, parked.hold)
+    hold.tick(9_999)
     assert answered == []
-    parked.tick(10_000)
+    hold.tick(10_000)
     assert answered == ["a"] and parked.late == 0
 
 
 def test_a_hold_that_hangs_costs_one_second() -> None:
-    parked, answered = pulls()
-    hold = SilentHold()
-    parked.use(hold)
+    parked, answered, hold = silent_pulls()
     parked.park("a", FakePeer(), QUEUE, 5, 10_000, frozenset([1]))
     parked.tick(10_999)
     assert answered == []
@@ -77,23 +91,18 @@ def test_a_hold_that_hangs_costs_one_second() -> None:
     assert answered == ["a"], "a late wake does nothing"
 
 
-def test_arrivals_are_told_for_queues_with_parked_pulls_only() -> None:
-    parked, _ = pulls()
-    hold = SilentHold()
-    parked.use(hold)
+def test_arrivals_are_told_only_while_pulls_are_parked() -> None:
+    parked, _, hold = silent_pulls()
     parked.arrived("orders", 0, 1, [0])
     parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)
     parked.arrived("orders", 0, 2, [0])
-    parked.arrived("orders", 1, 2, [0])
     parked.wake(1)
     parked.arrived("orders", 0, 3, [0])
     assert [call for call in hold.calls if call[0] == "arrived"] == [("arrived", "orders", 0, 2, [0])]
 
 
 def test_a_closed_connections_pulls_go() -> None:
-    parked, answered = pulls()
-    hold = SilentHold()
-    parked.use(hold)
+    parked, answered, hold = silent_pulls()
     gone, stays = FakePeer(), FakePeer()
     parked.park("a", gone, QUEUE, 5, 10_000, None)
     parked.park("b", stays, QUEUE, 5, 10_000, None)
