@@ -160,6 +160,10 @@ class File:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        # Bounded caches let files go by dropping them: a thread that still reads one keeps it open until it is done.
+        self.close()
+
 
 class DirectoryLock:
     """An exclusive lock held until ``release`` or the death of the process."""
