@@ -12,8 +12,8 @@ Invariants:
   queue's greatest offset of that moment; after a reconnect every pull still here is parked anew with the offset of then.
 - The safety net: every ``scan_ms`` the greatest offsets of all parked queues are sent (RocketMQ's checkHoldRequest).
 - A service that is dead or stopped costs little: pings go unanswered, ``alive`` turns False within 3 s, unsent bytes are
-  bounded. Then arrivals wake all pulls of their queue from here; deadlines that nobody fires are the caller's to watch
-  (``overdue``).
+  bounded. Then arrivals wake all pulls of their queue from here; deadlines that nobody fires are the caller's to watch.
+- ``on_wake`` is never called from within ``park``, ``forget`` or ``arrived``; a woken token is no longer known here.
 """
 
 from __future__ import annotations
@@ -44,11 +44,19 @@ MaxOffset = Callable[[str, int], int]
 
 
 class Hold(Protocol):
-    """Where a broker keeps its parked pulls: ``HoldLink`` (own process) or ``LocalHold`` (in the broker)."""
+    """Where a broker keeps its parked pulls: ``HoldLink`` (own process) or ``LocalHold`` (in the broker).
+
+    ``on_wake`` is never called from within these methods, always in a later turn of the loop.
+    """
 
     @property
     def alive(self) -> bool:
-        """False while nobody fires wakes."""
+        """False while nobody fires deadlines."""
+        ...
+
+    @property
+    def parked(self) -> int:
+        """Pulls parked now."""
         ...
 
     def start(self) -> None:
@@ -60,19 +68,18 @@ class Hold(Protocol):
         ...
 
     def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
-        """Hold a pull. ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag. ``TooManyRequests`` at the limit."""
+        """Hold a pull that found nothing; one that is behind already is woken soon.
+
+        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag. ``TooManyRequests`` at the limit.
+        """
         ...
 
     def forget(self, token: int) -> None:
-        """The pull's connection has gone."""
+        """The pull was answered or its connection closed; unknown tokens do nothing."""
         ...
 
     def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
-        """Messages below ``max_offset`` became visible; ``codes`` of all of them, None = unknown."""
-        ...
-
-    def overdue(self, late_ms: float) -> list[int]:
-        """Pulls that should have been woken ``late_ms`` ago and were not; they are forgotten here."""
+        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None = unknown."""
         ...
 
 
@@ -86,7 +93,7 @@ class _Parked:
 
 
 class HoldLink:
-    """See ``Hold``. One connection to the service at ``path``, made again whenever it breaks."""
+    """The hold in a process of its own: one connection to the service at ``path``, made again whenever it breaks."""
 
     def __init__(
         self, path: str, on_wake: OnWake, max_offset: MaxOffset, clock: Clock, *, broker_name: str = "broker", scan_ms: int = 5_000, parked_max: int = 100_000
@@ -134,7 +141,7 @@ class HoldLink:
         self._filtered.clear()
 
     def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
-        """See ``Hold.park``. A pull that is behind already is woken when the service has seen it."""
+        """See ``Hold.park``. A pull that is behind is woken once the service has seen it."""
         if len(self._parked) >= self._parked_max and token not in self._parked:
             raise TooManyRequests(f"{len(self._parked)} pulls are parked, the limit is {self._parked_max}: pull again later or raise parked_pulls_max")
         self._drop(token)
@@ -169,14 +176,6 @@ class HoldLink:
             wanted = []  # nobody filters here: codes would not be read
         self._out.append((wire.ARRIVED, topic, queue_id, int(max_offset), wanted))
         self._flush()
-
-    def overdue(self, late_ms: float) -> list[int]:
-        """See ``Hold.overdue``. Looks at every parked pull: call it about once a second."""
-        limit_ms = self._clock.monotonic_ms() - late_ms
-        late = [token for token, pull in self._parked.items() if pull.deadline_ms <= limit_ms]
-        for token in late:
-            self.forget(token)
-        return late
 
     # --- the connection's side ---
 

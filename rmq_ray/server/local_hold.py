@@ -67,10 +67,6 @@ class LocalHold:
         if self._table.has_parked((topic, queue_id)):
             self._wake(self._table.arrived((topic, queue_id), max_offset, None if codes is None else {int(code) for code in codes}))
 
-    def overdue(self, late_ms: float) -> list[int]:
-        """See ``Hold.overdue``."""
-        return self._table.expired(self._clock.monotonic_ms() - late_ms)
-
     def _wake(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             asyncio.get_running_loop().call_soon(self._on_wake, token)
