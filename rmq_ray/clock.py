@@ -26,12 +26,15 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
+        """Milliseconds of a clock that never goes back."""
         return time.monotonic_ns() / 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
+        """Block the calling thread."""
         time.sleep(duration_ms / 1000)
 
 
@@ -43,12 +46,15 @@ class ManualClock:
         self._monotonic_ms: float = 0.0
 
     def now_ms(self) -> int:
+        """The time it was set to."""
         return int(self._now_ms)
 
     def monotonic_ms(self) -> float:
+        """Milliseconds that it was advanced by."""
         return self._monotonic_ms
 
     def sleep_ms(self, duration_ms: float) -> None:
+        """Advance at once."""
         self.advance_ms(duration_ms)
 
     def advance_ms(self, duration_ms: float) -> None:

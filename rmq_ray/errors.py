@@ -55,6 +55,7 @@ class RmqError(Exception):
 
     @property
     def message(self) -> str:
+        """What was wrong, in words."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -234,6 +235,7 @@ class ResponseError(RemotingError):
 
     @property
     def response_code(self) -> int:
+        """RocketMQ's code; 1 where the peer sent none."""
         return int(str(self.args[1])) if len(self.args) > 1 else 1
 
 

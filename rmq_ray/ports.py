@@ -42,9 +42,13 @@ class Peer(Protocol):
     attributes: dict[str, Any]
     """The server's own notes about this connection (client id, groups)."""
 
-    def send(self, command: Any) -> None: ...
+    def send(self, command: Any) -> None:
+        """Write one whole frame; nothing when closed."""
+        ...
 
-    def close(self, reason: str) -> None: ...
+    def close(self, reason: str) -> None:
+        """Close the connection; the reason is logged."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,18 +103,20 @@ def started(main: str, *arguments: object, flags: Sequence[str] = LONG_LIVED) ->
 
 def bench(names: Sequence[str]) -> None:
     """Starts a name server and a broker in one JVM, the client in another; prints the client's JSON lines."""
-    groups = {"ASYNC_FLUSH": [name for name in names if not name.startswith("sync_flush")], "SYNC_FLUSH": [name for name in names if name.startswith("sync_flush")]}
+    groups = {
+        "ASYNC_FLUSH": [name for name in names if not name.startswith("sync_flush")],
+        "SYNC_FLUSH": [name for name in names if name.startswith("sync_flush")],
+    }
     for flush, wanted in groups.items():
         if not wanted:
             continue
-        with tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory:
-            with started("PeerServer", directory, flush) as server:
-                assert server.stdout is not None
-                address = server.stdout.readline().strip()
-                if not address:
-                    raise RuntimeError("the Java broker did not start")
-                client = command("PeerBench", address, *wanted, flags=LONG_LIVED)
-                subprocess.run(client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout)
+        with tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory, started("PeerServer", directory, flush) as server:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            if not address:
+                raise RuntimeError("the Java broker did not start")
+            client = command("PeerBench", address, *wanted, flags=LONG_LIVED)
+            subprocess.run(client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout)
 
 
 BENCHES = ("sync_1", "sync_64", "async", "batch_100", "batch_1k", "consume", "latency", "sync_flush_64")

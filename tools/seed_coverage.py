@@ -169,7 +169,9 @@ def main() -> None:
             print(f"{seed}  {found.seeds.statements[seed]}")
         return
     PAGE.write_text(render(found), "utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {sum(seed in found.tests for seed in found.seeds.statements)} shown, {len(found.missing())} open")
+    print(
+        f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {sum(seed in found.tests for seed in found.seeds.statements)} shown, {len(found.missing())} open"
+    )
 
 
 if __name__ == "__main__":

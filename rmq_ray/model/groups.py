@@ -10,16 +10,22 @@ from enum import Enum
 
 
 class ConsumeType(Enum):
+    """Whether the consumer asks (pull) or is called (push)."""
+
     CONSUME_ACTIVELY = "PULL"
     CONSUME_PASSIVELY = "PUSH"
 
 
 class MessageModel(Enum):
+    """Whether one or every consumer of a group gets a message."""
+
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
 
 
 class ConsumeFromWhere(Enum):
+    """Where a group without stored progress begins."""
+
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
     CONSUME_FROM_TIMESTAMP = "timestamp"

@@ -56,6 +56,7 @@ class DataVersion:
     timestamp_ms: int = 0
 
     def next(self, now_ms: int) -> DataVersion:
+        """The version after a change."""
         return DataVersion(self.counter + 1, now_ms)
 
 

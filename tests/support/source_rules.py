@@ -21,7 +21,23 @@ CLOCK_CALLS = {
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
 }
-CHANCE = {"random", "randint", "choice", "choices", "shuffle", "randrange", "uniform", "sample", "getrandbits", "randbytes", "token_bytes", "token_hex", "urandom", "uuid1", "uuid4"}
+CHANCE = {
+    "random",
+    "randint",
+    "choice",
+    "choices",
+    "shuffle",
+    "randrange",
+    "uniform",
+    "sample",
+    "getrandbits",
+    "randbytes",
+    "token_bytes",
+    "token_hex",
+    "urandom",
+    "uuid1",
+    "uuid4",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +131,10 @@ def environment_reads(module: Module) -> list[str]:
     return [
         module.at(node, f"os.{node.attr} outside config.py")
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os" and node.attr in {"environ", "getenv", "putenv", "environb"}
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and node.attr in {"environ", "getenv", "putenv", "environb"}
     ]
 
 
@@ -128,7 +147,11 @@ def ray_below_actors(module: Module) -> list[str]:
 
 def unpickling(module: Module) -> list[str]:
     """Nothing that arrives from outside is unpickled; so nothing unpickles at all."""
-    found = [module.at(node, f"imports {name}") for node, name in imported(module.tree) if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}]
+    found = [
+        module.at(node, f"imports {name}")
+        for node, name in imported(module.tree)
+        if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+    ]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node.attr in {"loads", "load", "Unpickler"} and isinstance(node.value, ast.Name) and "pickle" in node.value.id:
             found.append(module.at(node, "unpickles"))
@@ -176,13 +199,21 @@ def operating_system_in_store(module: Module) -> list[str]:
     if module.layer != "store" or module.name == "store/files.py":
         return []
     found = [module.at(node, f"imports {name}; go through FileSystem") for node, name in imported(module.tree) if name in {"os", "mmap", "fcntl", "shutil"}]
-    found += [module.at(node, "open(); go through FileSystem") for node in ast.walk(module.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"]
+    found += [
+        module.at(node, "open(); go through FileSystem")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
+    ]
     return found
 
 
 def unfinished(module: Module) -> list[str]:
     """No stub, no note to come back, no mock in the product."""
-    found = [f"{module.path.relative_to(ROOT)}:{number}: unfinished" for number, line in enumerate(module.text.splitlines(), 1) if any(word in line for word in ("TODO", "FIXME", "XXX:", "HACK"))]
+    found = [
+        f"{module.path.relative_to(ROOT)}:{number}: unfinished"
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if any(word in line for word in ("TODO", "FIXME", "XXX:", "HACK"))
+    ]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Name) and node.id == "NotImplementedError":
             found.append(module.at(node, "NotImplementedError"))
@@ -208,7 +239,12 @@ def unlimited_waits(module: Module) -> list[str]:
     return [
         module.at(node, f".{node.func.attr}() without a time-out")
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"wait", "join", "result"} and not node.args and not node.keywords and not _limited(module.tree, node)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"wait", "join", "result"}
+        and not node.args
+        and not node.keywords
+        and not _limited(module.tree, node)
     ]
 
 

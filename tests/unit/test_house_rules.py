@@ -99,7 +99,20 @@ def test_every_public_name_is_exported_and_documented() -> None:
     import rmq_ray
 
     exported = set(rmq_ray.__all__)
-    missing = {"start", "connect", "Producer", "AsyncProducer", "PushConsumer", "Message", "MessageQueue", "SendStatus", "SendResult", "ProducerActor", "ConsumerActor", "RmqError"} - exported
+    missing = {
+        "start",
+        "connect",
+        "Producer",
+        "AsyncProducer",
+        "PushConsumer",
+        "Message",
+        "MessageQueue",
+        "SendStatus",
+        "SendResult",
+        "ProducerActor",
+        "ConsumerActor",
+        "RmqError",
+    } - exported
     assert not missing
     undocumented = [name for name in sorted(exported) if callable(getattr(rmq_ray, name)) and not getattr(rmq_ray, name).__doc__]
     assert not undocumented
