@@ -169,9 +169,8 @@ def main() -> None:
             print(f"{seed}  {found.seeds.statements[seed]}")
         return
     PAGE.write_text(render(found), "utf-8")
-    print(
-        f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {sum(seed in found.tests for seed in found.seeds.statements)} shown, {len(found.missing())} open"
-    )
+    shown = sum(seed in found.tests for seed in found.seeds.statements)
+    print(f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {shown} shown, {len(found.missing())} open")
 
 
 if __name__ == "__main__":
