@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rmq_ray.errors import SendError
+from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
 
@@ -32,14 +32,15 @@ class BatchOutcome:
     """What became of a batch. Written once, under ``condition``."""
 
     __slots__ = (
-        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "queue", "sizes", "state", "status", "store_id", "waiters",
+        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "queue", "sizes", "state", "status",
+        "store_id", "waiters",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue) -> None:
         self.condition = threading.Condition()  # re-entrant: wait() takes the condition of every future, and many share this one
         self.state = RUNNING
         self.queue = queue
-        self.error: SendError | None = None
+        self.error: RmqError | None = None
         self.status = SendStatus.SEND_OK
         self.base_offset = -1
         self.base_log_offset = -1
@@ -50,7 +51,7 @@ class BatchOutcome:
         self.waiters: dict[SendFuture, list[Any]] = {}
         self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
 
-    def finish(self, error: SendError | None = None) -> None:
+    def finish(self, error: RmqError | None = None) -> None:
         """Complete every future of the batch; the other fields are set before. A second call does nothing."""
         with self.condition:
             if self.state is FINISHED:
@@ -67,6 +68,11 @@ class BatchOutcome:
         for future, functions in callbacks.items():
             for function in functions:
                 _call(function, future)
+
+    def orphan(self, error: RmqError) -> None:
+        """In a forked child only: the condition may be held by a thread that does not exist here."""
+        self.condition = threading.Condition()
+        self.finish(error)
 
     def result(self, index: int) -> SendResult:
         """The result of the message at ``index`` of the batch."""
@@ -103,29 +109,29 @@ class SendFuture(Future[SendResult]):
         self._index = index
 
     @property
-    def _condition(self) -> threading.Condition:
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
         return self._outcome.condition
 
     @property
-    def _state(self) -> str:
+    def _state(self) -> str:  # type: ignore[override]
         return self._outcome.state
 
     @property
-    def _exception(self) -> SendError | None:
+    def _exception(self) -> RmqError | None:  # type: ignore[override]
         """A copy for every reader: raising one shared object from many threads would chain their tracebacks."""
         error = self._outcome.error
         return None if error is None else type(error)(*error.args)
 
     @property
-    def _result(self) -> SendResult | None:
+    def _result(self) -> SendResult | None:  # type: ignore[override]
         return self._outcome.result(self._index) if self._outcome.error is None else None
 
     @property
-    def _waiters(self) -> list[Any]:
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
         return self._outcome.waiters.setdefault(self, [])
 
     @property
-    def _done_callbacks(self) -> list[Callable[[Any], object]]:
+    def _done_callbacks(self) -> list[Callable[[Any], object]]:  # type: ignore[override]
         return self._outcome.callbacks.setdefault(self, [])
 
     def cancel(self) -> bool:

@@ -1,4 +1,4 @@
-"""Repeated actions of one client instance, run by one daemon thread.
+"""Repeated and delayed actions of one client instance or producer, run by one daemon thread.
 
 Decides which action is due. Knows nothing of what the actions do. An action that raises is logged and runs again at its next
 time: a timer must not die of one bad broker.
@@ -8,6 +8,8 @@ Invariants: actions of one instance never run at the same time as one another; a
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -28,6 +30,8 @@ class Timers:
         self._name = name
         self._due: dict[str, tuple[float, int, Callable[[], None]]] = {}  # name -> (next time, period, action)
         self._soon: dict[str, Callable[[], None]] = {}
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap: time, order of arrival, action
+        self._arrivals = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -44,6 +48,14 @@ class Timers:
         with self._wake:
             self._soon.setdefault(name, action)
             self._wake.notify()
+
+    def after(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Run ``action`` once, ``delay_ms`` from now at the earliest. What still waits when the timers close is not run."""
+        entry = (self._clock.monotonic_ms() + delay_ms, next(self._arrivals), action)
+        with self._wake:
+            heapq.heappush(self._later, entry)
+            if self._later[0] is entry:
+                self._wake.notify()
 
     def cancel(self, name: str) -> None:
         """Forget an action; it may be running right now."""
@@ -62,6 +74,7 @@ class Timers:
             self._closed = True
             self._due.clear()
             self._soon.clear()
+            self._later.clear()
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_ms / 1000)
@@ -79,6 +92,8 @@ class Timers:
         with self._wake:
             taken = list(self._soon.items())
             self._soon.clear()
+            while self._later and self._later[0][0] <= now:
+                taken.append(("a delayed action", heapq.heappop(self._later)[2]))
             for name, (due, period, action) in sorted(self._due.items(), key=lambda item: item[1][0]):
                 if due <= now:
                     taken.append((name, action))
@@ -92,6 +107,8 @@ class Timers:
                 if self._closed or self._soon:
                     continue
                 next_due = min((due for due, _, _ in self._due.values()), default=float("inf"))
+                if self._later:
+                    next_due = min(next_due, self._later[0][0])
                 wait_ms = min(IDLE_WAIT_MS, next_due - self._clock.monotonic_ms())
                 if wait_ms > 0:
                     self._wake.wait(wait_ms / 1000)

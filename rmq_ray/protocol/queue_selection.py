@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rmq_ray.errors import ClientError
+from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import MessageQueue
 
 NextIndex = Callable[[], int]
@@ -48,6 +49,11 @@ def select_by_hash(queues: Sequence[MessageQueue], hash_code: int) -> MessageQue
     3
     """
     return queues[abs(hash_code) % len(queues)]
+
+
+def select_by_group(queues: Sequence[MessageQueue], message_group: str) -> MessageQueue:
+    """The queue of a message group: by the hash of its name, so that every producer of the topic agrees."""
+    return select_by_hash(queues, java_hash(message_group))
 
 
 def select_by_random(queues: Sequence[MessageQueue], chance: int) -> MessageQueue:

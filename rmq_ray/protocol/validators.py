@@ -63,8 +63,8 @@ def check_group(group: str) -> None:
 
 def check_body(body: object, body_bytes_max: int) -> bytes:
     """The body as bytes. ``MessageIllegal`` when it is not bytes or empty, ``MessageTooLarge`` over ``body_bytes_max``."""
-    if type(body) is not bytes:
-        if not isinstance(body, bytes | bytearray | memoryview):
+    if not isinstance(body, bytes):
+        if not isinstance(body, bytearray | memoryview):
             raise MessageIllegal(f"the body must be bytes, not {type(body).__name__}; encode it first")
         body = bytes(body)
     if not body:
@@ -99,7 +99,7 @@ def property_text(tag: str | None, keys: Sequence[str] | str, properties: Mappin
             text += TAGS + "\x01" + tag + "\x02"
             count += 1
         for name, value in properties.items():
-            if name in RESERVED_PROPERTIES or not value or not name:
+            if name in RESERVED_PROPERTIES or not (name and value):
                 raise _bad_property(name, value)
             text += name + "\x01" + value + "\x02"
     except TypeError:

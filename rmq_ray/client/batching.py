@@ -1,0 +1,210 @@
+"""Batches that fill by themselves: where ``send_async`` puts a message, and when a batch leaves.
+
+    send_async ──append──> OpenBatch (one per topic, or per given queue) ──full, old or flushed──> Job ──> Launcher
+
+A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills a batch encodes and writes it;
+the worker thread only ships what is older than ``linger_ms``. A batch holds a slot of its broker from its first message on, so
+memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``).
+
+Decides when a batch is full or old. Does not decide what is sent again (``client.launching``). Invariants: messages of one thread
+to one queue leave in the order of its calls; nothing is appended to a batch that left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from rmq_ray.client.identity import ProducerIdentity
+from rmq_ray.client.launching import Job, Launcher, Slots
+from rmq_ray.client.loads import RecordsLoad
+from rmq_ray.client.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.client.timers import Timers
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import BrokerBusy
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.queue_selection import select_queue
+from rmq_ray.store.frame_encoder import encode_frame
+
+RECORD_OVERHEAD = 140  # header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
+
+Key = str | MessageQueue
+FindQueues = Callable[[str, float], Sequence[MessageQueue]]
+"""(topic, time-out in ms) -> the queues that may be written; raises ``SendError``."""
+
+
+class OpenBatch:
+    """Messages of one topic and queue that wait for company. Guarded by the accumulator's lock until it leaves."""
+
+    __slots__ = ("bodies", "bytes", "flags", "job", "key", "ordered", "outcome", "pinned", "queue", "started_ms", "texts", "timeout_ms")
+
+    def __init__(self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float) -> None:
+        self.key = key
+        self.queue = queue
+        self.pinned = isinstance(key, MessageQueue)
+        self.ordered = False
+        self.started_ms = started_ms
+        self.timeout_ms = timeout_ms
+        self.outcome = BatchOutcome(queue)
+        self.bodies: list[bytes] = []
+        self.texts: list[str] = []
+        self.flags: list[int] | None = None
+        self.bytes = 0
+        self.job: Job | None = None
+
+
+class Accumulator:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self, sending: Sending, identity: ProducerIdentity, launcher: Launcher, slots: Slots, worker: Timers, turns: Turns, find_queues: FindQueues
+    ) -> None:  # noqa: PLR0913 - its neighbours
+        self._sending = sending
+        self._config: ProducerConfig = sending.config
+        self._clock = sending.clock
+        self._identity = identity
+        self._launcher = launcher
+        self._slots = slots
+        self._worker = worker
+        self._turns = turns
+        self._find_queues = find_queues
+        self._lock = threading.Lock()
+        self._open: dict[Key, OpenBatch] = {}
+
+    def append(self, key: Key, body: bytes, text: str, timeout_ms: float, flag: int = 0, ordered: bool = False) -> SendFuture:
+        """Put a message into the batch of ``key`` (a topic, or the queue that it must go to) and ship the batch when it is full.
+
+        ``text``: as ``property_text`` makes it. ``ordered``: one frame of this queue out at a time. Blocks, or raises ``BrokerBusy``,
+        when the broker's slots are taken.
+        """
+        size = len(body) + len(text) + RECORD_OVERHEAD
+        left: OpenBatch | None = None
+        with self._lock:
+            batch = self._open.get(key)
+            if batch is not None:
+                if batch.bytes + size > self._config.batch_bytes_max:
+                    left, batch = self._leave(batch), None
+                else:
+                    batch.ordered = batch.ordered or ordered
+                    future, full = self._put(batch, body, text, flag, size)
+                    if full:
+                        left = self._leave(batch)
+        if left is not None:
+            self._ship(left)
+        return future if batch is not None else self._append_new(key, (body, text, flag, size), timeout_ms, ordered)
+
+    def flush(self, key: Key | None = None) -> None:
+        """Ship the batch of ``key``, or all of them (None), without waiting for answers."""
+        with self._lock:
+            batches = list(self._open.values()) if key is None else [self._open[key]] if key in self._open else []
+            for batch in batches:
+                self._leave(batch)
+        for batch in batches:
+            self._ship(batch)
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """Of the batches that are open."""
+        return [batch.outcome for batch in list(self._open.values())]
+
+    def _append_new(self, key: Key, message: tuple[bytes, str, int, int], timeout_ms: float, ordered: bool) -> SendFuture:
+        """The key has no open batch: open one (or join one that another thread opened meanwhile) and put the message in."""
+        started_ms = self._clock.monotonic_ms()
+        queue = self.take_slot((key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms), timeout_ms)
+        left: OpenBatch | None = None
+        body, text, flag, size = message
+        with self._lock:
+            batch = self._open.get(key)
+            opened = batch is None
+            if batch is None:
+                batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms)
+            batch.ordered = batch.ordered or ordered
+            future, full = self._put(batch, body, text, flag, size)
+            if full or self._config.linger_ms <= 0:
+                left = self._leave(batch)
+        if not opened:
+            self._slots.free(queue.broker_name)
+        if left is not None:
+            self._ship(left)
+        else:
+            self._worker.after(self._config.linger_ms, lambda: self._linger_over(batch))
+        return future
+
+    def _put(self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int) -> tuple[SendFuture, bool]:
+        bodies = batch.bodies
+        index = len(bodies)
+        bodies.append(body)
+        batch.texts.append(text)
+        batch.bytes += size
+        if flag or batch.flags is not None:
+            if batch.flags is None:
+                batch.flags = [0] * index
+            batch.flags.append(flag)
+        return SendFuture(batch.outcome, index), index + 1 >= self._config.batch_messages_max
+
+    def _leave(self, batch: OpenBatch) -> OpenBatch:
+        """Under the lock: nothing more is appended, and the batch has its place in its lane."""
+        del self._open[batch.key]
+        prepare: Callable[[], Delivery] = lambda: self._encode(batch)  # noqa: E731 - a bound method cannot carry the batch
+        job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue if batch.ordered else None)
+        batch.job = job if self._launcher.admit(job) else None
+        return batch
+
+    def _ship(self, batch: OpenBatch) -> None:
+        if batch.job is not None:
+            self._launcher.launch(batch.job)
+
+    def _linger_over(self, batch: OpenBatch) -> None:
+        """In the worker thread, ``linger_ms`` after the batch was opened."""
+        with self._lock:
+            if self._open.get(batch.key) is not batch:
+                return
+            self._leave(batch)
+        self._ship(batch)
+
+    def _encode(self, batch: OpenBatch) -> Delivery:
+        attempts = self._sending.attempts_since(batch.started_ms, batch.queue.topic, batch.pinned, batch.timeout_ms)
+        load = encode_load(self._identity, batch.queue, batch.bodies, batch.texts, self._clock.now_ms(), batch.timeout_ms, batch.flags)
+        batch.outcome.message_ids, batch.outcome.sizes = load.message_ids, load.sizes
+        batch.bodies, batch.texts, batch.flags = [], [], None
+        return Delivery(load, batch.queue, attempts, batch.pinned)
+
+    def take_slot(self, queues: Sequence[MessageQueue], timeout_ms: float) -> MessageQueue:
+        """The next queue whose broker has a free slot; else wait for one of the next queue's broker."""
+        turn = self._turns.of(queues[0].topic)
+        first = queue = select_queue(queues, turn)
+        for _ in range(len(queues)):
+            if self._slots.try_take(queue.broker_name):
+                return queue
+            queue = select_queue(queues, turn, queue.broker_name)
+            if queue.broker_name == first.broker_name:
+                break
+        limit = self._config.frames_in_flight_max
+        if not self._config.block_when_full:
+            raise BrokerBusy(f"{limit} frames to {first.broker_name} are unanswered (frames_in_flight_max); nothing was sent, send again later", first.topic)
+        if not self._slots.take(first.broker_name, timeout_ms):
+            raise BrokerBusy(
+                f"{limit} frames to {first.broker_name} stayed unanswered for {timeout_ms:.0f} ms; nothing was sent, send again later", first.topic
+            )
+        return first
+
+
+def encode_load(  # noqa: PLR0913 - everything that a frame is
+    identity: ProducerIdentity,
+    queue: MessageQueue,
+    bodies: Sequence[bytes],
+    texts: Sequence[str],
+    born_ms: int,
+    timeout_ms: float,
+    flags: Sequence[int] | None = None,
+) -> RecordsLoad:
+    """A frame of ordinary messages with the next frame id. ``texts``: property strings as ``property_text`` makes them."""
+    keys = identity.unique_keys(born_ms, len(bodies))
+    properties = [f"{text}UNIQ_KEY\x01{key}" for text, key in zip(texts, keys, strict=True)]
+    frame_id = identity.take(timeout_ms)
+    try:
+        records, sizes = encode_frame(queue.topic, queue.queue_id, bodies, properties, born_ms, frame_id, flags=flags)
+    except BaseException:
+        identity.release(frame_id)
+        raise
+    return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)

@@ -1,0 +1,211 @@
+"""Asynchronous frames: how many are out, in which order, and what happens with their answers.
+
+    Accumulator ──Job──> Launcher.launch ──> Sending.start ──> connection
+                              ^                                    │ answer (reader thread)
+                              └── worker thread <── retry ─────────┤
+                                                  finished <───────┘  slot freed, next of the lane, futures completed
+
+Decides nothing about retries (``protocol.retry``) or batches (``client.batching``). Invariants: at most ``frames_in_flight_max``
+jobs of a broker hold a slot, from the first message of a batch until its answer; an ordered queue has one frame out; a job is
+finished exactly once; the reader thread never encodes, writes or waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from rmq_ray.client.send_future import BatchOutcome
+from rmq_ray.client.sending import Delivery, Outcome, Sending, store_id
+from rmq_ray.client.timers import Timers
+from rmq_ray.errors import MalformedFrame, SendError, SendUnknown
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import SendStatus
+from rmq_ray.protocol.retry import STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, Step
+from rmq_ray.remoting.frame import Command
+
+log = logging.getLogger("rmq_ray.client")
+
+
+class Job:
+    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds.
+
+    ``prepare`` makes its delivery: called once, by whoever launches it first (encoding happens there).
+    """
+
+    __slots__ = ("delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of")
+
+    def __init__(self, outcome: BatchOutcome, prepare: Callable[[], Delivery], slot_of: str, lane: MessageQueue | None) -> None:
+        self.outcome = outcome
+        self.prepare = prepare
+        self.slot_of = slot_of
+        self.lane = lane
+        self.delivery: Delivery | None = None
+        self.done = False
+        self.kept = False  # the outcome already holds a result below SEND_OK
+
+
+class Slots:
+    """The bound on frames out, per broker name. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free: dict[str, int] = {}
+        self._freed = threading.Condition(threading.Lock())
+
+    def try_take(self, broker_name: str) -> bool:
+        """Take a slot if one is free."""
+        with self._freed:
+            free = self._free.get(broker_name, self._limit)
+            self._free[broker_name] = max(0, free - 1)
+            return free > 0
+
+    def take(self, broker_name: str, timeout_ms: float) -> bool:
+        """Wait up to ``timeout_ms`` for a slot; False when none came free."""
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._free.get(broker_name, self._limit) > 0, timeout_ms / 1000):
+                return False
+            self._free[broker_name] = self._free.get(broker_name, self._limit) - 1
+            return True
+
+    def free(self, broker_name: str) -> None:
+        """Give a slot back."""
+        with self._freed:
+            self._free[broker_name] = min(self._limit, self._free.get(broker_name, 0) + 1)
+            self._freed.notify_all()
+
+
+class Launcher:
+    """See the module. ``finished(delivery)`` is told when a load will not be sent again."""
+
+    def __init__(self, sending: Sending, slots: Slots, worker: Timers, finished: Callable[[Delivery], None]) -> None:
+        self._sending = sending
+        self._slots = slots
+        self._worker = worker
+        self._finished = finished
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._jobs: set[Job] = set()
+        self._lanes: dict[MessageQueue, deque[Job]] = {}
+
+    def admit(self, job: Job) -> bool:
+        """Take responsibility for a job, in the order of the calls; True = launch it now, False = its lane's turn will come."""
+        with self._lock:
+            self._jobs.add(job)
+            if job.lane is None:
+                return True
+            waiting = self._lanes.get(job.lane)
+            if waiting is not None:
+                waiting.append(job)
+                return False
+            self._lanes[job.lane] = deque()
+            return True
+
+    def launch(self, job: Job) -> None:
+        """Encode if need be and begin an attempt; returns when the bytes are handed to the connection. Never raises."""
+        try:
+            delivery = job.delivery
+            if delivery is None:
+                delivery = job.delivery = job.prepare()
+            left = delivery.attempts.attempt_timeout_ms(self._sending.clock.monotonic_ms())
+            if left > 0:
+                self._sending.start(delivery, left, partial(self._answered, job))
+            else:
+                self._too_late(job, delivery)
+        except SendError as error:
+            self._finish(job, error)
+        except Exception as error:  # noqa: BLE001 - futures must end whatever goes wrong in encoding
+            log.exception("a batch for %s could not be sent", job.outcome.queue)
+            self._finish(job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}"))
+
+    def wait_idle(self, timeout_ms: float, jobs: set[Job] | None = None) -> bool:
+        """Wait until the given jobs (None = all there are now) are finished; False when they are not in time."""
+        with self._lock:
+            wanted = set(self._jobs) if jobs is None else jobs
+            return self._idle.wait_for(lambda: not (wanted & self._jobs), timeout_ms / 1000)
+
+    def abandon(self, reason: str) -> None:
+        """Finish every job that is left, as unknown."""
+        with self._lock:
+            jobs = list(self._jobs)
+            self._lanes.clear()
+        for job in jobs:
+            self._finish(job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic))
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """Of the jobs that are not finished."""
+        return [job.outcome for job in list(self._jobs)]
+
+    def _answered(self, job: Job, outcome: Outcome) -> None:
+        """An attempt ended; in a reader thread, or in the launching one when nothing was sent. Must not block."""
+        delivery = job.delivery
+        assert delivery is not None
+        now = self._sending.clock.monotonic_ms()
+        if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
+            if not self._keep(job, delivery, outcome):
+                return
+            if job.outcome.status is SendStatus.SEND_OK or not self._sending.config.retry_other_broker_when_not_stored:
+                self._finish(job, None)
+                return
+            decision = delivery.attempts.not_stored(now)
+        else:
+            decision = delivery.judge(outcome, now)
+        if decision.step is Step.GIVE_UP:
+            self._finish(job, None if job.kept else delivery.error(now))
+        else:
+            self._worker.after(decision.delay_ms, lambda: self._again(job, delivery, decision))
+
+    def _keep(self, job: Job, delivery: Delivery, answer: Command) -> bool:
+        """Write an answer that says stored into the outcome; False when it cannot be read (the job is finished then)."""
+        try:
+            offset, log_offset = delivery.load.stored_at(answer)
+        except MalformedFrame as error:
+            self._finish(job, SendUnknown(f"the answer to a send cannot be read ({error}); the message may be stored", delivery.load.topic))
+            return False
+        result = job.outcome
+        result.status, result.queue = STATUS_OF_CODE[answer.code], delivery.queue
+        result.base_offset, result.base_log_offset = offset, log_offset
+        if delivery.address is not None:
+            result.store_id = partial(store_id, delivery.address)
+        job.kept = True
+        return True
+
+    def _again(self, job: Job, delivery: Delivery, decision: Decision) -> None:
+        self._sending.follow(delivery, decision)
+        self.launch(job)
+
+    def _too_late(self, job: Job, delivery: Delivery) -> None:
+        if job.kept:
+            self._finish(job, None)
+            return
+        if not delivery.reason:
+            delivery.failure, delivery.code, delivery.reason = Failure.REFUSED, SYSTEM_BUSY, "waited behind other frames until the time-out"
+        self._finish(job, delivery.error(self._sending.clock.monotonic_ms()))
+
+    def _finish(self, job: Job, error: SendError | None) -> None:
+        with self._lock:
+            if job.done:
+                return
+            job.done = True
+            following = self._next_of_lane(job)
+        self._slots.free(job.slot_of)
+        if job.delivery is not None:
+            self._finished(job.delivery)
+        job.outcome.finish(error)
+        with self._lock:
+            self._jobs.discard(job)
+            self._idle.notify_all()
+        if following is not None:
+            self._worker.after(0.0, lambda: self.launch(following))
+
+    def _next_of_lane(self, job: Job) -> Job | None:
+        if job.lane is None:
+            return None
+        waiting = self._lanes.get(job.lane)
+        if waiting:
+            return waiting.popleft()
+        self._lanes.pop(job.lane, None)
+        return None

@@ -1,0 +1,106 @@
+"""What a send puts on the wire: a frame of encoded records, or one message as Apache RocketMQ's SEND_MESSAGE_V2.
+
+    RecordsLoad   SEND_RECORDS      1..65536 ordinary messages of one topic and queue
+    SingleLoad    SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false, transaction): the broker encodes it
+
+Decides the form; called by ``client.sending`` and ``client.launching``, which decide where it goes and how often. Invariant: every
+command of a load carries the same frame id, whatever queue it is for, so that a broker recognises repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rmq_ray.errors import MalformedFrame
+from rmq_ray.model.ids import FrameId, MessageQueue
+from rmq_ray.model.topics import DEFAULT_TOPIC
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.headers import SendHeader
+from rmq_ray.remoting.records import pack_send_records, unpack_send_answer
+from rmq_ray.store.record import headers, parse_offset_message_id
+
+
+class Load(Protocol):
+    """One unit of sending."""
+
+    topic: str
+    frame_id: FrameId
+    message_ids: Sequence[str]
+
+    def command(self, queue: MessageQueue) -> Command:
+        """The request for this queue."""
+        ...
+
+    def stored_at(self, answer: Command) -> tuple[int, int]:
+        """(first queue offset, first log offset) of an answer that says stored; ``MalformedFrame`` when it cannot be read."""
+        ...
+
+
+class RecordsLoad:
+    """A frame of records, encoded for ``queue_id``; another queue rewrites that field in each record."""
+
+    __slots__ = ("_queue_id", "_records", "frame_id", "message_ids", "sizes", "topic")
+
+    def __init__(self, topic: str, queue_id: int, records: bytes, sizes: np.ndarray[Any, Any], frame_id: FrameId, message_ids: Sequence[str]) -> None:  # noqa: PLR0913 - a frame
+        self.topic = topic
+        self.frame_id = frame_id
+        self.message_ids = message_ids
+        self.sizes = sizes
+        self._queue_id = queue_id
+        self._records: bytes | bytearray = records
+
+    def command(self, queue: MessageQueue) -> Command:
+        """See ``Load``."""
+        if queue.queue_id != self._queue_id:
+            self._retarget(queue.queue_id)
+        return Command(RequestCode.SEND_RECORDS, body=pack_send_records(self._records, self.sizes), serialize=BINARY)
+
+    def stored_at(self, answer: Command) -> tuple[int, int]:
+        """See ``Load``."""
+        stored = unpack_send_answer(answer.body)
+        return stored[0], stored[1]
+
+    def _retarget(self, queue_id: int) -> None:
+        """A copy: the old bytes may still be in a connection's queue."""
+        records = bytearray(self._records)
+        sizes = self.sizes.astype(np.int64)
+        headers(records)["queue_id"][np.cumsum(sizes) - sizes] = queue_id
+        self._records, self._queue_id = records, queue_id
+
+
+@dataclass(slots=True)
+class SingleLoad:
+    """One message with its property string (0x02 between properties, UNIQ_KEY included, no frame mark)."""
+
+    topic: str
+    group: str
+    body: bytes
+    properties: str
+    born_ms: int
+    frame_id: FrameId
+    message_ids: Sequence[str]
+    flag: int = 0
+    sys_flag: int = 0
+    default_queues: int = 4
+
+    def command(self, queue: MessageQueue) -> Command:
+        """See ``Load``."""
+        header = SendHeader(
+            producer_group=self.group, topic=self.topic, default_topic=DEFAULT_TOPIC, default_topic_queues=self.default_queues, queue_id=queue.queue_id,
+            sys_flag=self.sys_flag, born_ms=self.born_ms, flag=self.flag, properties=self.properties, broker_name=queue.broker_name, frame_id=self.frame_id,
+        )  # fmt: skip
+        return Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=self.body)
+
+    def stored_at(self, answer: Command) -> tuple[int, int]:
+        """See ``Load``."""
+        fields = answer.fields or {}
+        try:
+            _, _, log_offset = parse_offset_message_id(fields.get("msgId", ""))
+            return int(fields["queueOffset"]), log_offset
+        except (KeyError, ValueError) as error:
+            raise MalformedFrame(f"the answer to a send has no usable msgId or queueOffset: {fields}") from error

@@ -1,0 +1,305 @@
+"""The producer that users call: names, checks and life cycle (protocol-behaviour 8, 27).
+
+    with Producer("web", discovery=...) as producer:
+        producer.send("orders", b"body", tag="paid", keys=["o-1"], properties={"region": "eu"})
+
+Decides what a call means and whether it is legal; ``ProducerCore`` does the work. Thread-safe. A producer that was pickled carries
+its configuration only and connects anew where it is unpickled; one that was inherited through a fork does so in the child.
+
+Invariants: nothing is sent before every check passed; after ``close`` every call raises ``ClientError``; no producer id crosses a
+process boundary.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.producer_core import Outgoing, ProducerCore, Selector, is_special, special_text
+from rmq_ray.client.send_future import SendFuture
+from rmq_ray.client.splitting import split_batch
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ProducerConfig, RemotingLimits
+from rmq_ray.errors import ClientError, MessageIllegal, SendError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message, SendResult
+from rmq_ray.ports import Discovery
+from rmq_ray.protocol.validators import check_body, check_delay_level, check_group, check_send_topic, property_text
+
+_living: weakref.WeakSet[Producer] = weakref.WeakSet()
+_NO_PROPERTIES: Mapping[str, str] = {}
+
+
+class Producer:
+    """Sends messages of one producer group.
+
+    ``group``: unique among producers of one client id. ``discovery``: where the name servers are. Settings are those of
+    ``ProducerConfig``, as ``config`` or as keywords. ``client_id``: None = a client of its own; equal ids share connections.
+    Times given to calls are seconds.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings of the outermost class
+        self,
+        group: str | None = None,
+        *,
+        discovery: Discovery,
+        config: ProducerConfig | None = None,
+        limits: RemotingLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        client_id: str | None = None,
+        **settings: Any,
+    ) -> None:
+        base = (config or ProducerConfig()).but(**settings)
+        base = base if group is None else base.but(group=group)
+        check_group(base.group)
+        self._configure(discovery, base, limits, clock, client_id)
+
+    def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
+        self._discovery = discovery
+        self._config = config
+        self._limits = limits
+        self._clock = clock
+        self._client_id = client_id
+        self._state = ServiceState.CREATE_JUST
+        self._lock = threading.Lock()
+        self._core: ProducerCore | None = None
+        self._timeout_ms = float(config.send_timeout_ms)
+        _living.add(self)
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._config.group
+
+    @property
+    def state(self) -> ServiceState:
+        """Where in its life the producer is."""
+        return self._state
+
+    def start(self) -> None:
+        """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
+        with self._lock:
+            if self._state is not ServiceState.CREATE_JUST:
+                raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
+            self._start_core()
+
+    def close(self) -> None:
+        """Send what lingers, wait for answers up to the send time-out, unregister. Later calls do nothing."""
+        with self._lock:
+            core, self._core = self._core, None
+            self._state = ServiceState.SHUTDOWN_ALREADY
+        if core is not None:
+            core.close()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what lingers and wait until every ``send_async`` so far has ended (see its future). ``SendTimeout`` after ``timeout`` s."""
+        core = self._core or self._ready()
+        core.flush(self._timeout_ms if timeout is None else timeout * 1000)
+
+    def __enter__(self) -> Self:
+        if self._state is ServiceState.CREATE_JUST:
+            self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"discovery": self._discovery, "config": self._config, "limits": self._limits}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def send(  # noqa: PLR0913 - the public signature
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        message_group: str | None = None,
+        delay_level: int = 0,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until the broker has it; one round trip, written by the calling thread.
+
+        ``queue``, ``selector(queues, message, arg)`` or ``message_group``: where it must go; messages of one group, or that
+        selectors sent to one queue, keep their order. ``delay_level``: 1..18. ``timeout``: s, over all attempts.
+        Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
+        """
+        core = self._core or self._ready()
+        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        if queue is not None or selector is not None or message_group is not None:
+            _place(core, message, queue, selector, arg, message_group, timeout_ms)
+        return core.send(message, timeout_ms)
+
+    def send_async(  # noqa: PLR0913 - the public signature
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        message_group: str | None = None,
+        delay_level: int = 0,
+        timeout: float | None = None,
+    ) -> SendFuture:
+        """Put one message into a batch and return its future; see ``send`` for the arguments.
+
+        Messages leave when their batch is full or ``linger_ms`` old. Waits (``block_when_full``) or raises ``BrokerBusy``
+        while ``frames_in_flight_max`` frames of the broker are unanswered. The future's ``cancel()`` is always False.
+        """
+        core = self._core or self._ready()
+        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        if queue is selector is message_group is None and not delay_level and topic_or_message.__class__ is str and body.__class__ is bytes:
+            topic: str = topic_or_message  # type: ignore[assignment]
+            check_send_topic(topic)
+            content = body if 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)  # type: ignore[arg-type]
+            if not is_special(topic, 0, True):
+                text = property_text(tag or None, keys, properties or _NO_PROPERTIES) if tag or keys or properties else ""
+                return core.batches.append(topic, content, text, timeout_ms)  # type: ignore[arg-type]
+        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        if queue is not None or selector is not None or message_group is not None:
+            _place(core, message, queue, selector, arg, message_group, timeout_ms)
+        return core.send_async(message, timeout_ms)
+
+    def send_oneway(  # noqa: PLR0913 - the public signature
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        message_group: str | None = None,
+        delay_level: int = 0,
+    ) -> None:
+        """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
+        core = self._core or self._ready()
+        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        if queue is not None or selector is not None or message_group is not None:
+            _place(core, message, queue, selector, arg, message_group, self._timeout_ms)
+        core.send_oneway(message, self._timeout_ms)
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
+        """Send messages of one topic to one queue and wait; a frame is stored whole or not at all.
+
+        Returns one result per frame sent (their ``count`` adds up to ``len(messages)``): one, unless the batch exceeds
+        ``batch_bytes_max``. ``timeout``: s, per frame. Raises ``SendError``; when earlier frames are stored already, ``args[2]`` is how
+        many messages that were.
+        """
+        core = self._core or self._ready()
+        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        topic, frames = split_batch(messages, self._config)
+        pinned = queue is not None
+        target = core.choose(topic, queue, None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
+        results: list[SendResult] = []
+        for bodies, texts, flags in frames:
+            try:
+                results.append(core.send_frame(target, pinned, bodies, texts, flags, timeout_ms))
+            except SendError as error:
+                if not results:
+                    raise
+                stored = sum(result.count for result in results)
+                raise type(error)(f"{error}; the first {stored} of {len(messages)} messages are stored", topic, stored) from error
+            target = results[-1].queue
+        return results
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _outgoing(  # noqa: PLR0913 - the parts of one message
+        self, topic_or_message: str | Message, body: bytes | None, tag: str | None, keys: Sequence[str], properties: Mapping[str, str] | None, delay_level: int
+    ) -> Outgoing:
+        """The checked message of a call."""
+        flag, wait_store_ok = 0, True
+        if isinstance(topic_or_message, Message):
+            message = topic_or_message
+            if body is not None or tag is not None or keys or properties or delay_level:
+                raise ClientError("give a Message or topic and parts, not both: set body, tag, keys, properties and delay_level in the Message")
+            topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
+            delay_level, flag, wait_store_ok = message.delay_level, message.flag, message.wait_store_ok
+        else:
+            topic = topic_or_message
+        check_send_topic(topic)
+        content = check_body(body, self._config.body_bytes_max)
+        text = property_text(tag or None, keys, properties or _NO_PROPERTIES) if tag or keys or properties else ""
+        special = is_special(topic, delay_level, wait_store_ok)
+        if special:
+            check_delay_level(delay_level)
+            text += special_text(delay_level, wait_store_ok)
+        return Outgoing(topic, content, text, flag, special)
+
+    def _ready(self) -> ProducerCore:
+        """The core; made by the first call, and again after a fork."""
+        with self._lock:
+            if self._core is not None:
+                return self._core
+            if self._state is ServiceState.SHUTDOWN_ALREADY or self._state is ServiceState.START_FAILED:
+                raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
+            return self._start_core()
+
+    def _start_core(self) -> ProducerCore:
+        """Under the lock. A group that is taken leaves the state as it was; any other failure is final."""
+        self._state = ServiceState.START_FAILED
+        instance = ClientInstance.get_or_create(self._discovery, self._client_id, limits=self._limits, clock=self._clock)
+        core = ProducerCore(instance, self._config)
+        try:
+            core.start()
+        except ClientError:
+            self._state = ServiceState.CREATE_JUST
+            raise
+        self._core = core
+        self._state = ServiceState.RUNNING
+        return core
+
+    def _after_fork(self) -> None:
+        """In the child: the parent's core cannot work here; the next call makes one with an id of its own."""
+        self._lock = threading.Lock()
+        core, self._core = self._core, None
+        if core is not None:
+            core.disown()
+
+
+def _place(
+    core: ProducerCore, message: Outgoing, queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None, timeout_ms: float
+) -> None:  # noqa: PLR0913
+    """Give the message its queue; at most one way to choose it may be used."""
+    if sum(way is not None for way in (queue, selector, message_group)) > 1:
+        raise ClientError("queue, selector and message_group each choose the queue; give one of them")
+    if selector is not None:
+        message.queue = core.select(selector, Message(message.topic, message.body), arg, timeout_ms)
+    else:
+        if message_group is not None and not message_group:
+            raise MessageIllegal("message_group is empty; use None for no group")
+        message.queue = core.choose(message.topic, queue, message_group, timeout_ms)
+    message.ordered = queue is None
+
+
+def _renew_after_fork() -> None:
+    for producer in list(_living):
+        producer._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)

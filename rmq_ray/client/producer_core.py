@@ -1,0 +1,241 @@
+"""The machinery behind a producer in one process: made at its start, thrown away at its end, and made anew after a fork.
+
+    Producer (names, life) ──> ProducerCore ──> Sending       one send, waited for
+                                            ──> Accumulator ──> Launcher      batches, futures
+                                            ──> ClientInstance                routes, connections, heartbeat
+
+Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds (delay, WAIT=false, retry and system
+topics) as single messages. Called by ``client.producer`` only. Invariant: every frame id taken is released exactly when its load
+will not be sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rmq_ray.client.batching import Accumulator, encode_load
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.identity import ProducerIdentity
+from rmq_ray.client.launching import Job, Launcher, Slots
+from rmq_ray.client.loads import Load, SingleLoad
+from rmq_ray.client.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.client.timers import Timers
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import BrokerUnreachable, ClientError, RemotingError, SendTimeout
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.message import DELAY, WAIT, Message, SendResult
+from rmq_ray.model.topics import DEFAULT_TOPIC, RETRY_PREFIX, SYSTEM_TOPICS
+from rmq_ray.protocol.queue_selection import checked_choice, select_by_group, select_queue
+from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
+from rmq_ray.remoting.frame import Command
+
+CLOSE_SLACK_MS = 1_000  # beyond the send time-out, for frames that end at it
+
+Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
+
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order.
+    """
+
+    topic: str
+    body: bytes
+    text: str
+    flag: int = 0
+    special: bool = False
+    queue: MessageQueue | None = None
+    ordered: bool = False
+
+
+class ProducerCore:
+    """See the module. Implements ``ManagedProducer``."""
+
+    def __init__(self, instance: ClientInstance, config: ProducerConfig) -> None:
+        self.group = config.group
+        self.config = config
+        self.instance = instance
+        self.clock = instance.clock
+        self.identity = ProducerIdentity(instance.client_id.partition("@")[0])
+        self.turns = Turns()
+        self.sending = Sending(instance, config, self.turns)
+        self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
+        self.slots = Slots(config.frames_in_flight_max)
+        self.launcher = Launcher(self.sending, self.slots, self.worker, self._resolved)
+        self.batches = Accumulator(self.sending, self.identity, self.launcher, self.slots, self.worker, self.turns, self.find_queues)
+
+    # --- as a managed producer -----------------------------------------------------------------------------------------
+
+    def published_topics(self) -> list[str]:
+        """The template topic, and all topics sent to."""
+        return [DEFAULT_TOPIC, *self.turns.topics()]
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """Plain producers answer no request of brokers."""
+        return None
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Register, start the instance and tell brokers (those that routes name already)."""
+        self.instance.register_producer(self)
+        try:
+            self.instance.start()
+        except BaseException:
+            self.instance.unregister_producer(self.group)
+            self.instance.release()
+            raise
+        self.worker.start()
+        self.instance.timers.soon("heartbeat", self.instance.heartbeat)
+
+    def close(self) -> None:
+        """Send what lingers, wait for the answers up to the send time-out, unregister, let go of the instance."""
+        self.batches.flush()
+        self.launcher.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
+        self.worker.close()
+        self.launcher.abandon("the producer was closed before the broker answered")
+        self.instance.unregister_producer(self.group)
+        self.instance.release()
+
+    def flush(self, timeout_ms: float) -> None:
+        """Send what lingers and wait until every asynchronous send so far has ended. ``SendTimeout`` when they have not in time."""
+        self.batches.flush()
+        if not self.launcher.wait_idle(timeout_ms):
+            raise SendTimeout(f"not every asynchronous send ended within {timeout_ms:.0f} ms; their futures will still end")
+
+    def disown(self) -> None:
+        """In a forked child: end the futures that nobody will ever complete here."""
+        error = ClientError("this future was made before a fork and is completed in the parent process only")
+        for outcome in [*self.batches.outcomes(), *self.launcher.outcomes()]:
+            outcome.orphan(error)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
+        """One message, waited for."""
+        if message.ordered and not message.special:
+            return self._send_ordered(message, timeout_ms)
+        pinned = message.queue is not None
+        queue = message.queue or self.next_queue(message.topic, timeout_ms)
+        return self._send_load(self._load(message, queue, timeout_ms), queue, pinned, timeout_ms)
+
+    def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
+        """One message into its batch; special kinds at once."""
+        if message.special:
+            return self._launch_single(message, timeout_ms)
+        key = message.topic if message.queue is None else message.queue
+        return self.batches.append(key, message.body, message.text, timeout_ms, message.flag, message.ordered)
+
+    def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
+        """One message without an answer."""
+        queue = message.queue or self.next_queue(message.topic, timeout_ms)
+        load = self._load(message, queue, timeout_ms)
+        try:
+            self.sending.oneway(load, queue)
+        finally:
+            self.identity.release(load.frame_id)
+
+    def send_frame(
+        self, queue: MessageQueue, pinned: bool, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int] | None, timeout_ms: float
+    ) -> SendResult:  # noqa: PLR0913 - a frame
+        """Ordinary messages of one queue as one frame, waited for."""
+        load = encode_load(self.identity, queue, bodies, texts, self.clock.now_ms(), timeout_ms, flags)
+        return self._send_load(load, queue, pinned, timeout_ms)
+
+    def find_queues(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
+        """The queues of a topic; asks again, with pauses, while no name server answers. ``TopicNotFound``, ``BrokerUnreachable``."""
+        info = self.instance.routes.publish(topic)
+        if info is not None and info.queues:
+            return info.queues
+        deadline, pause = self.clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS
+        while True:
+            try:
+                return self.instance.routes.find_publish(topic, self.config.default_topic_queues).queues
+            except RemotingError as error:
+                if self.clock.monotonic_ms() + pause >= deadline:
+                    raise BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {error}; nothing was sent", topic) from error
+            self.clock.sleep_ms(pause)
+            pause = min(pause * 2, BACK_OFF_MAX_MS)
+
+    def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
+        """Round robin over the topic's queues."""
+        return select_queue(self.find_queues(topic, timeout_ms), self.turns.of(topic))
+
+    def choose(self, topic: str, queue: MessageQueue | None, message_group: str | None, timeout_ms: float) -> MessageQueue:
+        """The queue of a message that must not go anywhere else, given or by its group."""
+        if message_group is not None:
+            return select_by_group(self.find_queues(topic, timeout_ms), message_group)
+        if queue is None or queue.topic != topic:
+            raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
+        if self.instance.broker_address(queue.broker_name) is None:
+            self.find_queues(topic, timeout_ms)
+        return queue
+
+    def select(self, selector: Selector, message: Message, arg: object, timeout_ms: float) -> MessageQueue:
+        """The queue that the user's selector picks."""
+        queues = self.find_queues(message.topic, timeout_ms)
+        return checked_choice(selector(list(queues), message, arg), message.topic, queues)
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _load(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+        now_ms = self.clock.now_ms()
+        if not message.special:
+            return encode_load(self.identity, queue, (message.body,), (message.text,), now_ms, timeout_ms, (message.flag,) if message.flag else None)
+        key = self.identity.unique_key(now_ms)
+        return SingleLoad(
+            message.topic, self.group, message.body, f"{message.text}UNIQ_KEY\x01{key}", now_ms, self.identity.take(timeout_ms), (key,), message.flag,
+            default_queues=self.config.default_topic_queues,
+        )  # fmt: skip
+
+    def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
+        try:
+            return self.sending.send(load, queue, pinned, timeout_ms)
+        finally:
+            self.identity.release(load.frame_id)
+
+    def _send_ordered(self, message: Outgoing, timeout_ms: float) -> SendResult:
+        """Through the queue's lane, behind what was sent to it before; its batch leaves at once."""
+        assert message.queue is not None
+        future = self.batches.append(message.queue, message.body, message.text, timeout_ms, message.flag, ordered=True)
+        self.batches.flush(message.queue)
+        return future.result((timeout_ms + CLOSE_SLACK_MS) / 1000)
+
+    def _launch_single(self, message: Outgoing, timeout_ms: float) -> SendFuture:
+        started_ms = self.clock.monotonic_ms()
+        queues = (message.queue,) if message.queue is not None else self.find_queues(message.topic, timeout_ms)
+        queue = self.batches.take_slot(queues, timeout_ms)
+        outcome = BatchOutcome(queue)
+
+        def prepare() -> Delivery:
+            load = self._load(message, queue, timeout_ms)
+            outcome.message_ids = load.message_ids
+            attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
+            return Delivery(load, queue, attempts, message.queue is not None)
+
+        job = Job(outcome, prepare, queue.broker_name, None)
+        self.launcher.admit(job)
+        self.launcher.launch(job)
+        return SendFuture(outcome, 0)
+
+    def _resolved(self, delivery: Delivery) -> None:
+        self.identity.release(delivery.load.frame_id)
+
+
+def is_special(topic: str, delay_level: int, wait_store_ok: bool) -> bool:
+    """True for what a frame of records may not carry (design: the single-message path)."""
+    return delay_level != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
+
+
+def special_text(delay_level: int, wait_store_ok: bool) -> str:
+    """The reserved properties of a special message, in the form of the wire.
+
+    >>> special_text(3, True)
+    'DELAY\\x013\\x02'
+    """
+    delay = f"{DELAY}\x01{delay_level}\x02" if delay_level else ""
+    return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"

@@ -1,0 +1,63 @@
+"""From a list of messages to frames: the checks of a batch, and where it is cut (store-format 10).
+
+Decides what may travel together: messages of one topic without delay, WAIT=false or system topics. Cuts by bytes only, so that a batch
+below ``batch_bytes_max`` is one frame. Pure; called by ``Producer.send_batch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import ClientError, MessageIllegal
+from rmq_ray.model.message import Message
+from rmq_ray.protocol.validators import check_body, check_send_topic, property_text
+from rmq_ray.store.record_batch import FRAME_RECORDS_MAX
+
+RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
+
+FrameParts = tuple[list[bytes], list[str], list[int] | None]
+"""Bodies, property texts, users' flags (None when all are 0)."""
+
+
+def split_batch(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, list[FrameParts]]:
+    """(topic, frames in order). Raises what the validators raise, and ``MessageIllegal`` for what a batch may not hold."""
+    if not messages:
+        raise ClientError("the batch is empty; give at least one message")
+    topic = messages[0].topic
+    check_send_topic(topic)
+    body_bytes_max = config.body_bytes_max
+    bodies: list[bytes] = []
+    texts: list[str] = []
+    for message in messages:
+        if message.topic != topic or message.delay_level or not message.wait_store_ok:
+            raise _unfit(message, topic)
+        body = message.body
+        if body.__class__ is not bytes or not 0 < len(body) <= body_bytes_max:
+            body = check_body(body, body_bytes_max)
+        bodies.append(body)
+        tag, keys, properties = message.tag, message.keys, message.properties
+        texts.append(property_text(tag or None, keys, properties) if tag or keys or properties else "")
+    flags = [message.flag for message in messages]
+    return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
+
+
+def _cut(bodies: list[bytes], texts: list[str], flags: list[int] | None, bytes_max: int) -> list[FrameParts]:
+    sizes = [len(body) + len(text) + RECORD_OVERHEAD for body, text in zip(bodies, texts, strict=True)]
+    if len(bodies) <= FRAME_RECORDS_MAX and sum(sizes) <= bytes_max:
+        return [(bodies, texts, flags)]
+    frames: list[FrameParts] = []
+    begin, filled = 0, 0
+    for index, size in enumerate(sizes):
+        if index > begin and (filled + size > bytes_max or index - begin >= FRAME_RECORDS_MAX):
+            frames.append((bodies[begin:index], texts[begin:index], flags and flags[begin:index]))
+            begin, filled = index, 0
+        filled += size
+    frames.append((bodies[begin:], texts[begin:], flags and flags[begin:]))
+    return frames
+
+
+def _unfit(message: Message, topic: str) -> MessageIllegal:
+    if message.topic != topic:
+        return MessageIllegal(f"a batch has one topic, not {topic!r} and {message.topic!r}; send a batch per topic")
+    return MessageIllegal(f"a batch holds no message with delay_level={message.delay_level} or wait_store_ok={message.wait_store_ok}; send it with send()")
