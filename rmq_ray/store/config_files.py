@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from rmq_ray.errors import StoreCorrupt
-from rmq_ray.model.fastjson import loads
+from rmq_ray.model.fastjson import dumps, loads
 from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
 from rmq_ray.store.files import FileSystem
-from rmq_ray.store.pretty_json import pretty
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -65,7 +64,7 @@ class ConfigFile(Generic[T]):
 
     def save(self, table: T) -> None:
         """Replace the file; the content before goes to ``.bak``. Durable on return."""
-        content = pretty(self._encode(table)).encode()
+        content = dumps(self._encode(table), pretty=True).encode()
         if self._content is None:
             self._files.make_dirs(self.path.rpartition("/")[0])
         else:

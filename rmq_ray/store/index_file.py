@@ -131,23 +131,10 @@ class IndexFile:
         slots[(slots < 0) | (slots >= self.header.next_item)] = 0  # as Apache RocketMQ reads them
         self._hold_slots(slots)
 
-    def put(self, key_hash: int, log_offset: int, store_ms: int) -> None:
-        """Append one item; the file must not be full. Queries see it on return; it is durable after a flush."""
-        old = self.header
-        at = key_hash % self._slots_max
-        previous = self._slot[at]
-        number = old.next_item
-        begin_ms = old.begin_ms if number > 1 else store_ms
-        seconds = min(max((store_ms - begin_ms) // 1000, 0), SECONDS_MAX)
-        self._file.pwrite(ITEM.pack(key_hash, log_offset, seconds, previous), self._items_at + number * ITEM_BYTES)
-        self._slot[at] = number
-        self._dirty[(HEADER_BYTES + at * SLOT_BYTES) // _PAGE_BYTES] = 1
-        self.header = IndexHeader(begin_ms, store_ms, old.begin_offset if number > 1 else log_offset, log_offset, old.slots_used + (previous == 0), number + 1)
+    def put_many(self, hashes: Array, log_offsets: Array, store_ms: int | Array) -> int:
+        """Append items in order, as many as fit; returns how many. One ``pwrite``. Queries see them on return.
 
-    def put_many(self, hashes: Array, log_offsets: Array, store_ms: int) -> int:
-        """Append items of one store time in order, as many as fit; returns how many. One ``pwrite``.
-
-        ``hashes`` int32 or int64, not negative; ``log_offsets`` int64.
+        ``hashes`` int32 or int64, not negative; ``log_offsets`` int64; ``store_ms`` one for all or an int64 array.
         """
         count = min(len(hashes), self.room)
         if count <= 0:
@@ -155,19 +142,20 @@ class IndexFile:
         assert self._slots is not None, "a settled file takes no items"
         old = self.header
         first = old.next_item
-        begin_ms = old.begin_ms if first > 1 else store_ms
+        first_ms, last_ms = (store_ms, store_ms) if isinstance(store_ms, int) else (int(store_ms[0]), int(store_ms[count - 1]))
+        begin_ms = old.begin_ms if first > 1 else first_ms
         at = hashes[:count] % self._slots_max
         numbers = np.arange(first, first + count, dtype=np.int32)
         items = np.empty(count, ITEMS)
         previous = self._link(at, numbers)
         items["hash"], items["log_offset"], items["previous"] = hashes[:count], log_offsets[:count], previous
-        items["seconds"] = min(max((store_ms - begin_ms) // 1000, 0), SECONDS_MAX)
+        items["seconds"] = _seconds(begin_ms, store_ms if isinstance(store_ms, int) else store_ms[:count])
         self._file.pwrite(items.tobytes(), self._items_at + first * ITEM_BYTES)
         self._slots[at] = numbers  # of equal slots the last, newest one stays
         np.frombuffer(self._dirty, np.uint8)[(at * SLOT_BYTES + HEADER_BYTES) // _PAGE_BYTES] = 1
         begin_offset = old.begin_offset if first > 1 else int(log_offsets[0])
         used = old.slots_used + count - int(np.count_nonzero(previous))
-        self.header = IndexHeader(begin_ms, store_ms, begin_offset, int(log_offsets[count - 1]), used, first + count)
+        self.header = IndexHeader(begin_ms, last_ms, begin_offset, int(log_offsets[count - 1]), used, first + count)
         return count
 
     def is_time_matched(self, begin_ms: int, end_ms: int) -> bool:
@@ -235,8 +223,7 @@ class IndexFile:
         return True
 
     def remove(self) -> None:
-        """Delete the file."""
-        self._file.close()
+        """Delete the file; a query that is reading it goes on."""
         self._files.unlink(self.path)
 
     def close(self) -> None:
@@ -304,3 +291,11 @@ class IndexFile:
             raw = self._file.pread(count * ITEM_BYTES, self._items_at + first * ITEM_BYTES)
             hashes = np.frombuffer(raw, ITEMS)["hash"].astype(np.int32)
             slots[hashes % self._slots_max] = np.arange(first, first + count, dtype=np.int32)
+
+
+def _seconds(begin_ms: int, store_ms: int | Array) -> int | Array:
+    """Whole seconds after the file's begin, never negative."""
+    if isinstance(store_ms, int):
+        return min(max((store_ms - begin_ms) // 1000, 0), SECONDS_MAX)
+    seconds: Array = np.clip((store_ms - begin_ms) // 1000, 0, SECONDS_MAX)
+    return seconds

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import mul
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import StoreCorrupt
+from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.index_file import Array, Durable, IndexFile, IndexHeader
@@ -30,11 +31,12 @@ logger = logging.getLogger("rmq_ray.store")
 
 QUERY_MAX = 64  # maxMsgsNumBatch
 UNIQUE_KEY_CHARS = 32
+PENDING_MAX = 64  # items of single records that wait for one another, in memory
 SLOTS_BEHIND_MAX = 1 << 20  # items that the slots on disk may not know yet; relinking them takes 50 ms
 _UNSETTLED_MAX = 2  # full files whose slots still wait in memory (20 MB each) for a flush
 _NAME_CHARS = 17
 _MASK = 0xFFFFFFFF
-_POWERS = np.array([pow(31, UNIQUE_KEY_CHARS - 1 - n, 1 << 32) for n in range(UNIQUE_KEY_CHARS)], np.uint32)
+_MANY = 16  # from here numpy's fixed cost is less than a loop's
 _SHIFT = pow(31, UNIQUE_KEY_CHARS, 1 << 32)
 _SIGN = 1 << 31
 _MAX_INT = _SIGN - 1
@@ -60,11 +62,41 @@ def hash_key(topic: str, key: str) -> int:
 
 def hash_unique_keys(topic: str, keys: Array) -> Array:
     """``hash_key`` of many keys of 32 ASCII characters: uint8[n, 32] -> int32[n]."""
-    raw = keys.astype(np.uint32) @ _POWERS
-    raw += np.uint32(_head_hash(topic, "") * _SHIFT & _MASK)
+    return _positive(keys.astype(np.uint32) @ _powers(UNIQUE_KEY_CHARS) + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK))
+
+
+def hash_keys(topic: str, keys: Sequence[str]) -> Array:
+    """``hash_key`` of many keys: int32[n]."""
+    return hash_texts([f"{topic}#{key}" for key in keys])
+
+
+def hash_texts(texts: Sequence[str]) -> Array:
+    """Positive hashes of ``topic#key`` texts: int32[n]. Texts of one length are hashed together."""
+    joined = "".join(texts)
+    if len(texts) < _MANY or not joined.isascii():
+        return np.array([hash_key(*text.split("#", 1)) for text in texts], np.int32)
+    data = np.frombuffer(joined.encode(), np.uint8)
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    if (lengths == lengths[0]).all():
+        length = int(lengths[0])
+        return _positive(data.reshape(-1, length).astype(np.uint32) @ _powers(length))
+    begins = np.cumsum(lengths) - lengths
+    raw = np.zeros(len(texts), np.uint32)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        raw[rows] = data[begins[rows, None] + np.arange(length)].astype(np.uint32) @ _powers(length)
+    return _positive(raw)
+
+
+def _positive(raw: Array) -> Array:
     hashes = np.abs(raw.view(np.int32))
     hashes[hashes < 0] = 0  # the absolute value of the least int is itself
     return hashes
+
+
+@lru_cache(maxsize=256)
+def _powers(length: int) -> Array:
+    return np.array([pow(31, length - 1 - n, 1 << 32) for n in range(length)], np.uint32)
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +124,10 @@ class IndexService:
         self._current: IndexFile | None = None
         self._new_names = False
         self._state: dict[str, Any] = {}
-        self._flushing = threading.Lock()
+        self._flushing = threading.Lock()  # taken after _putting, never before it
+        self._putting = threading.RLock()
+        self._pending: deque[tuple[str, str, int, int]] = deque()
+        self._end_offset = 0
         self.index_ms = 0
         """Store time up to which full files are flushed: RocketMQ's ``indexMsgTimestamp``."""
 
@@ -104,7 +139,7 @@ class IndexService:
     @property
     def end_offset(self) -> int:
         """Log offset of the last indexed record; records before it are indexed already."""
-        return self._list[-1].header.end_offset if self._list else 0
+        return self._end_offset
 
     def load(self, limit_ms: int | None = None) -> int:
         """Find the files. ``limit_ms`` (after an unclean stop without our checkpoint): files that end later are removed, as
@@ -129,17 +164,25 @@ class IndexService:
                 self._list.append(file)
         if self._list:
             self._state = self._state_of(self._list[-1])
+            self._end_offset = self._list[-1].header.end_offset
         return removed
 
-    def put(self, topic: str, key: str, log_offset: int, store_ms: int) -> None:
-        """Index one record under one key. Queries find it on return."""
-        self._writable().put(hash_key(topic, key), log_offset, store_ms)
+    def put(self, topic: str, keys: Sequence[str], log_offset: int, store_ms: int) -> None:
+        """Index one record under some keys. Queries find it on return; it is hashed and written together with others."""
+        pending = self._pending
+        for key in keys:
+            pending.append((topic, key, log_offset, store_ms))
+        self._end_offset = log_offset
+        if len(pending) >= PENDING_MAX:
+            self._write_pending()
 
     def put_many(self, hashes: Array, log_offsets: Array, store_ms: int) -> None:
         """Index many items of one store time; see ``IndexFile.put_many``. Queries find them on return."""
-        done = 0
-        while done < len(hashes):  # ends: a writable file takes one item at least
-            done += self._writable().put_many(hashes[done:], log_offsets[done:], store_ms)
+        if len(hashes):
+            with self._putting:
+                self._write_pending()
+                self._put_arrays(hashes, log_offsets, store_ms)
+            self._end_offset = int(log_offsets[-1])
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets of records that may have this key, newest first, stored in [begin, end] (to the second), at most 64.
@@ -148,18 +191,23 @@ class IndexService:
         """
         max_num = min(max_num, QUERY_MAX)
         key_hash = hash_key(topic, key)
-        found: list[int] = []
+        self._write_pending()
+        found: dict[int, None] = {}  # a set in order: a record whose indexing was repeated after a crash counts once
         for file in reversed(list(self._list)):
             if file.is_time_matched(begin_ms, end_ms):
-                found += file.query(key_hash, max_num - len(found), begin_ms, end_ms)
+                found.update(dict.fromkeys(file.query(key_hash, max_num, begin_ms, end_ms)))
             if len(found) >= max_num or file.header.begin_ms < begin_ms:
                 break
-        return found
+        return list(found)[:max_num]
 
     def flush(self) -> None:
         """On return every item put before the call is durable and ``state`` says so. Slots are written back only when they
         are a million items behind, and for files that became full.
         """
+        self._write_pending()
+        self._flush_files()
+
+    def _flush_files(self) -> None:
         with self._flushing:
             while self._unsettled:  # ends: one less each round
                 full = self._unsettled[0]
@@ -213,6 +261,7 @@ class IndexService:
         elif self._list:
             self._unsettled.append(self._list[-1])
         self._state = dict(state)
+        self._end_offset = self._list[-1].header.end_offset if self._list else 0
         return True
 
     def delete_before(self, log_offset: int) -> int:
@@ -230,6 +279,28 @@ class IndexService:
             file.close()
         self._list, self._current = [], None
 
+    def _write_pending(self) -> None:
+        """Hash and write what ``put`` left. Any thread; the order of puts is kept."""
+        if not self._pending:
+            return
+        with self._putting:
+            taken = [self._pending.popleft() for _ in range(len(self._pending))]
+            if not taken:
+                return
+            topics, keys, log_offsets, times = zip(*taken, strict=True)
+            hashes = hash_texts([f"{topic}#{key}" for topic, key in zip(topics, keys, strict=True)])
+            try:
+                self._put_arrays(hashes, np.array(log_offsets, np.int64), np.array(times, np.int64))
+            except StoreError:
+                self._pending.extendleft(reversed(taken))
+                raise
+
+    def _put_arrays(self, hashes: Array, log_offsets: Array, store_ms: int | Array) -> None:
+        done = 0
+        while done < len(hashes):  # ends: a writable file takes one item at least
+            times = store_ms if isinstance(store_ms, int) else store_ms[done:]
+            done += self._writable().put_many(hashes[done:], log_offsets[done:], times)
+
     def _writable(self) -> IndexFile:
         current = self._current
         if current is not None and not current.is_full:
@@ -245,7 +316,7 @@ class IndexService:
         if self._current is not None:
             self._unsettled.append(self._current)
             if len(self._unsettled) > _UNSETTLED_MAX:
-                self.flush()
+                self._flush_files()
         self._files.make_dirs_unsynced(self._directory)
         path = f"{self._directory}/{self._free_name()}"
         made = IndexFile.create(path, self._slots, self._items, self._files, self._list[-1].header if self._list else None)
