@@ -8,6 +8,9 @@ DEMO     := $(VENV)/.installed-demo
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 
+# Those without Ray, JVM or long waits run two at a time; the others one after another, each has the machine for itself.
+FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
+
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
@@ -31,8 +34,8 @@ demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from no
 	$(BIN)/python -m examples.flights
 
 test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java code included
-	$(BIN)/python -m pytest tests/unit tests/conformance tests/sim tests/golden -n 2 --dist loadfile $(TEST_ARGS)
-	$(BIN)/python -m pytest tests $(TEST_ARGS) --ignore=tests/unit --ignore=tests/conformance --ignore=tests/sim --ignore=tests/golden
+	$(BIN)/python -m pytest $(FAST_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest tests $(FAST_TESTS:%=--ignore=%) $(TEST_ARGS)
 
 check: $(DEV) ## format, lint, types, layers, house rules, seed coverage
 	$(BIN)/ruff format --check .
