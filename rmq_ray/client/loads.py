@@ -21,7 +21,7 @@ from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.headers import SendHeader
-from rmq_ray.remoting.records import pack_send_records, unpack_send_answer
+from rmq_ray.remoting.records import pack_send, unpack_send_answer
 from rmq_ray.store.record import headers, parse_offset_message_id
 
 
@@ -58,7 +58,7 @@ class RecordsLoad:
         """See ``Load``."""
         if queue.queue_id != self._queue_id:
             self._retarget(queue.queue_id)
-        return Command(RequestCode.SEND_RECORDS, body=pack_send_records(self._records, self.sizes), serialize=BINARY)
+        return Command(RequestCode.SEND_RECORDS, body=pack_send(self._records, self.sizes), serialize=BINARY)
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""

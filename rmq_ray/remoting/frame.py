@@ -26,8 +26,8 @@ Body = Buffer | tuple[Buffer, ...]
 
 JSON = 0
 BINARY = 1
-RESPONSE = 1
-ONEWAY = 2
+FLAG_RESPONSE = 1
+FLAG_ONEWAY = 2
 PYTHON = 3
 VERSION = 407
 """What we say we are: V4_9_7, the release whose behaviour this package has (remoting 1)."""
@@ -74,16 +74,16 @@ class Command:
     @property
     def is_response(self) -> bool:
         """Bit 0 of the flag: this answers the request of the same opaque."""
-        return self.flag & RESPONSE != 0
+        return self.flag & FLAG_RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
         """Bit 1 of the flag: nobody waits for an answer."""
-        return self.flag & ONEWAY != 0
+        return self.flag & FLAG_ONEWAY != 0
 
     def answer(self, code: int = 0, fields: dict[str, str] | None = None, body: Body = b"", remark: str | None = None) -> Command:
         """The answer to this request: its opaque, its form of header."""
-        return Command(code, self.opaque, RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize)
+        return Command(code, self.opaque, FLAG_RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize)
 
     def body_bytes(self) -> bytes:
         """The body as one ``bytes`` of its own, safe to keep."""

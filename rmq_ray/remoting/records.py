@@ -39,7 +39,7 @@ _PULL_ANSWER = struct.Struct(">qqqqii")
 _SIZE_TYPE = np.dtype(">i4")
 
 
-class SendRecordsAnswer(NamedTuple):
+class SendAnswer(NamedTuple):
     """Where a frame's first record went; ``repeat``: it had been stored before and this is the first outcome again."""
 
     base_queue_offset: int
@@ -48,7 +48,7 @@ class SendRecordsAnswer(NamedTuple):
     repeat: bool
 
 
-class PullPage(NamedTuple):
+class PullAnswer(NamedTuple):
     """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths in bytes."""
 
     next_offset: int
@@ -68,8 +68,8 @@ class PullRecords:
     topic: str
     queue_id: int
     offset: int
-    max_count: int
-    max_bytes: int
+    count_max: int
+    bytes_max: int
     sys_flag: int = 0
     commit_offset: int = 0
     suspend_ms: int = 0
@@ -87,16 +87,16 @@ class ScanRecords:
     queue_id: int
     start: int
     end: int
-    max_bytes: int
+    bytes_max: int
     epoch: int = 0
 
 
-def pack_send_records(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
+def pack_send(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
     """A request's body; the records stay where they are."""
     return _COUNT.pack(len(sizes)), _size_bytes(sizes), records
 
 
-def unpack_send_records(body: Body) -> tuple[memoryview, Sizes]:
+def unpack_send(body: Body) -> tuple[memoryview, Sizes]:
     """(records, sizes); the records are a view of the body, writable where the body is."""
     view = _view(body)
     if len(view) < 4:
@@ -105,56 +105,60 @@ def unpack_send_records(body: Body) -> tuple[memoryview, Sizes]:
     return _records(view, 4, count, count_min=1)
 
 
-def pack_send_answer(answer: SendRecordsAnswer) -> bytes:
+def pack_send_answer(base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool) -> bytes:
     """Answer body of SEND_RECORDS."""
-    return _SEND_ANSWER.pack(answer.base_queue_offset, answer.base_log_offset, answer.store_ms, answer.repeat)
+    return _SEND_ANSWER.pack(base_queue_offset, base_log_offset, store_ms, repeat)
 
 
-def unpack_send_answer(body: Body) -> SendRecordsAnswer:
+def unpack_send_answer(body: Body) -> SendAnswer:
     """Reads what ``pack_send_answer`` wrote."""
     view = _view(body)
     if len(view) != _SEND_ANSWER.size:
         raise MalformedFrame(f"answer to SEND_RECORDS of {len(view)} bytes instead of {_SEND_ANSWER.size}")
     queue_offset, log_offset, store_ms, repeat = _SEND_ANSWER.unpack(view)
-    return SendRecordsAnswer(queue_offset, log_offset, store_ms, repeat != 0)
+    return SendAnswer(queue_offset, log_offset, store_ms, repeat != 0)
 
 
-def pack_pull_request(pull: PullRecords) -> bytes:
+def pack_pull(pull: PullRecords) -> bytes:
     """Request body of PULL_RECORDS."""
     return _pack([
-        pull.group, pull.topic, pull.queue_id, pull.offset, pull.max_count, pull.max_bytes, pull.sys_flag, pull.commit_offset, pull.suspend_ms,
+        pull.group, pull.topic, pull.queue_id, pull.offset, pull.count_max, pull.bytes_max, pull.sys_flag, pull.commit_offset, pull.suspend_ms,
         pull.sub_version, pull.expression_type, pull.expression, pull.epoch,
     ])  # fmt: skip
 
 
-def unpack_pull_request(body: Body) -> PullRecords:
-    """Reads what ``pack_pull_request`` wrote; types and signs are checked."""
+def unpack_pull(body: Body) -> PullRecords:
+    """Reads what ``pack_pull`` wrote; types and signs are checked."""
     return PullRecords(*_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int)))
 
 
-def pack_scan_request(scan: ScanRecords) -> bytes:
+def pack_scan(scan: ScanRecords) -> bytes:
     """Request body of SCAN_RECORDS."""
-    return _pack([scan.topic, scan.queue_id, scan.start, scan.end, scan.max_bytes, scan.epoch])
+    return _pack([scan.topic, scan.queue_id, scan.start, scan.end, scan.bytes_max, scan.epoch])
 
 
-def unpack_scan_request(body: Body) -> ScanRecords:
-    """Reads what ``pack_scan_request`` wrote; types and signs are checked."""
+def unpack_scan(body: Body) -> ScanRecords:
+    """Reads what ``pack_scan`` wrote; types and signs are checked."""
     return ScanRecords(*_unpack(body, (str, int, int, int, int, int)))
 
 
-def pack_pull_answer(offsets: tuple[int, int, int], epoch: int, suggested_broker: int, sizes: Sizes, parts: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """Answer body of PULL_RECORDS and SCAN_RECORDS. ``offsets``: (next, min, max); ``parts``: the records, back to back."""
-    return _PULL_ANSWER.pack(*offsets, epoch, suggested_broker, len(sizes)), _size_bytes(sizes), *parts
+def pack_pull_answer(  # noqa: PLR0913 - the answer's fields in their order on the wire
+    next_offset: int, low: int, high: int, epoch: int, suggested_broker: int, sizes: Sizes | None = None, parts: Sequence[Buffer] = ()
+) -> tuple[Buffer, ...]:
+    """Answer body of PULL_RECORDS and SCAN_RECORDS. ``parts``: the records, back to back; they stay where they are."""
+    count = 0 if sizes is None else len(sizes)
+    head = _PULL_ANSWER.pack(next_offset, low, high, epoch, suggested_broker, count)
+    return (head,) if sizes is None else (head, _size_bytes(sizes), *parts)
 
 
-def unpack_pull_answer(body: Body) -> PullPage:
+def unpack_pull_answer(body: Body) -> PullAnswer:
     """Reads what ``pack_pull_answer`` wrote."""
     view = _view(body)
     if len(view) < _PULL_ANSWER.size:
         raise MalformedFrame(f"answer to a pull of {len(view)} bytes; {_PULL_ANSWER.size} at least")
     next_offset, min_offset, max_offset, epoch, suggested, count = _PULL_ANSWER.unpack_from(view)
     records, sizes = _records(view, _PULL_ANSWER.size, count, count_min=0)
-    return PullPage(next_offset, min_offset, max_offset, epoch, suggested, sizes, records)
+    return PullAnswer(next_offset, min_offset, max_offset, epoch, suggested, sizes, records)
 
 
 def _records(view: memoryview, at: int, count: int, count_min: int) -> tuple[memoryview, Sizes]:

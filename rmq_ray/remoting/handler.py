@@ -1,0 +1,57 @@
+"""What a role offers to its listener, and what a connection needs of its listener."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rmq_ray.config import ForeignClients, RemotingLimits
+from rmq_ray.errors import RemotingError
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.handshake import Credentials
+
+if TYPE_CHECKING:
+    from rmq_ray.remoting.peer import ServerPeer
+
+AnswerCallback = Callable[[Command | RemotingError], None]
+"""Gets the outcome of a request, once."""
+
+
+class Handler(Protocol):
+    """A role: name server, broker. Both methods run in the listener's loop and must not block."""
+
+    def handle(self, command: Command, peer: Any) -> Command | None:
+        """The answer, or None: it comes later through ``peer.send``, or the request was oneway.
+
+        The body is a view of a mutable buffer that is the handler's until it returns. A ``RmqError`` becomes an answer with its code.
+        """
+        ...
+
+    def closed(self, peer: Any) -> None:
+        """The connection of a peer that had sent requests has ended; called once."""
+        ...
+
+
+class Owner(Protocol):
+    """The listener, as its connections see it."""
+
+    handler: Handler
+    credentials: Credentials
+    foreign: ForeignClients
+    limits: RemotingLimits
+
+    def admit(self, peer: ServerPeer) -> bool:
+        """Count the peer in; False when there are too many."""
+        ...
+
+    def forget(self, peer: ServerPeer) -> None:
+        """The peer's connection has ended."""
+        ...
+
+    def complain(self, peer: ServerPeer, reason: str, fault: BaseException | None = None) -> None:
+        """Log, with a limit per second."""
+        ...
+
+    def monotonic_ms(self) -> float:
+        """The clock that time-outs are measured with."""
+        ...

@@ -1,0 +1,157 @@
+"""A server's port: accepts connections, limits them, closes those that stay silent, hands requests to one handler.
+
+Decides who may connect (count, handshake, ``ForeignClients``) and for how long nothing may move. What one connection does is in
+``peer``; what a request means is the handler's. Called by name server, broker and tests.
+Invariants: everything runs in the loop that called ``start``; the server never speaks first; no connection can stop another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import ForeignClients, RemotingLimits
+from rmq_ray.errors import ConfigError
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.handler import Handler
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.peer import ServerPeer, Stage
+
+log = logging.getLogger("rmq_ray.remoting")
+
+SCAN_MS = 1_000
+BACKLOG = 1_024
+COMPLAINTS_MAX = 20
+"""Lines a scan interval: a flood of bad connections must not fill the disk with words about it."""
+RELEASE_MEMORY_MS = 10_000
+CLOSE_WAIT_S = 1.0
+
+
+class Listener:
+    """One port of one role.
+
+    Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL`` without access rules, a closed port
+    without a secret.
+    """
+
+    def __init__(self, handler: Handler, credentials: Credentials, foreign: ForeignClients, limits: RemotingLimits, clock: Clock, name: str) -> None:
+        if foreign is ForeignClients.ACL:
+            raise ConfigError(f"foreign='acl' needs access rules, which this {name} does not have: use 'closed' or 'open'", "acl")
+        if foreign is ForeignClients.CLOSED and not credentials.secret:
+            raise ConfigError(f"a closed port needs a secret: give the {name} one, or open it with foreign='open'", "secret")
+        self.handler = handler
+        self.credentials = credentials
+        self.foreign: ForeignClients = foreign
+        self.limits = limits
+        self.name = name
+        self._clock = clock
+        self._peers: set[ServerPeer] = set()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty: asyncio.Event | None = None
+        self._complaints = 0
+        self._refused = 0
+
+    @property
+    def peers(self) -> Iterable[ServerPeer]:
+        """The connections that have sent requests: trusted ones, and foreign ones on an open port."""
+        return [peer for peer in self._peers if peer.stage in (Stage.TRUSTED, Stage.FOREIGN)]
+
+    @property
+    def connections(self) -> int:
+        """All open connections, strangers included."""
+        return len(self._peers)
+
+    async def start(self, host: str, port: int) -> Address:
+        """Bind and listen; port 0 takes a free one. True on return: connections are accepted. Raises ``OSError``."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerPeer(self), host, port, backlog=BACKLOG)
+        self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
+        bound = self._server.sockets[0].getsockname()
+        return Address(str(bound[0]), int(bound[1]))
+
+    async def close(self) -> None:
+        """Stop listening and close every connection; what was written has one second to leave."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._server = self._timer = None
+        if not self._peers:
+            return
+        self._empty = asyncio.Event()
+        for peer in list(self._peers):
+            peer.close("the server stops")
+        try:
+            await asyncio.wait_for(self._empty.wait(), CLOSE_WAIT_S)
+        except TimeoutError:
+            for peer in list(self._peers):
+                peer.abort("the server stops")
+            await asyncio.sleep(0)
+
+    def scan(self, now_ms: float) -> None:
+        """Close what has been silent too long; called every second with the monotonic time."""
+        if self._complaints > COMPLAINTS_MAX or self._refused:
+            more = max(0, self._complaints - COMPLAINTS_MAX)
+            log.warning("%s: %d more complaints about connections, %d refused above %d", self.name, more, self._refused, self.limits.connections_max)
+        self._complaints = self._refused = 0
+        for peer in list(self._peers):
+            self._look_at(peer, now_ms)
+
+    def _look_at(self, peer: ServerPeer, now_ms: float) -> None:
+        if peer.active:
+            peer.active = False
+            peer.heard_ms = now_ms
+        elif peer.closed:
+            peer.abort("it did not read the rest")
+            return
+        silent_ms = now_ms - peer.heard_ms
+        if not peer.trusted and peer.stage is not Stage.FOREIGN and now_ms - peer.opened_ms > self._patience_ms(peer):
+            self.complain(peer, f"closed: no handshake within {self._patience_ms(peer)} ms")
+            peer.abort("no handshake")
+        elif silent_ms > self.limits.idle_timeout_ms:
+            peer.abort("idle")
+        else:
+            if silent_ms > RELEASE_MEMORY_MS:
+                peer.release_memory()
+            peer.expire(now_ms)
+
+    def _patience_ms(self, peer: ServerPeer) -> int:
+        """A foreign client may connect long before its first request; one that began a handshake may not."""
+        open_port = self.foreign is ForeignClients.OPEN and peer.stage is Stage.FIRST
+        return self.limits.idle_timeout_ms if open_port else self.limits.handshake_timeout_ms
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self.scan(self._clock.monotonic_ms())
+        finally:
+            if self._server is not None:
+                self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
+
+    # --- what peers use ----------------------------------------------------------------------------------------------
+
+    def admit(self, peer: ServerPeer) -> bool:
+        """Count a new connection in; False above the limit."""
+        if len(self._peers) >= self.limits.connections_max or self._server is None:
+            self._refused += 1
+            return False
+        self._peers.add(peer)
+        return True
+
+    def forget(self, peer: ServerPeer) -> None:
+        """A connection has ended."""
+        self._peers.discard(peer)
+        if self._empty is not None and not self._peers:
+            self._empty.set()
+
+    def complain(self, peer: ServerPeer, reason: str, fault: BaseException | None = None) -> None:
+        """A warning with the peer's address, at most ``COMPLAINTS_MAX`` a second."""
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS_MAX:
+            log.warning("%s: %s %s", self.name, peer, reason, exc_info=fault)
+
+    def monotonic_ms(self) -> float:
+        """The clock that time-outs are measured with."""
+        return self._clock.monotonic_ms()
