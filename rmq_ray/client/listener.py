@@ -69,7 +69,7 @@ class Verdict:
 
     done: int
     delay_level: int = BROKER_DECIDES
-    fault: Exception | None = None
+    fault: BaseException | None = None
 
 
 def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
@@ -87,7 +87,7 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
         return Verdict(0, ctx.delay_level_when_next_consume)
     if answer is Reject or isinstance(answer, Reject):
         return Verdict(0, DEAD_LETTER_LEVEL)
-    if isinstance(answer, Exception):
+    if isinstance(answer, BaseException):
         return Verdict(0, ctx.delay_level_when_next_consume, answer)
     wrong = ConsumeError(
         f"the listener returned {answer!r:.80}; return None, SUCCESS, RECONSUME_LATER or Reject. Counted as RECONSUME_LATER", repr(answer)[:80]

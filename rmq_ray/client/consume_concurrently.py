@@ -1,0 +1,200 @@
+"""Concurrent consumption: threads that hand batches to the listener and settle what it answers (protocol-behaviour 15).
+
+    ready queue ─> thread ─> listener ─> judge ─┬─ done ───────────────> finish: commit offset = smallest unfinished
+                                                └─ failed ─ send back ─┬─ taken by a broker ─> finish
+                                                                       └─ no ─> kept, again in 5 s, reconsume times + 1
+
+Decides the settlement of results. Does not pull, and does not decide what an answer of the listener means (``listener.judge``).
+
+Invariants: a batch of a dropped queue is not handed out, and its result is ignored. The commit offset moves only when every
+message of a batch is done or stored again. A thread never dies of its listener. On stop, batches that no listener has seen are
+left to the next owner, except those before one that was seen: nothing is lost and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer_parts import ConsumerParts
+from rmq_ray.client.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
+from rmq_ray.client.received import MessageExt
+from rmq_ray.client.send_back import SendBack
+from rmq_ray.errors import ConsumeError
+
+IDLE_WAIT_S = 5.0
+OVERDUE_DELAY_LEVEL = 3  # level of a message whose listener takes longer than consume_timeout_minutes
+
+log = logging.getLogger("rmq_ray.client.consume")
+
+
+class ConcurrentConsumption:
+    """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished, without a lock."""
+
+    def __init__(self, parts: ConsumerParts, listener: Listener, send_back: SendBack, drained: Callable[[AssignedQueue], None]) -> None:
+        self._parts = parts
+        self._listener = listener
+        self._send_back = send_back
+        self._drained = drained
+        self._ready: SimpleQueue[ReadyBatch | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self.listener_faults = 0
+        """How often the listener raised or returned something that means nothing."""
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start ``concurrency`` daemon threads."""
+        for number in range(self._parts.config.concurrency):
+            thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def submit(self, batches: Sequence[ReadyBatch]) -> None:
+        """Queue batches; those of one queue of messages in the order of their offsets."""
+        put = self._ready.put
+        for batch in batches:
+            put(batch)
+
+    def owns_current_thread(self) -> bool:
+        """True in a consuming thread, which cannot wait for itself."""
+        return threading.current_thread() in self._threads
+
+    def stop(self, timeout_ms: float) -> bool:
+        """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
+        self._stopping = True
+        for _ in self._threads:
+            self._ready.put(None)
+        deadline = self._parts.clock.monotonic_ms() + timeout_ms
+        for thread in self._threads:
+            thread.join(max(0.0, (deadline - self._parts.clock.monotonic_ms()) / 1000))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                batch = self._ready.get(timeout=IDLE_WAIT_S)
+            except Empty:
+                continue
+            if batch is None:
+                return
+            try:
+                self.consume(batch)
+            except Exception:  # noqa: BLE001 - a fault of settling one batch must not end the thread; the batch stays unfinished
+                log.exception("a batch of %s from offset %d could not be settled", batch.owner.queue, batch.first)
+
+    # --- one batch -----------------------------------------------------------------------------------------------------
+
+    def consume(self, batch: ReadyBatch) -> None:
+        """Call the listener and settle the result, in the calling thread."""
+        work = batch.owner
+        now_ms = self._parts.clock.now_ms()
+        with work.lock:
+            if self._stopping and batch.first > work.last_begun:
+                return
+            if not work.process.begin(batch, now_ms):
+                return
+            if batch.first > work.last_begun:
+                work.last_begun = batch.first
+        ctx = ConsumeContext(self._parts.group, work.queue)
+        try:
+            answer = self._listener(batch.take(now_ms), ctx)
+        except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
+            answer = error
+        if answer is None and ctx.ack_index == ACK_ALL:
+            self._finish(batch, batch.count, 0)
+            return
+        verdict = judge(answer, ctx, batch.count)
+        if verdict.done == batch.count:
+            self._finish(batch, batch.count, 0)
+        else:
+            self._settle_failures(batch, verdict)
+
+    def _finish(self, batch: ReadyBatch, done: int, failed: int) -> None:
+        work = batch.owner
+        with work.lock:
+            if not work.process.dropped:
+                self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
+            work.counters.consumed_ok += done
+            work.counters.consumed_failed += failed
+        if work.waiting:
+            self._drained(work)
+
+    def _settle_failures(self, batch: ReadyBatch, verdict: Verdict) -> None:
+        work = batch.owner
+        if verdict.fault is not None:
+            self._report(batch, verdict.fault)
+        with work.lock:
+            live = not work.process.dropped and work.process.holds(batch)
+        failed = batch.take(batch.started_ms)[verdict.done :]
+        if not live:
+            with work.lock:
+                work.counters.consumed_ok += verdict.done
+                work.counters.consumed_failed += len(failed)
+            return
+        kept = [message for message in failed if not self._send_back.send_back(message, verdict.delay_level)]
+        work.counters.sent_back += len(failed) - len(kept)
+        if kept:
+            self._keep(batch, kept, verdict.done, len(failed))
+        else:
+            self._finish(batch, verdict.done, len(failed))
+
+    def _keep(self, batch: ReadyBatch, kept: list[MessageExt], done: int, failed: int) -> None:
+        """No broker took them: they stay here, unfinished, and the listener gets them again."""
+        parts, work = self._parts, batch.owner
+        now_ms = parts.clock.now_ms()
+        for message in kept:
+            message.failed_here(now_ms)
+        with work.lock:
+            if not work.process.dropped:
+                size = sum(len(message.stored_body) for message in kept)
+                parts.offsets.update(work.queue, work.process.keep(batch, kept[0].queue_offset, len(kept), size), increase_only=True)
+            work.counters.consumed_ok += done
+            work.counters.consumed_failed += failed
+        batch.messages = kept
+        log.warning("%d messages of %s are kept and tried again in %d ms: no broker took them back", len(kept), work.queue, parts.config.send_back_retry_ms)
+        parts.delayed.after(parts.config.send_back_retry_ms, partial(self.submit, (batch,)))
+
+    def _report(self, batch: ReadyBatch, fault: BaseException) -> None:
+        self.listener_faults += 1
+        place = f"{batch.count} messages of {batch.owner.queue} from offset {batch.first}"
+        if isinstance(fault, ConsumeError):
+            log.error("listener of group %s, %s: %s", self._parts.group, place, fault)
+        else:
+            log.warning("listener of group %s failed with %s", self._parts.group, place, exc_info=fault)
+
+    # --- listeners that hang -------------------------------------------------------------------------------------------
+
+    def clean_overdue(self) -> int:
+        """Send back what a listener has had for more than ``consume_timeout_minutes``, so that the commit offset can move on.
+
+        Up to 16 messages a queue; returns how many. Blocks for the requests: not for consuming or reader threads.
+        """
+        now_ms = self._parts.clock.now_ms()
+        timeout_ms = self._parts.config.consume_timeout_minutes * 60_000
+        cleaned = 0
+        for work in self._parts.assigned.snapshot().values():
+            with work.lock:
+                overdue = work.process.overdue(now_ms, timeout_ms) if not work.process.dropped else []
+            for batch in overdue:
+                if isinstance(batch, ReadyBatch) and self._give_up(batch):
+                    cleaned += batch.count
+        return cleaned
+
+    def _give_up(self, batch: ReadyBatch) -> bool:
+        work = batch.owner
+        log.warning(
+            "listener of group %s has had %d messages of %s from offset %d for too long: sent back", self._parts.group, batch.count, work.queue, batch.first
+        )
+        if not all([self._send_back.send_back(message, OVERDUE_DELAY_LEVEL) for message in batch.take(batch.started_ms)]):
+            return False
+        with work.lock:
+            if not work.process.dropped:
+                self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
+            work.counters.sent_back += batch.count
+        return True

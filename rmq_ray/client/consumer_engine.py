@@ -1,0 +1,183 @@
+"""The parts of a running push consumer, and the events between them.
+
+    Rebalancer ── takes, leaves queues ──> AssignedQueues
+        │ taken                                 │
+      Puller ── batches ──> ConcurrentConsumption ──> listener
+        │ lost        drained, resume │    │ done
+    Reconnector                       └    RemoteOffsetStore
+
+Decides the order in which parts start and stop; every rule lies in one of them. Implements ``PullEvents``, so that the puller
+knows neither threads nor rebalancing. Called by ``client.push_consumer``.
+
+Invariant: ``end`` stops pulls first, then waits for listeners, then hands the offsets over, and only then leaves the group: the
+next owner of a queue finds everything that was finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.consumer_options import PushSettings
+from rmq_ray.client.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
+from rmq_ray.client.delayed import DelayedCalls
+from rmq_ray.client.flow_control import FlowControl
+from rmq_ray.client.listener import Listener
+from rmq_ray.client.offset_store import RemoteOffsetStore
+from rmq_ray.client.puller import Pace, Puller
+from rmq_ray.client.rebalancer import Rebalancer
+from rmq_ray.client.reconnector import Reconnector
+from rmq_ray.client.send_back import SendBack
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.groups import ConsumerData
+from rmq_ray.protocol.rebalance import Membership
+
+PERSIST_TIMEOUT_MS = 10_000
+
+log = logging.getLogger("rmq_ray.client.consumer")
+
+
+class ConsumerEngine:
+    """Of one started consumer. ``data``: what the heartbeat says of it."""
+
+    def __init__(
+        self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener, data: Callable[[], ConsumerData]
+    ) -> None:
+        config, clock = settings.config, client.clock
+        self.client = client
+        self.offsets_moved = 0
+        self.parts = ConsumerParts(
+            group,
+            config,
+            clock,
+            client,
+            RemoteOffsetStore(group, client),
+            DelayedCalls(clock, f"rmq-later-{group}"),
+            FlowControl(config),
+            subscriptions,
+            AssignedQueues(),
+        )
+        self.puller = Puller(self.parts, self)
+        send_back = SendBack(client, group, self.parts.retries_max, clock)
+        self.consumption = ConcurrentConsumption(self.parts, listener, send_back, self.puller.resume_if_drained)
+        member = Membership(group, client.client_id, settings.model, settings.strategy)
+        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self.puller.pull, self.consumption.clean_overdue)
+        self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
+
+    def begin(self) -> None:
+        """After the client instance started: routes, heartbeat, then the threads."""
+        self.parts.offsets.load()
+        for topic in sorted(self.parts.subscriptions.topics()):
+            try:
+                self.client.routes.refresh(topic)
+            except RemotingError as error:
+                log.warning("route of %s not known yet, the rebalance asks again: %s", topic, error)
+        self.client.heartbeat()
+        self.parts.delayed.start()
+        self.consumption.start()
+        self.rebalancer.start()
+
+    def end(self, timeout_ms: int) -> bool:
+        """Stop the parts in the order in which messages flow; True when every listener ended in time."""
+        self.puller.pace = Pace.STOPPED
+        self.reconnector.stop()
+        self.rebalancer.stop()
+        ended = self.consumption.stop(timeout_ms)
+        self.parts.delayed.close()
+        self._hand_offsets_over()
+        self.client.unregister_consumer(self.parts.group)
+        self.client.release()
+        if not ended:
+            log.warning("listeners of group %s still ran after %d ms: their messages come again", self.parts.group, timeout_ms)
+        return ended
+
+    def _hand_offsets_over(self) -> None:
+        """Every held queue's offset, answered; a broker that fails once is not asked for its other queues."""
+        deadline = self.parts.clock.monotonic_ms() + PERSIST_TIMEOUT_MS
+        failed: set[str] = set()
+        for queue, work in sorted(self.parts.assigned.snapshot().items()):
+            with work.lock:
+                work.process.drop()
+            known = queue in self.parts.offsets.clone(queue.topic)
+            if known and queue.broker_name not in failed and self.parts.clock.monotonic_ms() < deadline and not self.parts.offsets.persist(queue):
+                failed.add(queue.broker_name)
+
+    # --- what the puller asks and tells (PullEvents) ----------------------------------------------------------------------------------------------------
+
+    def submit(self, batches: Sequence[ReadyBatch]) -> None:
+        """See ``PullEvents``."""
+        self.consumption.submit(batches)
+
+    def broker_lost(self, broker_name: str) -> None:
+        """See ``PullEvents``."""
+        self.reconnector.lost(broker_name)
+
+    def broker_down(self, broker_name: str) -> bool:
+        """See ``PullEvents``."""
+        return self.reconnector.is_down(broker_name)
+
+    def tell_brokers(self) -> None:
+        """See ``PullEvents``."""
+        self.rebalancer.beat()
+
+    def offset_moved(self, work: AssignedQueue, offset: int) -> None:
+        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through."""
+        self.offsets_moved += 1
+        self.parts.delayed.after(self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset))
+
+    def _correct(self, work: AssignedQueue, offset: int) -> None:
+        parts = self.parts
+        parts.offsets.update(work.queue, offset, increase_only=False)
+        parts.offsets.persist(work.queue)
+        parts.offsets.remove(work.queue)
+        parts.assigned.remove(work)
+        self.rebalancer.wake()
+
+    def _topic_of(self, broker_name: str) -> str | None:
+        return next((work.queue.topic for work in self.parts.assigned.of_broker(broker_name)), None)
+
+    def _broker_back(self, broker_name: str) -> None:
+        for work in self.parts.assigned.of_broker(broker_name):
+            self.puller.pull(work)
+        self.rebalancer.wake()
+
+    # --- counters ------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight`` (pulled and not finished), ``lag``
+        (to the queues' ends as last told); ``held_back``: pulls by threshold; ``queues``: one entry for each held queue.
+        """
+        assigned = self.parts.assigned
+        works = assigned.snapshot()
+        total = assigned.total()
+        queues = [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queue_id": queue.queue_id,
+                "next_offset": work.process.next_offset,
+                "commit_offset": work.process.commit_offset,
+                "min_offset": work.min_offset,
+                "max_offset": work.max_offset,
+                "lag": work.lag,
+                "in_flight": work.process.count,
+            }
+            for queue, work in sorted(works.items())
+        ]
+        return {
+            **total,
+            "in_flight": sum(work.process.count for work in works.values()),
+            "in_flight_bytes": sum(work.process.body_bytes for work in works.values()),
+            "lag": sum(work.lag for work in works.values()),
+            "balanced": self.rebalancer.balanced,
+            "rebalances": self.rebalancer.runs,
+            "offsets_moved": self.offsets_moved,
+            "listener_faults": self.consumption.listener_faults,
+            "held_back": {pressure.value: count for pressure, count in self.parts.flow.held_back.items()},
+            "queues": queues,
+        }

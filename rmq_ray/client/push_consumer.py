@@ -1,0 +1,218 @@
+"""The push consumer: messages come to a listener (protocol-behaviour 10, 13, 15, 27).
+
+    with PushConsumer("billing", listener=handle, subscriptions={"orders": "paid || refund"}, discovery=...):
+        ...
+
+Decides the life cycle and what users may ask; the work is done by the parts that ``client.consumer_engine`` wires together.
+``ClientInstance`` calls it as a ``ManagedConsumer``.
+
+Invariants: a message counts as consumed when the listener is done with it or a broker stored it for another try. ``stop`` waits
+for running listeners and hands the offsets over: what was finished does not come again, what was not comes to the next owner.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any, Self, Unpack
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.consumer_engine import ConsumerEngine
+from rmq_ray.client.consumer_options import PushOptions, check_listener, check_subscriptions, push_settings
+from rmq_ray.client.consumer_parts import SubscriptionTable
+from rmq_ray.client.listener import Listener
+from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.puller import Pace
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ConsumerConfig
+from rmq_ray.errors import ClientError
+from rmq_ray.model.groups import ConsumerData, ConsumeType
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.topics import retry_topic
+from rmq_ray.ports import Discovery
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+
+STOP_TIMEOUT_MS = 30_000
+PERSIST_TIMEOUT_MS = 10_000
+
+log = logging.getLogger("rmq_ray.client.consumer")
+
+
+class PushConsumer:
+    """Consumes topics of a cluster as a member of a group. Use it as a context manager, or ``start`` and ``stop``.
+
+    ``listener(messages, ctx)`` is called by ``concurrency`` threads; see ``rmq_ray.client.listener`` for what it may return.
+    ``subscriptions``: topic -> ``"*"`` or ``"tag || tag"``. ``config`` has the rarer settings; options are put over it.
+    Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        listener: Listener,
+        subscriptions: Mapping[str, Any],
+        discovery: Discovery,
+        config: ConsumerConfig | None = None,
+        client_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[PushOptions],
+    ) -> None:
+        self._settings = push_settings(group, config, options)
+        check_listener(listener)
+        self._arguments = {"listener": listener, "subscriptions": subscriptions, "discovery": discovery, "config": config, "client_id": client_id, **options}
+        self._group = group
+        self._listener = listener
+        self._discovery = discovery
+        self._client_id = client_id
+        self._clock = clock
+        self._state = ServiceState.CREATE_JUST
+        self._life = threading.Lock()
+        self._subscriptions = SubscriptionTable()
+        for topic, expression in check_subscriptions(subscriptions).items():
+            self._subscriptions.put(topic, expression, clock.now_ms())
+        self._subscriptions.put(retry_topic(group), None, clock.now_ms())
+        self._engine: ConsumerEngine | None = None
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the group and begin to consume; the first messages come when the first rebalance is through.
+
+        Raises ``ClientError`` when it was started before or the group name is taken in this client, and what the discovery raises.
+        """
+        with self._life:
+            if self._state is not ServiceState.CREATE_JUST:
+                raise ClientError(f"consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
+            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
+            engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data)
+            client.register_consumer(self)
+            self._state = ServiceState.START_FAILED
+            self._engine = engine
+            try:
+                client.start()
+            except BaseException:
+                client.unregister_consumer(self._group)
+                client.release()
+                raise
+            self._state = ServiceState.RUNNING
+        engine.begin()
+
+    def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> bool:
+        """Leave the group: no further pulls, running listeners end, offsets are handed over. False when a listener still ran after
+        ``timeout_ms``: its messages come again. ``ClientError`` when called by the listener itself.
+        """
+        engine = self._engine
+        if engine is not None and engine.consumption.owns_current_thread():
+            raise ClientError("stop() was called by the listener, which it would wait for; call it from another thread", self._group)
+        with self._life:
+            was_running = self._state is ServiceState.RUNNING
+            self._state = ServiceState.SHUTDOWN_ALREADY
+        if not was_running or engine is None:
+            return True
+        return engine.end(timeout_ms)
+
+    close = stop
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as what it was made from: a new consumer that was not started."""
+        return _rebuilt, (self._group, self._arguments)
+
+    # --- use -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    @property
+    def state(self) -> ServiceState:
+        """Where in its life it is."""
+        return self._state
+
+    @property
+    def client_id(self) -> str:
+        """This member of the group; empty before ``start``."""
+        return self._engine.client.client_id if self._engine is not None else ""
+
+    @property
+    def balanced(self) -> bool:
+        """True when the last rebalance gave this consumer exactly its share of the queues."""
+        return self._engine is not None and self._engine.rebalancer.balanced
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues held now, those of the retry topic included."""
+        return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
+
+    def subscribe(self, topic: str, expression: str | None = "*") -> None:
+        """Add a topic, or change its filter; a running consumer rebalances at once."""
+        self._subscriptions.put(topic, check_subscriptions({topic: expression})[topic], self._clock.now_ms())
+        self.rebalance_now()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give a topic up: its queues are dropped at the next rebalance, which comes at once."""
+        if topic == retry_topic(self._group) or not self._subscriptions.remove(topic):
+            raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
+        self.rebalance_now()
+
+    def pause(self) -> None:
+        """No further pulls until ``resume``; what was pulled is still handed out."""
+        if self._engine is not None and self._engine.puller.pace is Pace.RUNNING:
+            self._engine.puller.pace = Pace.PAUSED
+
+    def resume(self) -> None:
+        """Pull again, and rebalance."""
+        if self._engine is not None and self._engine.puller.pace is Pace.PAUSED:
+            self._engine.puller.pace = Pace.RUNNING
+            for work in self._engine.parts.assigned.snapshot().values():
+                self._engine.puller.pull(work)
+            self.rebalance_now()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the names."""
+        found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
+        return found | (self._engine.stats() if self._engine is not None else {})
+
+    # --- as the client instance sees it ----------------------------------------------------------------------------------
+
+    def consumer_data(self) -> ConsumerData:
+        """See ``ManagedConsumer``."""
+        settings = self._settings
+        return ConsumerData(self._group, ConsumeType.CONSUME_PASSIVELY, settings.model, settings.start_from, self._subscriptions.all())
+
+    def subscribed_topics(self) -> Collection[str]:
+        """See ``ManagedConsumer``."""
+        return self._subscriptions.topics()
+
+    def route_changed(self, topic: str) -> None:
+        """See ``ManagedConsumer``."""
+        self.rebalance_now()
+
+    def rebalance_now(self) -> None:
+        """See ``ManagedConsumer``."""
+        if self._engine is not None:
+            self._engine.rebalancer.wake()
+
+    def persist_offsets(self) -> None:
+        """See ``ManagedConsumer``."""
+        if self._engine is not None and self._state is ServiceState.RUNNING:
+            self._engine.parts.offsets.persist_all(self._engine.parts.assigned.snapshot().keys())
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """See ``ManagedConsumer``."""
+        if command.is_oneway:
+            return None
+        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
+
+
+def _rebuilt(group: str, arguments: dict[str, Any]) -> PushConsumer:
+    return PushConsumer(group, **arguments)

@@ -1,0 +1,100 @@
+"""Brings the connection to a lost broker back: asks it again and again, and lets the pulls go on the moment it answers.
+
+    broker lost ─> thread: wait 20, 40, .. 1000 ms ─> heartbeat of this group ─ fails: wait again
+                                                            └─ answered: pull every queue of this broker
+
+The heartbeat comes first because a restarted broker remembers no consumer and would refuse the pulls. The address is the one
+that is known, or what the routes say meanwhile: a restarted broker keeps its port, so nothing waits for the route refresh.
+
+Decides when to ask. One daemon thread per lost broker, so that one that does not even refuse connections (3 s each) delays no
+other; it ends with the broker's answer, or when the consumer stops, or after 10 minutes without any queue of the broker.
+
+Invariant: while ``is_down(name)`` a thread is at it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.clock import Clock
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.groups import ConsumerData, Heartbeat
+from rmq_ray.remoting.bodies import encode_heartbeat
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import Command
+
+FIRST_WAIT_MS = 20
+WAIT_MS_MAX = 1_000
+TIMEOUT_MS = 3_000
+ROUTES_AFTER_MS = 500  # waits from this length on also have the routes looked at again
+GIVE_UP_MS = 600_000
+
+log = logging.getLogger("rmq_ray.client.reconnector")
+
+
+class Reconnector:
+    """Of one consumer. ``wanted(name)``: a topic of that broker that is still held, None when there is none; ``back(name)``: it answers."""
+
+    def __init__(self, client: ClientInstance, data: Callable[[], ConsumerData], wanted: Callable[[str], str | None], back: Callable[[str], None]) -> None:
+        self._client = client
+        self._clock: Clock = client.clock
+        self._data = data
+        self._wanted = wanted
+        self._back = back
+        self._lock = threading.Lock()
+        self._down: set[str] = set()
+        self._stop = threading.Event()
+
+    def lost(self, broker_name: str) -> None:
+        """The connection broke or could not be made. Any thread; returns at once."""
+        with self._lock:
+            if self._stop.is_set() or broker_name in self._down:
+                return
+            self._down.add(broker_name)
+        threading.Thread(target=self._run, args=(broker_name,), name=f"rmq-reconnect-{broker_name}", daemon=True).start()
+
+    def is_down(self, broker_name: str) -> bool:
+        """True from ``lost`` until the broker answered."""
+        return broker_name in self._down
+
+    def stop(self) -> None:
+        """Threads end within the request that they wait for."""
+        self._stop.set()
+
+    def _run(self, broker_name: str) -> None:
+        wait_ms = FIRST_WAIT_MS
+        deadline = self._clock.monotonic_ms() + GIVE_UP_MS
+        answered = False
+        try:
+            while not self._stop.wait(wait_ms / 1000):
+                topic = self._wanted(broker_name)
+                if topic is not None:
+                    deadline = self._clock.monotonic_ms() + GIVE_UP_MS
+                elif self._clock.monotonic_ms() > deadline:
+                    return
+                answered = self._answers(broker_name)
+                if answered:
+                    return
+                if wait_ms >= ROUTES_AFTER_MS and topic is not None:
+                    self._client.refresh_route_soon(topic)
+                wait_ms = min(2 * wait_ms, WAIT_MS_MAX)
+        finally:
+            with self._lock:
+                self._down.discard(broker_name)
+            if answered:
+                log.info("broker %s answers again", broker_name)
+                self._back(broker_name)
+
+    def _answers(self, broker_name: str) -> bool:
+        found = self._client.routes.subscribe_address(broker_name)
+        if found is None:
+            return False
+        body = encode_heartbeat(Heartbeat(self._client.client_id, (), (self._data(),)))
+        try:
+            return self._client.invoke(found[1], Command(RequestCode.HEART_BEAT, body=body), TIMEOUT_MS).code == ResponseCode.SUCCESS
+        except RemotingError as error:
+            log.debug("broker %s is still away: %s", broker_name, error)
+            return False

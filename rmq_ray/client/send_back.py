@@ -1,0 +1,130 @@
+"""A message that the listener could not process goes back to its broker (protocol-behaviour 15, 17).
+
+    CONSUMER_SEND_MSG_BACK (36) to the broker that stores it      the broker copies it by its log offset
+      └─ refused or unreachable: SEND_MESSAGE_V2 (310) into %RETRY%group, on any broker that has the topic
+
+Decides which of the two ways is taken and what the copy of the second one carries. The broker decides delay and dead letter:
+both ways tell it how often the message failed and how often it may. Does not keep messages: False means that the caller does.
+
+Invariants: True only when a broker said that it stored the copy. At worst (an answer was lost) there are two copies.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.listener import DEAD_LETTER_LEVEL
+from rmq_ray.client.received import MessageExt
+from rmq_ray.clock import Clock
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import (
+    CONSUME_START_TIME,
+    DELAY,
+    MAX_OFFSET,
+    MAX_RECONSUME_TIMES,
+    MIN_OFFSET,
+    ORIGIN_MESSAGE_ID,
+    RECONSUME_TIME,
+    RETRY_TOPIC,
+    TRANSACTION_PREPARED,
+    SysFlag,
+    encode_properties,
+)
+from rmq_ray.model.topics import CLIENT_INNER_GROUP, DEFAULT_TOPIC, retry_topic
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import Command
+
+TIMEOUT_MS = 5_000
+BASE_DELAY_LEVEL = 3  # as the broker's own: 3 + how often it failed
+BROKERS_MAX = 3  # tried for the copy of our own
+
+log = logging.getLogger("rmq_ray.client.send_back")
+
+
+class SendBack:
+    """Of one consumer group. Blocks the calling (consuming) thread for up to 5 s a try."""
+
+    def __init__(self, client: ClientInstance, group: str, retries_max: int, clock: Clock) -> None:
+        self._client = client
+        self._group = group
+        self._retries_max = retries_max
+        self._clock = clock
+
+    def send_back(self, message: MessageExt, delay_level: int) -> bool:
+        """True when a broker keeps the message for its next delivery (or as dead letter: ``delay_level`` -1)."""
+        if self._ask_broker(message, delay_level):
+            return True
+        return self._write_copy(message, delay_level)
+
+    def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
+        address = self._client.broker_address(message.queue.broker_name)
+        if address is None:
+            return False
+        fields = {
+            "offset": str(message.log_offset),
+            "group": self._group,
+            "delayLevel": str(delay_level),
+            "originMsgId": message.message_id,
+            "originTopic": message.topic,
+            "unitMode": "false",
+            "maxReconsumeTimes": str(self._retries_max),
+        }
+        return self._accepted(
+            message, MessageQueue(message.queue.topic, message.queue.broker_name, -1), Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=fields)
+        )
+
+    def _write_copy(self, message: MessageExt, delay_level: int) -> bool:
+        """Other brokers first: the one that stores the message has just refused."""
+        topic = retry_topic(self._group)
+        info = self._client.routes.publish(topic)
+        if info is None or not info.queues:
+            self._client.refresh_route_soon(topic)
+            return False
+        by_broker = {queue.broker_name: queue for queue in reversed(info.queues)}
+        names = sorted(by_broker, key=lambda name: (name == message.queue.broker_name, name))[:BROKERS_MAX]
+        return any(self._accepted(message, by_broker[name], self._copy(message, by_broker[name], delay_level)) for name in names)
+
+    def _copy(self, message: MessageExt, queue: MessageQueue, delay_level: int) -> Command:
+        failed = message.reconsume_times + 1
+        if delay_level == DEAD_LETTER_LEVEL:
+            failed = max(failed, self._retries_max)  # the broker makes a dead letter of what failed often enough
+        properties = dict(message.all_properties)
+        for name in (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME, TRANSACTION_PREPARED, RECONSUME_TIME, MAX_RECONSUME_TIMES):
+            properties.pop(name, None)
+        properties[RETRY_TOPIC] = message.topic
+        properties.setdefault(ORIGIN_MESSAGE_ID, message.message_id)
+        properties[DELAY] = str(delay_level if delay_level > 0 else BASE_DELAY_LEVEL + message.reconsume_times)
+        fields = {
+            "a": CLIENT_INNER_GROUP,
+            "b": queue.topic,
+            "c": DEFAULT_TOPIC,
+            "d": "4",
+            "e": str(queue.queue_id),
+            "f": str(message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.TRANSACTION_MASK)),
+            "g": str(self._clock.now_ms()),
+            "h": str(message.flag),
+            "i": encode_properties(properties),
+            "j": str(failed),
+            "k": "false",
+            "l": str(self._retries_max),
+            "m": "false",
+            "n": queue.broker_name,
+        }
+        return Command(RequestCode.SEND_MESSAGE_V2, fields=fields, body=message.stored_body)
+
+    def _accepted(self, message: MessageExt, queue: MessageQueue, command: Command) -> bool:
+        address = self._client.broker_address(queue.broker_name)
+        if address is None:
+            return False
+        try:
+            answer = self._client.invoke(address, command, TIMEOUT_MS)
+        except RemotingError as error:
+            log.warning("message %s not sent back (%d) to %s: %s", message.message_id, command.code, queue.broker_name, error)
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            log.warning(
+                "message %s not sent back (%d) to %s: code %d %s", message.message_id, command.code, queue.broker_name, answer.code, answer.remark or ""
+            )
+        return answer.code == ResponseCode.SUCCESS
