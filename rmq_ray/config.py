@@ -239,3 +239,8 @@ class ConsumerConfig(_Group):
             _require(low <= value <= high, f"{name} must be {low} to {high}", value)
         _require(self.threshold_messages_topic == -1 or 1 <= self.threshold_messages_topic <= 6_553_500, "threshold_messages_topic must be -1 or 1 to 6553500", self.threshold_messages_topic)
         _require(self.threshold_mib_topic == -1 or 1 <= self.threshold_mib_topic <= 102_400, "threshold_mib_topic must be -1 or 1 to 102400", self.threshold_mib_topic)
+
+
+def put_environment(name: str, value: str) -> None:
+    """Set an environment variable of this process and its children; the one writing place."""
+    os.environ[name] = value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgpack
 import numpy as np
 
 from rmq_ray.clock import Clock
@@ -21,7 +20,7 @@ from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.records import unpack_pull_answer
+from rmq_ray.remoting.records import ScanRecords, pack_scan, unpack_pull_answer
 
 REQUEST_TIMEOUT_MS = 10_000
 OUTAGE_MAX_MS = 60_000
@@ -63,7 +62,7 @@ class StreamSplitReader:
             self._connection = None
 
     def _ask(self, split: Split, at: int, chunk_bytes: int) -> Command:
-        request = msgpack.packb([split.queue.topic, split.queue.queue_id, at, split.end, chunk_bytes, split.epoch])
+        request = pack_scan(ScanRecords(split.queue.topic, split.queue.queue_id, at, split.end, chunk_bytes, split.epoch))
         give_up = self._clock.monotonic_ms() + OUTAGE_MAX_MS
         turn = 0
         while True:

@@ -167,14 +167,16 @@ def encode_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     """Answer to 105. ``standard``: quoted keys, for callers of version 401 and later; else the dialect."""
     value: dict[str, Any] = {
         "brokerDatas": [
-            {"brokerAddrs": {str(i) if standard else i: a for i, a in sorted(data.addresses.items())}, "brokerName": data.broker_name, "cluster": data.cluster} for data in route.brokers
+            {"brokerAddrs": {str(i) if standard else i: a for i, a in sorted(data.addresses.items())}, "brokerName": data.broker_name, "cluster": data.cluster}
+            for data in route.brokers
         ],
         "filterServerTable": {},
     }
     if route.order_conf is not None:
         value["orderTopicConf"] = route.order_conf
     value["queueDatas"] = [
-        {"brokerName": q.broker_name, "perm": q.permission, "readQueueNums": q.read_queues, "topicSysFlag": q.sys_flag, "writeQueueNums": q.write_queues} for q in route.queues
+        {"brokerName": q.broker_name, "perm": q.permission, "readQueueNums": q.read_queues, "topicSysFlag": q.sys_flag, "writeQueueNums": q.write_queues}
+        for q in route.queues
     ]
     return json.dumps(value, separators=(",", ":")).encode() if standard else write(value)
 
@@ -212,7 +214,10 @@ def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
 def decode_cluster_info(body: Buffer) -> list[BrokerData]:
     """Brokers by name."""
     table = parse(body).get("brokerAddrTable") or {}
-    return [BrokerData(str(v.get("cluster") or ""), str(name), {int(i): str(a) for i, a in (v.get("brokerAddrs") or {}).items()}) for name, v in sorted(table.items())]
+    return [
+        BrokerData(str(v.get("cluster") or ""), str(name), {int(i): str(a) for i, a in (v.get("brokerAddrs") or {}).items()})
+        for name, v in sorted(table.items())
+    ]
 
 
 # --- registration (6.1) ----------------------------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
 
 def decode_topic_stats(body: Buffer) -> dict[MessageQueue, QueueStats]:
     """Queues and what they hold."""
-    return {decode_queue(key): QueueStats(int(v["minOffset"]), int(v["maxOffset"]), int(v.get("lastUpdateTimestamp") or 0)) for key, v in _queue_table(body).items()}
+    return {
+        decode_queue(key): QueueStats(int(v["minOffset"]), int(v["maxOffset"]), int(v.get("lastUpdateTimestamp") or 0)) for key, v in _queue_table(body).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def encode_consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps:
 
 def decode_consume_stats(body: Buffer) -> dict[MessageQueue, Progress]:
     """Queues and how far the group is."""
-    return {decode_queue(key): Progress(int(v["brokerOffset"]), int(v["consumerOffset"]), int(v.get("lastTimestamp") or 0)) for key, v in _queue_table(body).items()}
+    return {
+        decode_queue(key): Progress(int(v["brokerOffset"]), int(v["consumerOffset"]), int(v.get("lastTimestamp") or 0)) for key, v in _queue_table(body).items()
+    }
 
 
 def _queue_table(body: Buffer) -> dict[Any, Any]:

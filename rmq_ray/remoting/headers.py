@@ -29,7 +29,15 @@ def _frame_id(text: str) -> FrameId:
     return FrameId(bytes.fromhex(text[:32]), int(text[32:], 16))
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {"int": int, "str": str, "bool": _boolean, "int | None": int, "str | None": str, "bool | None": _boolean, "FrameId | None": _frame_id}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "str": str,
+    "bool": _boolean,
+    "int | None": int,
+    "str | None": str,
+    "bool | None": _boolean,
+    "FrameId | None": _frame_id,
+}
 
 
 @dataclass_transform(frozen_default=True)
@@ -39,7 +47,8 @@ def header(**names: str) -> Callable[[type], type]:
     def make(cls: type) -> type:
         made = dataclass(frozen=True, slots=True)(cls)
         made._spec = tuple(  # type: ignore[attr-defined]
-            (f.name, names.get(f.name, _camel(f.name)), _PARSERS[str(f.type)], f.default is MISSING, None if f.default is MISSING else f.default) for f in fields(made)
+            (f.name, names.get(f.name, _camel(f.name)), _PARSERS[str(f.type)], f.default is MISSING, None if f.default is MISSING else f.default)
+            for f in fields(made)
         )
         return made
 
@@ -93,9 +102,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-@header(
-    default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame"
-)
+@header(default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame")
 class SendHeader(Header):
     """SEND_MESSAGE 10, long names. ``from_v2`` and ``to_v2`` use the letters of 310 and 320.
 

@@ -1,0 +1,88 @@
+"""Figures of a benchmark run: value, floor or peer taken in the same run, ratio, target, reached or missed.
+
+Absolute numbers depend on the machine and its mood; ratios of one run hold. A run that misses a target exits with 1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``ratio`` = value / against (or against / value where less is better). ``target``: the ratio to reach, None = only told."""
+
+    name: str
+    value: float
+    unit: str
+    against_name: str = ""
+    against: float | None = None
+    target: float | None = None
+    less_is_better: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        if self.against is None or not self.against or not self.value:
+            return None
+        return self.value / self.against
+
+    @property
+    def reached(self) -> bool | None:
+        if self.target is None or self.ratio is None:
+            return None
+        return self.ratio <= self.target if self.less_is_better else self.ratio >= self.target
+
+    def line(self) -> str:
+        """One line of the table."""
+        text = f"{self.name:<58} {number(self.value):>12} {self.unit:<8}"
+        if self.ratio is not None:
+            text += f" {self.ratio:6.2f} x {self.against_name} ({number(self.against or 0)})"
+        if self.target is not None:
+            sign = "<=" if self.less_is_better else ">="
+            verdict = "not measured" if self.reached is None else "reached" if self.reached else "MISSED"
+            text += f"  [{sign} {self.target}: {verdict}]"
+        return text
+
+
+@dataclass
+class Report:
+    """Collects and prints figures as they come."""
+
+    figures: list[Figure] = field(default_factory=list)
+
+    def add(self, figure: Figure) -> Figure:
+        """Print and keep one."""
+        self.figures.append(figure)
+        print(figure.line(), flush=True)
+        return figure
+
+    def tell(self, name: str, value: float, unit: str) -> None:
+        """A figure without a comparison, such as a floor."""
+        self.add(Figure(name, value, unit))
+
+    @property
+    def missed(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.reached is False]
+
+    def save(self, path: Path) -> None:
+        """As JSON, for the tables of docs/benchmarks.md."""
+        rows = [{**asdict(f), "ratio": f.ratio, "reached": f.reached} for f in self.figures]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows, indent=1))
+
+
+def number(value: float) -> str:
+    """Readable at every size."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percentiles(values: list[float], *wanted: float) -> list[float]:
+    """Nearest-rank percentiles of unsorted values.
+
+    >>> percentiles([3.0, 1.0, 2.0], 50, 99)
+    [2.0, 3.0]
+    """
+    ordered = sorted(values)
+    return [ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] for p in wanted]

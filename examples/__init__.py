@@ -1,0 +1,1 @@
+"""Programs that run: each is one way to use rmq_ray, from a script."""

@@ -1,0 +1,53 @@
+"""A broker as a Ray actor: a thin shell around ``server.broker.Broker``; recovery runs behind a constructor that returns at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmq_ray.actors.gateway import node_address
+from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import RmqError
+from rmq_ray.remoting import loopback
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.server.broker import Broker
+
+
+class BrokerShell:
+    """``may_create``: whether an empty directory may become a new store; never true for a restarted actor."""
+
+    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool) -> None:
+        be_urgent()
+        config = replace(config, host=config.host or node_address())
+        self._error: RmqError | None = None
+        self._started = False
+        self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard)
+        spawn(self._start(may_create and not is_restart()), "broker start")
+
+    async def _start(self, create: bool) -> None:
+        try:
+            await self._broker.start(create)
+            self._started = True
+        except RmqError as error:
+            self._error = error
+
+    async def ping(self) -> str:
+        return "failed" if self._error else "serving" if self._started else "starting"
+
+    async def serving(self) -> str | None:
+        """``host:port`` once sends are taken, None while it recovers; raises what keeps it from starting."""
+        if self._error is not None:
+            raise self._error
+        return str(self._broker.address) if self._started else None
+
+    async def call(self, frame: bytes) -> bytes:
+        """Serve one remoting frame that came by actor call; a pull is answered at once, never held."""
+        return await loopback.call(self._broker, frame)
+
+    async def status(self) -> dict[str, object]:
+        return self._broker.status()
+
+    async def stop(self) -> None:
+        """Flush everything, close the store cleanly and unregister."""
+        await self._broker.stop()

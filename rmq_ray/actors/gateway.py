@@ -1,0 +1,126 @@
+"""Everything that asks Ray for something: finding, creating, pinging and killing actors. The only place that awaits ObjectRefs.
+
+Errors of Ray become ours here; no other module names ``ray.exceptions``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from rmq_ray.actors import names
+from rmq_ray.actors.supervise import Ping
+from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.ports import ClusterAddress
+
+CALL_TIMEOUT_S = 30.0
+FOUND_TIMEOUT_S = 15.0
+
+
+def require_ray() -> None:
+    """``ClusterError`` where this process has no Ray connection."""
+    if not ray.is_initialized():
+        raise ClusterError("Ray is not initialised in this process: call ray.init() first, or give name_servers=... and secret=...")
+
+
+def find(name: str) -> Any | None:
+    """Handle of a system actor, or None where there is none."""
+    require_ray()
+    try:
+        return ray.get_actor(name, namespace=names.NAMESPACE)
+    except ValueError:
+        return None
+
+
+def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None, group: int = 1000) -> Any:
+    """Create a named detached actor, or attach to the one that has the name. Never retries a call by itself."""
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": names.NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": group,
+    }
+    if resource:
+        options["resources"] = {resource: 0.001}
+    return ray.remote(shell).options(**options).remote(*arguments)
+
+
+def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """One actor call from a driver or a thread; our errors come through as they are, Ray's as ``ClusterError``."""
+    try:
+        return ray.get(getattr(handle, method).remote(*arguments), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster out of CPU or the actor stopped?", method) from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RmqError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+
+
+async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """The same on an actor's own loop."""
+    try:
+        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), timeout_s)
+    except TimeoutError:
+        raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s", method) from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RmqError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+
+
+async def ping(name: str, timeout_s: float) -> Ping:
+    """Ask one system actor whether it lives."""
+    handle = find(name)
+    if handle is None:
+        return Ping.MISSING
+    try:
+        await asyncio.wait_for(handle.ping.remote(), timeout_s)
+    except TimeoutError:
+        return Ping.SILENT
+    except ray.exceptions.ActorUnavailableError:
+        return Ping.UNAVAILABLE
+    except ray.exceptions.ActorDiedError:
+        return Ping.MISSING
+    return Ping.ANSWERED
+
+
+def kill(name: str, *, for_good: bool) -> bool:
+    """End an actor's process; Ray restarts it unless ``for_good``. False where there is no such actor."""
+    handle = find(name)
+    if handle is None:
+        return False
+    ray.kill(handle, no_restart=for_good)
+    return True
+
+
+def cluster_address(cluster: str) -> ClusterAddress:
+    """Name servers and secret of a cluster, from its controller. ``ClusterError`` where it does not run."""
+    handle = find(names.controller(cluster))
+    if handle is None:
+        raise ClusterError(f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or `rmq-ray up`", cluster)
+    address = call(handle, "connection", timeout_s=FOUND_TIMEOUT_S)
+    assert isinstance(address, ClusterAddress)
+    return address
+
+
+def nodes_alive() -> int:
+    """How many nodes the Ray cluster has."""
+    require_ray()
+    return sum(1 for node in ray.nodes() if node.get("Alive"))
+
+
+def node_address() -> str:
+    """This node's address as Ray names it."""
+    return str(ray.util.get_node_ip_address())

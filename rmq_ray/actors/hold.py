@@ -1,0 +1,30 @@
+"""The PullRequestHoldService as a Ray actor: keeps a broker's parked pulls beside it, nothing on disk."""
+
+from __future__ import annotations
+
+from rmq_ray.actors.shell import be_urgent, spawn
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.server.hold_service import HoldService
+
+
+class HoldShell:
+    """Serves the link at once; the broker connects whenever it is there."""
+
+    def __init__(self, link: str) -> None:
+        be_urgent()
+        self._link = link
+        self._service = HoldService(SYSTEM_CLOCK)
+        spawn(self._service.serve(link), "hold service")
+
+    async def ping(self) -> str:
+        return "serving"
+
+    async def serving(self) -> str | None:
+        """The link's path."""
+        return self._link
+
+    async def status(self) -> dict[str, object]:
+        return self._service.status()
+
+    async def stop(self) -> None:
+        await self._service.close()

@@ -1,0 +1,41 @@
+"""A name server as a Ray actor. Routes live in memory: they come back with the brokers' next registration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmq_ray.actors.gateway import node_address
+from rmq_ray.actors.shell import be_urgent, spawn
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import NameServerConfig
+from rmq_ray.remoting import loopback
+from rmq_ray.server.name_server_runner import NameServerRunner
+
+
+class NameServerShell:
+    """Listens as soon as it can; ``serving`` tells where."""
+
+    def __init__(self, config: NameServerConfig, secret: bytes) -> None:
+        be_urgent()
+        config = replace(config, host=config.host or node_address())
+        self._runner = NameServerRunner(config, secret, SYSTEM_CLOCK)
+        spawn(self._runner.run(), "name server")
+
+    async def ping(self) -> str:
+        return "serving" if self._runner.address else "starting"
+
+    async def serving(self) -> str | None:
+        """``host:port``, or None before it listens; raises what keeps it from listening."""
+        if self._runner.error is not None:
+            raise self._runner.error
+        return str(self._runner.address) if self._runner.address else None
+
+    async def call(self, frame: bytes) -> bytes:
+        """Serve one remoting frame that came by actor call."""
+        return await loopback.call(self._runner.server, frame)
+
+    async def status(self) -> dict[str, object]:
+        return self._runner.server.status()
+
+    async def stop(self) -> None:
+        await self._runner.stop()

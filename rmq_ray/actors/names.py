@@ -1,0 +1,37 @@
+"""Names of the system's actors: one fixed Ray namespace, cluster and role in the name, so that two clusters never meet."""
+
+from __future__ import annotations
+
+import re
+
+from rmq_ray.errors import ConfigError
+
+NAMESPACE = "rmq_ray"
+_CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_cluster_name(cluster: str) -> str:
+    """The name itself; ``ConfigError`` where it does not fit."""
+    if not _CLUSTER.fullmatch(cluster):
+        raise ConfigError(f"cluster name {cluster!r} must be 1 to 64 letters, digits, '_' or '-'", cluster)
+    return cluster
+
+
+def controller(cluster: str) -> str:
+    """The one controller of a cluster."""
+    return f"{check_cluster_name(cluster)}/controller"
+
+
+def name_server(cluster: str, index: int) -> str:
+    """Name servers are numbered from 0."""
+    return f"{check_cluster_name(cluster)}/name-server-{index}"
+
+
+def broker(cluster: str, broker_name: str, broker_id: int) -> str:
+    """A broker by name and id (0 = master)."""
+    return f"{check_cluster_name(cluster)}/{broker_name}/{broker_id}"
+
+
+def hold_service(cluster: str, broker_name: str) -> str:
+    """The PullRequestHoldService beside a broker."""
+    return f"{check_cluster_name(cluster)}/{broker_name}/hold"

@@ -1,0 +1,95 @@
+"""What a cluster consists of: the plan that the controller keeps and builds every actor from.
+
+Made once by the driver that starts the cluster; later drivers get it from the controller, so that all use one secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rmq_ray.actors import names
+from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, StoreConfig
+from rmq_ray.errors import ConfigError
+
+BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """``resources``: broker name -> custom Ray resource that only its node has; needed where there are several nodes."""
+
+    cluster: str
+    name_servers: tuple[NameServerConfig, ...]
+    brokers: tuple[BrokerConfig, ...]
+    secret: bytes
+    resources: Mapping[str, str] = field(default_factory=dict)
+
+    def with_name_servers(self, addresses: tuple[str, ...]) -> ClusterPlan:
+        """The plan once the name servers listen: brokers are told where."""
+        return replace(self, brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers))
+
+
+def make_plan(
+    cluster: str,
+    *,
+    brokers: int,
+    name_servers: int,
+    store_path: str,
+    flush: str,
+    foreign: str,
+    host: str,
+    ports: tuple[int, int],
+    secret: bytes,
+    resources: Mapping[str, str] | None = None,
+    broker_settings: Mapping[str, object] | None = None,
+    store_settings: Mapping[str, object] | None = None,
+) -> ClusterPlan:
+    """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over restarts.
+
+    Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``.
+    """
+    names.check_cluster_name(cluster)
+    _check_counts(brokers, name_servers, ports)
+    root = Path(store_path).expanduser().absolute()
+    allowed = _enum(ForeignClients, foreign, "foreign")
+    servers = tuple(
+        NameServerConfig(host=host, port=ports[0], cluster_name=cluster, directory=str(root / f"name-server-{i}"), foreign=allowed) for i in range(name_servers)
+    )
+    parties = []
+    for i in range(brokers):
+        name = f"broker-{BROKER_LETTERS[i]}"
+        store = StoreConfig.from_mapping({"path": str(root / name), "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})})
+        base = BrokerConfig(store=store, broker_name=name, cluster_name=cluster, host=host, port=ports[1], foreign=allowed, hold_link=hold_socket(store.path))
+        parties.append(base.but(**(broker_settings or {})))
+    return ClusterPlan(cluster, servers, tuple(parties), secret, dict(resources or {}))
+
+
+def hold_socket(store_path: str) -> str:
+    """Path of the Unix socket between a broker and its hold service: short (the kernel allows 107 bytes) and private."""
+    directory = Path(tempfile.gettempdir()) / f"rmq_ray-{os.getuid()}"
+    return str(directory / f"{hashlib.sha256(store_path.encode()).hexdigest()[:24]}.sock")
+
+
+def _enum(kind: type, value: str, what: str) -> object:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in kind)  # type: ignore[attr-defined]
+        raise ConfigError(f"{what} must be one of {allowed}, not {value!r}", value) from None
+
+
+def _check_counts(brokers: int, name_servers: int, ports: tuple[int, int]) -> None:
+    if not 1 <= brokers <= len(BROKER_LETTERS):
+        raise ConfigError(f"brokers must be 1 to {len(BROKER_LETTERS)}, not {brokers!r}", brokers)
+    if not 1 <= name_servers <= 9:
+        raise ConfigError(f"name_servers must be 1 to 9, not {name_servers!r}", name_servers)
+    for count, port, what in ((name_servers, ports[0], "name_server_port"), (brokers, ports[1], "broker_port")):
+        if not 0 <= port < 65536:
+            raise ConfigError(f"{what} must be 0 (any free port) to 65535, not {port!r}", port)
+        if port and count > 1:
+            raise ConfigError(f"{what}={port} serves one actor, but {count} are asked for: leave it 0", port)

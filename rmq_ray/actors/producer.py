@@ -1,0 +1,45 @@
+"""A producer as a Ray actor: for scripts that want sending off their own process, and for many senders on many nodes.
+
+Methods take and return plain values; message bodies travel once, as bytes, over the actor call. Work that can run inside
+the actor goes there with ``run``: the function gets the producer and sends as fast as it can encode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from rmq_ray.actors.clients import Producer
+from rmq_ray.model.message import Message, SendResult
+
+
+class ProducerShell:
+    """``ProducerActor.options(...).remote(group, cluster=...)``; takes what ``Producer`` takes."""
+
+    def __init__(self, group: str = "DEFAULT_PRODUCER_RMQ_RAY", **settings: Any) -> None:
+        self._producer = Producer(group, **settings)
+        self._producer.start()
+
+    def ping(self) -> str:
+        return "running"
+
+    def send(self, topic: str, body: bytes, **options: Any) -> SendResult:
+        """One message; see ``Producer.send``."""
+        return self._producer.send(topic, body, **options)
+
+    def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
+        """Many messages of one topic; see ``Producer.send_batch``."""
+        return self._producer.send_batch(messages)
+
+    def run(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call ``work(producer, *arguments, **options)`` inside the actor and return its result, which must be picklable."""
+        return work(self._producer, *arguments, **options)
+
+    def close(self) -> None:
+        """Send what lingers and unregister."""
+        self._producer.close()
+
+
+ProducerActor = ray.remote(ProducerShell)

@@ -1,0 +1,175 @@
+"""Starts, finds and stops clusters: what a script calls first.
+
+``start`` makes the plan, lets the controller actor build it and waits until every broker takes sends; a second call with
+the same name attaches. ``connect`` only attaches. The returned ``Cluster`` is a small handle that can be made anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.controller import ControllerShell, State
+from rmq_ray.actors.discovery import RayDiscovery
+from rmq_ray.actors.plan import make_plan
+from rmq_ray.client.admin import Admin
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
+
+log = logging.getLogger("rmq_ray.cluster")
+START_TIMEOUT_S = 180.0
+POLL_MS = 50
+SECRET_BYTES = 32
+
+
+class Cluster:
+    """Handle of a running cluster. ``admin`` offers topics, groups and offsets."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.discovery = RayDiscovery(name)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r})"
+
+    @cached_property
+    def admin(self) -> Admin:
+        """Administration over connections; one client instance, made at first use."""
+        return Admin(self.discovery)
+
+    @property
+    def addresses(self) -> dict[str, Any]:
+        """``{"name_servers": ["host:port"], "broker-a": {0: "host:port"}}``."""
+        found: dict[str, Any] = {"name_servers": list(self.discovery.lookup().name_servers)}
+        for broker in self.admin.brokers():
+            found[broker.broker_name] = dict(broker.addresses)
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """State of every actor: name -> what its ``status`` says, or the error that kept it from answering."""
+        controller = self._controller()
+        plan = gateway.call(controller, "plan")
+        found: dict[str, Any] = {"controller": gateway.call(controller, "state")[0], "supervision": gateway.call(controller, "members")}
+        members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
+        members += [names.broker(self.name, broker.broker_name, broker.broker_id) for broker in plan.brokers]
+        members += [names.hold_service(self.name, broker.broker_name) for broker in plan.brokers if broker.hold_link]
+        for member in members:
+            found[member.partition("/")[2]] = _status_of(member)
+        return found
+
+    def stop(self) -> None:
+        """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the same path finds them."""
+        if "admin" in self.__dict__:
+            self.admin.close()
+            del self.__dict__["admin"]
+        controller = self._controller()
+        gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
+        gateway.kill(names.controller(self.name), for_good=True)
+
+    def _controller(self) -> Any:
+        handle = gateway.find(names.controller(self.name))
+        if handle is None:
+            raise ClusterError(f"no cluster {self.name!r} runs here: start it with rmq_ray.start({self.name!r}) or `rmq-ray up`", self.name)
+        return handle
+
+
+def start(
+    name: str = DEFAULT_CLUSTER,
+    *,
+    brokers: int = 1,
+    replicas: int = 0,
+    store_path: str = "rmq-data",
+    flush: str = "async",
+    replication: str = "async",
+    foreign: str = "closed",
+    name_servers: int = 1,
+    name_server_port: int = 0,
+    broker_port: int = 0,
+    host: str | None = None,
+    resources: Mapping[str, str] | None = None,
+    broker_settings: Mapping[str, Any] | None = None,
+    store_settings: Mapping[str, Any] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> Cluster:
+    """Start a cluster of named detached actors, or attach to the one that runs under this name.
+
+    ``store_path``: directory below which each broker keeps its store; relative = below the current directory of this
+    process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
+    ``host``: None = loopback on a Ray cluster of one node, else the node's address. ``resources``: broker name -> custom
+    Ray resource of the node that holds its disk; needed where the Ray cluster has several nodes.
+    ``broker_settings`` and ``store_settings``: fields of ``config.BrokerConfig`` and ``config.StoreConfig``.
+
+    Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the store's own typed error
+    (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a broker cannot open its disk; nothing is left running then.
+    """
+    if replicas or replication != "async":
+        raise ConfigError(
+            f"replicas={replicas!r}, replication={replication!r}: slaves are not part of this version; use replicas=0, replication='async'", replicas
+        )
+    if (handle := gateway.find(names.controller(name))) is None:
+        one_node = gateway.nodes_alive() == 1
+        placed = {f"broker-{chr(ord('a') + i)}" for i in range(brokers)} <= set(resources or {})
+        if not one_node and not placed:
+            raise ClusterError(
+                "this Ray cluster has several nodes: say which node holds each broker's disk with resources={'broker-a': 'custom_resource', ...}"
+            )
+        where = host if host is not None else ("127.0.0.1" if one_node else "")
+        plan = make_plan(
+            name,
+            brokers=brokers,
+            name_servers=name_servers,
+            store_path=store_path,
+            flush=flush,
+            foreign=foreign,
+            host=where,
+            ports=(name_server_port, broker_port),
+            secret=secrets.token_bytes(SECRET_BYTES),
+            resources=resources,
+            broker_settings=broker_settings,
+            store_settings=store_settings,
+        )
+        handle = gateway.create(ControllerShell, names.controller(name), (plan,))
+    _wait_until_serving(name, handle, timeout_s)
+    return Cluster(name)
+
+
+def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
+    """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
+    gateway.cluster_address(name)
+    return Cluster(name)
+
+
+def _wait_until_serving(name: str, handle: Any, timeout_s: float) -> None:
+    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
+    while SYSTEM_CLOCK.monotonic_ms() < deadline:
+        state, error = gateway.call(handle, "state", timeout_s=timeout_s)
+        if state == State.SERVING.value:
+            return
+        if state == State.FAILED.value:
+            _remove(name, handle)
+            raise error or ClusterError(f"cluster {name!r} did not start", name)
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+    raise ClusterError(f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see `rmq-ray status` and `ray logs`", name)
+
+
+def _remove(name: str, handle: Any) -> None:
+    try:
+        gateway.call(handle, "stop")
+    except RmqError as error:
+        log.warning("removing the actors of a cluster that did not start: %s", error)
+    gateway.kill(names.controller(name), for_good=True)
+
+
+def _status_of(member: str) -> Any:
+    handle = gateway.find(member)
+    if handle is None:
+        return {"state": "missing"}
+    try:
+        return gateway.call(handle, "status", timeout_s=5.0)
+    except RmqError as error:
+        return {"state": "not answering", "error": str(error)}
