@@ -1,0 +1,104 @@
+"""What may be sent, and which names are legal (protocol-behaviour 5, 8)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
+from rmq_ray.model.message import RESERVED_PROPERTIES, decode_properties
+from rmq_ray.model.topics import FORBIDDEN_SEND_TOPICS, retry_topic
+from rmq_ray.protocol.validators import (
+    GROUP_CHARS_MAX, USER_PROPERTIES_BYTES_MAX, check_body, check_delay_level, check_group, check_new_topic, check_send_topic, check_topic, property_text,
+)  # fmt: skip
+
+
+@pytest.mark.seed("S3-025")
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "a|b_c-9", "x" * 127])
+def test_legal_topics_pass(topic: str) -> None:
+    assert check_topic(topic) is None
+
+
+@pytest.mark.parametrize("topic", ["", " ", "a b", "a.b", "a/b", "x" * 128, "ä", "a\n", "a@b"])
+def test_illegal_topics_are_named_with_the_remedy(topic: str) -> None:
+    with pytest.raises(ClientError, match="blank|are allowed|rename it"):
+        check_topic(topic)
+
+
+@pytest.mark.parametrize("topic", sorted(FORBIDDEN_SEND_TOPICS))
+def test_the_systems_topics_cannot_be_sent_to(topic: str) -> None:
+    with pytest.raises(TopicNotWritable, match="belongs to the system"):
+        check_send_topic(topic)
+    with pytest.raises(ClientError, match="choose another name"):
+        check_new_topic(topic)
+
+
+@pytest.mark.seed("S3-009")
+@pytest.mark.parametrize("group", ["", "DEFAULT_PRODUCER", "DEFAULT_CONSUMER", "g" * 121, "a b"])
+def test_groups_must_be_named_and_not_be_the_default(group: str) -> None:
+    with pytest.raises(ClientError):
+        check_group(group)
+
+
+def test_the_retry_topic_of_the_longest_group_is_a_legal_topic() -> None:
+    group = "g" * GROUP_CHARS_MAX
+    check_group(group)
+    assert check_topic(retry_topic(group)) is None
+
+
+def test_bodies_are_bytes_of_at_least_one_and_at_most_the_limit() -> None:
+    assert check_body(bytearray(b"ab"), 2) == b"ab"
+    for body in (None, "text", 7):
+        with pytest.raises(MessageIllegal, match="must be bytes"):
+            check_body(body, 10)
+    with pytest.raises(MessageIllegal, match="empty"):
+        check_body(b"", 10)
+    with pytest.raises(MessageTooLarge) as caught:
+        check_body(b"abc", 2)
+    assert caught.value.args[1:] == (3, 2)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
+def test_reserved_properties_are_refused(name: str) -> None:
+    with pytest.raises(MessageIllegal, match="reserved"):
+        property_text(None, (), {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("tag", "keys", "properties"),
+    [
+        ("a\x01b", (), {}), ("a\x02", (), {}), (None, ["a\x01"], {}), (None, (), {"a\x02": "b"}), (None, (), {"a": "b\x01"}), (" ", (), {}),
+        (None, ["a b"], {}), (None, [""], {}), (None, (), {"": "x"}), (None, (), {"a": ""}), (None, (), {"a": 5}), (7, (), {}), ("\ud800", (), {}),
+    ],
+)  # fmt: skip
+def test_separators_blanks_and_other_types_are_refused(tag: str, keys: list[str], properties: dict[str, str]) -> None:
+    with pytest.raises(MessageIllegal):
+        property_text(tag, keys, properties)
+
+
+def test_properties_fit_a_record_with_its_mark_and_key() -> None:
+    longest = "v" * (USER_PROPERTIES_BYTES_MAX - len("n\x01\x02"))
+    assert len(property_text(None, (), {"n": longest})) == USER_PROPERTIES_BYTES_MAX
+    with pytest.raises(MessageTooLarge, match="shorten"):
+        property_text(None, (), {"n": longest + "v"})
+    with pytest.raises(MessageTooLarge):
+        property_text(None, (), {"n": "ä" * (USER_PROPERTIES_BYTES_MAX // 2 + 1)})
+
+
+NAMES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8).filter(lambda name: name not in RESERVED_PROPERTIES)
+
+
+@given(st.one_of(st.none(), NAMES.filter(lambda tag: tag.strip())), st.lists(NAMES.filter(lambda key: " " not in key), max_size=3), st.dictionaries(NAMES, NAMES, max_size=4))
+def test_what_is_written_reads_back_the_same(tag: str | None, keys: list[str], properties: dict[str, str]) -> None:
+    text = property_text(tag, keys, properties)
+    wanted = dict(properties) | ({"TAGS": tag} if tag else {}) | ({"KEYS": " ".join(keys)} if keys else {})
+    assert decode_properties(text) == wanted
+    assert not text or text.endswith("\x02")
+
+
+def test_delay_levels_end_at_eighteen() -> None:
+    assert check_delay_level(18) is None
+    for level in (-1, 19, 1.5, "3"):
+        with pytest.raises(MessageIllegal, match="0 .none. to 18"):
+            check_delay_level(level)  # type: ignore[arg-type]
