@@ -31,6 +31,7 @@ class Echo:
     """The bare actor."""
 
     async def ping(self, value: bytes) -> bytes:
+        """The same bytes."""
         return value
 
 
@@ -129,6 +130,7 @@ class BareBroker:
         self._server: Any = None
 
     async def listen(self) -> int:
+        """Begin to listen; the port."""
         outer = self
 
         class Connection(asyncio.BufferedProtocol):
@@ -159,6 +161,7 @@ class BareBroker:
         return int(self._server.sockets[0].getsockname()[1])
 
     def append(self, frame: np.ndarray, records: int) -> int:
+        """Patch and append one frame; the next queue offset."""
         sizes = frame[: 4 * records].view(np.int32).astype(np.int64)
         data = frame[4 * records :]
         starts = np.cumsum(sizes) - sizes
@@ -182,6 +185,7 @@ class BareProducer:
     """Encodes each frame anew and keeps ``depth`` of them in flight."""
 
     def run(self, port: int, messages: int, size: int, batch: int, depth: int) -> float:
+        """Messages a second."""
         from rmq_ray.store.record_batch import encode_frame
 
         peer = socket.create_connection(("127.0.0.1", port))

@@ -24,12 +24,14 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
+        """None where there is nothing to compare with."""
         if self.against is None or not self.against or not self.value:
             return None
         return self.value / self.against
 
     @property
     def reached(self) -> bool | None:
+        """None where there is no target or no comparison."""
         if self.target is None or self.ratio is None:
             return None
         return self.ratio <= self.target if self.less_is_better else self.ratio >= self.target
@@ -64,6 +66,7 @@ class Report:
 
     @property
     def missed(self) -> list[Figure]:
+        """Figures that did not reach their target."""
         return [figure for figure in self.figures if figure.reached is False]
 
     def save(self, path: Path) -> None:

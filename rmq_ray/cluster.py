@@ -78,7 +78,7 @@ class Cluster:
         return handle
 
 
-def start(
+def start(  # noqa: PLR0913 - the settings of the outermost call
     name: str = DEFAULT_CLUSTER,
     *,
     brokers: int = 1,

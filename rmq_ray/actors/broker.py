@@ -33,6 +33,7 @@ class BrokerShell:
             self._error = error
 
     async def ping(self) -> str:
+        """State in a word; the supervisor calls it every second."""
         return "failed" if self._error else "serving" if self._started else "starting"
 
     async def serving(self) -> str | None:
@@ -46,6 +47,7 @@ class BrokerShell:
         return await loopback.call(self._broker, frame)
 
     async def status(self) -> dict[str, object]:
+        """Counters and states, for people and tests."""
         return self._broker.status()
 
     async def stop(self) -> None:

@@ -28,6 +28,7 @@ class ConsumerShell:
         self._consumer.start()
 
     def ping(self) -> str:
+        """Answers once the actor is connected."""
         return "running"
 
     def stats(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ MEMBER_START_S = 120.0
 
 
 class State(Enum):
+    """Where in its life the cluster is."""
+
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
@@ -74,6 +76,7 @@ class ControllerShell:
         spawn(self._run(), "controller")
 
     async def ping(self) -> str:
+        """State in a word; the supervisor calls it every second."""
         return self._state.value
 
     async def plan(self) -> ClusterPlan:

@@ -17,6 +17,7 @@ class HoldShell:
         spawn(self._service.serve(link), "hold service")
 
     async def ping(self) -> str:
+        """State in a word; the supervisor calls it every second."""
         return "serving"
 
     async def serving(self) -> str | None:
@@ -24,7 +25,9 @@ class HoldShell:
         return self._link
 
     async def status(self) -> dict[str, object]:
+        """Counters and states, for people and tests."""
         return self._service.status()
 
     async def stop(self) -> None:
+        """Close the port and every connection."""
         await self._service.close()

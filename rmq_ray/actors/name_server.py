@@ -22,6 +22,7 @@ class NameServerShell:
         spawn(self._runner.run(), "name server")
 
     async def ping(self) -> str:
+        """State in a word; the supervisor calls it every second."""
         return "serving" if self._runner.address else "starting"
 
     async def serving(self) -> str | None:
@@ -35,7 +36,9 @@ class NameServerShell:
         return await loopback.call(self._runner.server, frame)
 
     async def status(self) -> dict[str, object]:
+        """Counters and states, for people and tests."""
         return self._runner.server.status()
 
     async def stop(self) -> None:
+        """Close the port and every connection."""
         await self._runner.stop()

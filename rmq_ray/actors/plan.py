@@ -34,7 +34,7 @@ class ClusterPlan:
         return replace(self, brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers))
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     cluster: str,
     *,
     brokers: int,

@@ -23,6 +23,7 @@ class ProducerShell:
         self._producer.start()
 
     def ping(self) -> str:
+        """Answers once the actor is connected."""
         return "running"
 
     def send(self, topic: str, body: bytes, **options: Any) -> SendResult:

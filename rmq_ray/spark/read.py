@@ -43,7 +43,7 @@ FIELDS = {
 Position = str | Mapping[MessageQueue, int]
 
 
-def read_topic(
+def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     session: SparkSession,
     topic: str,
     *,

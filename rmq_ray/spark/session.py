@@ -107,7 +107,7 @@ def _require_room(num_executors: int, executor_memory: str | int) -> None:
     free = ray.available_resources().get("memory", 0.0)
     if wanted * num_executors > free:
         raise SparkError(
-            f"{num_executors} executors of {wanted >> 20} MB do not fit into the {int(free) >> 20} MB that this Ray cluster has free: ask for fewer or smaller ones",
+            f"{num_executors} executors of {wanted >> 20} MB do not fit into the {int(free) >> 20} MB free in this Ray cluster: ask for fewer or smaller ones",
             num_executors,
         )
 
