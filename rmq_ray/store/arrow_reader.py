@@ -1,0 +1,209 @@
+"""Records back to back, as they come from the log, a pull or a scan, as one Arrow batch (columns: ``model.arrow``).
+
+Decides: how columns are cut out of the bytes. Does not decide which records: they were checked by who read them (topic,
+lengths, CRC). Called by: Spark, Ray Data, consumers with batch="arrow". Pure: no I/O.
+
+Invariants: a column that was not asked for is not decoded; no Python object per record, except for compressed bodies; the
+batch holds copies, so the buffer may be reused.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_ray.errors import ClientError
+from rmq_ray.model.arrow import COLUMNS, SCHEMA, TIME
+from rmq_ray.model.message import SysFlag
+from rmq_ray.store.arrow_properties import PropertyColumns, property_columns, spans
+from rmq_ray.store.record import HEADER_BYTES
+from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+
+logger = logging.getLogger("rmq_ray.store")
+
+BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
+BATCH_BYTES_MAX = (1 << 31) - 1  # offsets of Arrow's binary columns have 32 bits
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_TYPE_SHIFT, _TYPE_MASK = 8, 0x7
+_CODECS = {1: "lz4", 2: "zstd"}  # 0 and 3 are zlib (store-format 2.3)
+_TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
+_HEX = np.frombuffer("".join(f"{n:02X}" for n in range(256)).encode(), np.uint16)
+
+
+def to_batch(topic: str, broker: str, records: bytes | bytearray | memoryview, sizes: Any, columns: Sequence[str] | None = None) -> Any:
+    """``pyarrow.RecordBatch`` of valid records of one topic of one broker.
+
+    ``sizes``: integers, one a record. ``columns``: which and in what order; None = all. ``ClientError`` for unknown names.
+    """
+    names = COLUMNS if columns is None else tuple(columns)
+    for name in names:
+        if name not in COLUMNS:
+            raise ClientError(f"there is no column {name!r}; columns are {', '.join(COLUMNS)}", name)
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    lengths = np.asarray(sizes).astype(np.int64)
+    if not len(lengths):
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    if len(records) > BATCH_BYTES_MAX:
+        raise ClientError(f"{len(records)} bytes are too many for one Arrow batch; read in chunks of at most {BATCH_BYTES_MAX} bytes")
+    source = _Records(topic, broker, records, lengths)
+    return pa.RecordBatch.from_arrays([_COLUMNS[name](source) for name in names], schema=schema)
+
+
+class _Records:
+    """Where everything lies; each part is found when the first column needs it."""
+
+    def __init__(self, topic: str, broker: str, records: bytes | bytearray | memoryview, sizes: Array) -> None:
+        self.topic, self.broker = topic, broker
+        self.count = len(sizes)
+        self.buffer = pa.py_buffer(records)
+        self.data = np.frombuffer(self.buffer, np.uint8)
+        self.ends = np.cumsum(sizes)
+        self.starts = self.ends - sizes
+
+    def field(self, kind: str, at: Array) -> Array:
+        """Big-endian numbers of one kind at any bytes."""
+        width = int(kind[-1])
+        return np.ndarray((max(0, len(self.data) - width + 1),), kind, self.data, 0, (1,))[at]
+
+    @cached_property
+    def sys_flags(self) -> Array:
+        return self.field(">i4", self.starts + 36).astype(np.int64)
+
+    @cached_property
+    def has_v6(self) -> bool:
+        return bool((self.sys_flags & _V6).any())
+
+    @cached_property
+    def after_born(self) -> Array:
+        """What follows the born host lies 12 bytes further behind an IPv6 address."""
+        return self.starts + 12 * ((self.sys_flags & SysFlag.BORN_HOST_V6) != 0) if self.has_v6 else self.starts
+
+    @cached_property
+    def after_store(self) -> Array:
+        return self.after_born + 12 * ((self.sys_flags & SysFlag.STORE_HOST_V6) != 0) if self.has_v6 else self.starts
+
+    @cached_property
+    def body_begins(self) -> Array:
+        return self.after_store + HEADER_BYTES
+
+    @cached_property
+    def body_ends(self) -> Array:
+        return self.body_begins + self.field(">i4", self.after_store + 84)
+
+    @cached_property
+    def text_begins(self) -> Array:
+        """Where the property strings begin."""
+        return self.body_ends + 3 + self.data[self.body_ends]
+
+    @cached_property
+    def tails(self) -> tuple[Array, Array]:
+        """(which property strings end with a unique key of 32 characters, where those strings end without it)."""
+        lengths = self.ends - self.text_begins
+        at = np.maximum(self.ends - UNIQUE_TAIL_BYTES, 0)
+        has = (lengths >= UNIQUE_TAIL_BYTES) & (self.field(">u8", at) == _TAIL_NAME) & (self.data[at + 8] == 1)
+        has &= (lengths == UNIQUE_TAIL_BYTES) | (self.data[at - 1] == 2)
+        keys = self.field_bytes(self.ends - UNIQUE_KEY_CHARS, UNIQUE_KEY_CHARS)
+        if keys.min() <= 0x20 or keys.max() >= 0x7F:
+            has &= (keys > 0x20).all(axis=1) & (keys < 0x7F).all(axis=1)
+        return has, keys
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        has, _ = self.tails
+        ends = np.where(has, np.maximum(self.ends - UNIQUE_TAIL_BYTES - 1, self.text_begins), self.ends)
+        return property_columns(spans(self.buffer, self.text_begins, ends))
+
+    def field_bytes(self, at: Array, width: int) -> Array:
+        """uint8[n, width] from any bytes."""
+        raw = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, 0, (1,))[at]
+        return raw.view(np.uint8).reshape(len(at), width)
+
+
+def _message_ids(source: _Records) -> Any:
+    has, keys = source.tails
+    own = _fixed_text(keys)
+    if has.all():
+        return own
+    tail = own if has.any() else pa.nulls(source.count, pa.string())
+    return pc.coalesce(pc.if_else(pa.array(has), tail, pa.scalar(None, pa.string())), source.properties.unique, _offset_ids(source))
+
+
+def _offset_ids(source: _Records) -> Any:
+    """Store host and log offset as upper-case hex: what RocketMQ calls offsetMsgId."""
+    host_at = source.after_born + 64
+    raw = np.concatenate((source.field_bytes(host_at, 8), source.field_bytes(source.starts + 28, 8)), axis=1)
+    ids = _fixed_text(_HEX[raw].view(np.uint8))
+    if not source.has_v6:
+        return ids
+    long = {row: _long_id(source, row) for row in np.flatnonzero(source.sys_flags & SysFlag.STORE_HOST_V6).tolist()}
+    return pa.array([long.get(row, text) for row, text in enumerate(ids.to_pylist())], pa.string())
+
+
+def _long_id(source: _Records, row: int) -> str:
+    begin, start = int(source.after_born[row]) + 64, int(source.starts[row])
+    return (source.data[begin : begin + 20].tobytes() + source.data[start + 28 : start + 36].tobytes()).hex().upper()
+
+
+def _fixed_text(characters: Array) -> Any:
+    """string[n] from ASCII characters, uint8[n, width]."""
+    count, width = characters.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(characters)))
+
+
+def _bodies(source: _Records) -> Any:
+    stored = spans(source.buffer, source.body_begins, source.body_ends)
+    compressed = np.flatnonzero(source.sys_flags & SysFlag.COMPRESSED)
+    if not len(compressed):
+        return stored
+    types = (source.sys_flags[compressed] >> _TYPE_SHIFT & _TYPE_MASK).tolist()
+    packed = stored.take(pa.array(compressed)).to_pylist()
+    opened = pa.array([decompress(body, kind) for body, kind in zip(packed, types, strict=True)], pa.binary())
+    rows = np.arange(source.count)
+    rows[compressed] = source.count + np.arange(len(compressed))
+    return pa.concat_arrays([stored, opened]).take(pa.array(rows))
+
+
+def decompress(body: bytes, kind: int) -> bytes | None:
+    """A body of compression type ``kind`` (0 and 3 zlib, 1 LZ4 frame, 2 Zstandard); None when it cannot be read or is over 256 MiB."""
+    try:
+        if kind in _CODECS:
+            with pa.input_stream(pa.py_buffer(body), compression=_CODECS[kind]) as stream:
+                opened: bytes = stream.read(BODY_BYTES_MAX + 1)
+        else:
+            unpacker = zlib.decompressobj()
+            opened = unpacker.decompress(body, BODY_BYTES_MAX + 1)
+            if not unpacker.eof:
+                raise zlib.error("it ends too early, or is too large")
+    except (zlib.error, OSError, pa.ArrowInvalid) as error:
+        logger.warning("a compressed body of %d bytes cannot be read (%s); it is null in the batch", len(body), error)
+        return None
+    return opened if len(opened) <= BODY_BYTES_MAX else None
+
+
+def _times(milliseconds: Array) -> Any:
+    micros = milliseconds.astype(np.int64) * 1000
+    return pa.Array.from_buffers(TIME, len(micros), [None, pa.py_buffer(micros)])
+
+
+_COLUMNS: dict[str, Callable[[_Records], Any]] = {
+    "topic": lambda source: pa.repeat(source.topic, source.count),
+    "broker": lambda source: pa.repeat(source.broker, source.count),
+    "queue_id": lambda source: pa.array(source.field(">i4", source.starts + 12).astype(np.int32)),
+    "queue_offset": lambda source: pa.array(source.field(">i8", source.starts + 20).astype(np.int64)),
+    "message_id": _message_ids,
+    "keys": lambda source: source.properties.keys,
+    "tag": lambda source: source.properties.tag,
+    "properties": lambda source: source.properties.properties,
+    "body": _bodies,
+    "born_ts": lambda source: _times(source.field(">i8", source.starts + 40)),
+    "store_ts": lambda source: _times(source.field(">i8", source.after_born + 56)),
+    "reconsume_times": lambda source: pa.array(source.field(">i4", source.after_store + 72).astype(np.int32)),
+}
