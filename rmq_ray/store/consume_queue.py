@@ -53,6 +53,11 @@ class ConsumeQueue:
         self._new_names = _NO_NAMES
 
     @property
+    def entries_per_file(self) -> int:
+        """Entries in one file."""
+        return self._file_bytes // ENTRY_BYTES
+
+    @property
     def min_offset(self) -> int:
         """First queue offset whose record may still be in the log."""
         return self._min

@@ -325,6 +325,10 @@ class FileSystem:
         except OSError:
             return ""
 
+    def memory_bytes(self) -> int:
+        """The machine's RAM."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
     def random_bytes(self, count: int) -> bytes:
         """Bytes of the kernel's generator, for identities."""
         return os.urandom(count)

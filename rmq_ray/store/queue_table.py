@@ -19,6 +19,11 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 QUEUE_ID_MAX = 65_535
 
 
+def is_storable(topic: str, queue_id: int) -> bool:
+    """Whether a directory may be made for this queue."""
+    return _TOPIC.fullmatch(topic) is not None and 0 <= queue_id <= QUEUE_ID_MAX
+
+
 class QueueTable:
     """Queues by (topic, queue id). ``files_max``: open descriptors over all queues."""
 
@@ -37,7 +42,7 @@ class QueueTable:
         """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a name that is no topic."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            if not _TOPIC.fullmatch(topic) or not 0 <= queue_id <= QUEUE_ID_MAX:
+            if not is_storable(topic, queue_id):
                 limits = f"topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to {QUEUE_ID_MAX}"
                 raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: {limits}", topic)
             queue = self._queues[topic, queue_id] = ConsumeQueue(f"{self.root}/{topic}/{queue_id}", self._entries_per_file, self._files, self._cache)

@@ -10,6 +10,8 @@
     boot_id          the kernel's boot: after another one, unsynced pages are gone
     synced           the log itself was synced up to log_position (always under SYNC_FLUSH)
     identity         of the store it belongs to
+    last_record      (log offset, CRC-32 of its first 88 bytes) of the last record before log_position; (-1, 0) = none:
+                     tells whether the log is still the one that the checkpoint speaks of
 
 Decides: the file's form, and that a checkpoint which cannot be read counts as none. Does not decide whether the log still
 agrees with it (recovery). Called by: flusher, recovery. A cache: without it the log tells the same, in more time.
@@ -46,6 +48,7 @@ class ShortCheckpoint:
     boot_id: str = ""
     synced: bool = False
     identity: str = ""
+    last_record: tuple[int, int] = (-1, 0)
 
 
 _FIELDS = tuple(f.name for f in fields(ShortCheckpoint))
@@ -69,6 +72,7 @@ def decode_short_checkpoint(data: bytes) -> ShortCheckpoint | None:
         return None
     values = msgpack.unpackb(payload, strict_map_key=False)
     values["queues"] = {(topic, queue_id): offset for topic, queue_id, offset in values["queues"]}
+    values["last_record"] = tuple(values["last_record"])
     return ShortCheckpoint(**values)
 
 

@@ -1,0 +1,86 @@
+"""Frames in the log again: which are whole, which lack records, which producer sent them (design: a frame is whole or not there).
+
+Decides: where the last frame of a stretch begins if records of it are missing, and what enters the windows of repeats.
+Does not decide: whether an incomplete frame goes (``recovery``: at the very tail only). Called by: recovery.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmq_ray.store.deduplication import DeduplicationCache, StoredFrame
+from rmq_ray.store.log_scan import ScannedRecords
+from rmq_ray.store.record_batch import MARK_BYTES, MARK_PREFIX, Array, FrameMark, frame_crc, read_mark
+
+_PREFIX = int.from_bytes(MARK_PREFIX[:8], "big")
+
+
+class FrameTracker:
+    """Fills ``windows`` from marks; frames stored before ``since_ms`` are too old to be repeated."""
+
+    def __init__(self, windows: DeduplicationCache, since_ms: int) -> None:
+        self._windows = windows
+        self._since_ms = since_ms
+
+    def incomplete_at_end(self, records: ScannedRecords) -> int:
+        """Index of the first record of a frame that begins in ``records`` and is not whole at their end; their number if there is none."""
+        for row, mark in reversed(_marks(records)):
+            have = len(records) - row
+            if mark.count > have:
+                return row if _members(records, row, have) == have else len(records)
+            return len(records)  # a later frame cannot begin inside of it
+        return len(records)
+
+    def add(self, records: ScannedRecords) -> int:
+        """Enter whole frames; returns how many frames lack records."""
+        incomplete = 0
+        for row, mark in _marks(records):
+            if _members(records, row, min(mark.count, len(records) - row)) < mark.count:
+                incomplete += row + mark.count <= len(records)  # at the end the caller counts
+                continue
+            end = row + mark.count
+            store_ms = int(records.store_ms[row])
+            if store_ms >= self._since_ms:
+                self._windows.add(mark.frame_id, _stored(records, row, end), store_ms)
+        return incomplete
+
+
+def _marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
+    """(record, mark) of every valid mark: its offset is the record's own."""
+    if not len(records):
+        return []
+    view = records.view
+    long_enough = records.ends - records.text_at >= MARK_BYTES
+    eight: Array = np.ndarray((len(view) - 7,), ">u8", view, 0, (1,))
+    rows = np.flatnonzero(long_enough & (eight[np.minimum(records.text_at, len(view) - 8)] == _PREFIX))
+    found = []
+    for row, at, end in zip(rows.tolist(), records.text_at[rows].tolist(), records.ends[rows].tolist(), strict=True):
+        mark = read_mark(bytes(view[at : min(at + MARK_BYTES + 1, end)]))
+        if mark is not None and mark.log_offset == records.base + int(records.starts[row]) and mark.count > 0:
+            found.append((row, mark))
+    return found
+
+
+def _members(records: ScannedRecords, row: int, count: int) -> int:
+    """How many of ``count`` records from ``row`` on belong together: adjacent, one topic and queue, one store time, offsets that follow one another."""
+    part = records.part(row, row + count)
+    together = (part.queue_ids == part.queue_ids[0]) & (part.store_ms == part.store_ms[0])
+    together &= part.queue_offsets == part.queue_offsets[0] + np.arange(len(part))
+    together &= part.text_at - part.topic_at == part.text_at[0] - part.topic_at[0]
+    if together.all():
+        topic_bytes = int(part.text_at[0] - part.topic_at[0])
+        topics = np.ndarray((len(part.view) - topic_bytes + 1,), f"V{topic_bytes - 2}", part.view, 0, (1,))[part.topic_at].tobytes()
+        if topics == topics[: topic_bytes - 2] * len(part):
+            return count
+        return 1
+    return int((~together).argmax())
+
+
+def _stored(records: ScannedRecords, row: int, end: int) -> StoredFrame:
+    part = records.part(row, end)
+    crc = frame_crc((part.ends - part.starts).astype(">i4").tobytes(), part.crcs.astype(">u4").tobytes())
+    topic = bytes(part.view[int(part.topic_at[0]) + 1 : int(part.text_at[0]) - 2]).decode("utf-8", "replace")
+    return StoredFrame(
+        crc, topic, int(part.queue_ids[0]), int(part.queue_offsets[0]), part.base + int(part.starts[0]), part.base + int(part.ends[-1]),
+        int(part.store_ms[0]), end - row,
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""Reading records of a queue: from queue offsets over consume-queue entries to bytes of the log (protocol-behaviour 10.3).
+
+Decides: the status and the next offset of a read, which entries match a tag filter, how many reads of the log it takes (records
+that lie densely are read with one call), and that a record which is not what its entry says, or has a wrong CRC, is never handed out.
+Does not decide: who may read, long polling. Called by: message store (any thread).
+
+Invariant: every record handed out has its entry's log offset and size, the asked topic's queue offset, and a body with its CRC.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmq_ray.errors import StoreMissing
+from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.commit_log import CommitLog
+from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.quarantine import Quarantine
+from rmq_ray.store.queue_table import QueueTable
+from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, find_fault, headers
+from rmq_ray.store.record_batch import Array
+
+FOREIGN_UNITS = 800  # max(16000, 20 * max_count) bytes of entries a pull
+OUR_UNITS = 8_192
+FOREIGN_CAPS = (32, 256 << 10)  # records, bytes of what is in memory
+FOREIGN_DISK_CAPS = (8, 64 << 10)
+IN_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio
+_DENSE = 4  # a span is read at once when it is at most this many times its wanted bytes
+_SPAN_MAX = 8 << 20
+_FEW = 16  # below, struct is faster than numpy
+_V6 = 0x30
+_RECORD_GUESS = 4096
+
+
+@dataclass(slots=True)
+class GetResult:
+    """What a read found. ``parts``: buffers that hold the records back to back; ``sizes``: one per record (int32)."""
+
+    status: GetMessageStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    sizes: Array = field(default_factory=lambda: np.empty(0, np.int32))
+    parts: list[Any] = field(default_factory=list)
+    suggest_slave: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.sizes)
+
+
+class LogReader:
+    """``memory_bytes``: RAM, by which "in memory" is guessed as RocketMQ does."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, quarantine: Quarantine, memory_bytes: int) -> None:
+        self._log = log
+        self._queues = queues
+        self._quarantine = quarantine
+        self._memory_bytes = int(memory_bytes * IN_MEMORY_RATIO)
+
+    def get_messages(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False
+    ) -> GetResult:
+        """Records from queue offset ``offset`` on, at most ``max_count`` and ``max_bytes`` (the first one always).
+
+        ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        outside = _outside(offset, low, high)
+        if outside is not None:
+            return outside
+        units = max(FOREIGN_UNITS, max_count) if foreign else min(OUR_UNITS, max_count if codes is None else OUR_UNITS)
+        raw = queue.read(offset, units)
+        if not raw:
+            following = queue.entries_per_file
+            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, offset + following - offset % following, low, high)
+        if foreign:
+            in_memory = self._log.end - ENTRY.unpack_from(raw)[0] <= self._memory_bytes
+            count_cap, bytes_cap = FOREIGN_CAPS if in_memory else FOREIGN_DISK_CAPS
+            max_count, max_bytes = min(max_count, count_cap), min(max_bytes, bytes_cap)
+        return self._read_entries(queue, offset, raw, max_count, max_bytes, codes)
+
+    def record_at(self, log_offset: int, limit: int) -> bytes | None:
+        """The valid record that begins at ``log_offset`` below ``limit``, None when there is none."""
+        if not self._log.begin <= log_offset < limit:
+            return None
+        data = self._log.read(log_offset, _RECORD_GUESS)
+        if len(data) <= OVERHEAD_BYTES:
+            return None
+        total = int.from_bytes(data[:4], "big", signed=True)
+        if total > len(data):
+            data = self._log.read(log_offset, total)
+        if find_fault(data, 0) is not None or int.from_bytes(data[28:36], "big") != log_offset:
+            return None
+        return data[:total]
+
+    def _read_entries(self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> GetResult:
+        scanned = len(raw) // ENTRY_BYTES
+        if scanned <= _FEW:
+            wanted, scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
+        else:
+            wanted, scanned = _choose_many(raw, max_count, max_bytes, codes)
+        result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, queue.min_offset, queue.max_offset)
+        rows, offsets, sizes = wanted
+        if not rows:
+            return result
+        result.suggest_slave = self._log.end - offsets[-1] > self._memory_bytes
+        kept, result.parts = self._read_records(offset, rows, offsets, sizes)
+        result.sizes = np.array(kept, np.int32)
+        result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
+        if not kept:
+            result.next_offset = max(result.next_offset, queue.min_offset)
+        return result
+
+    def _read_records(self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]) -> tuple[list[int], list[Any]]:
+        """(sizes, buffers) of the records that are sound."""
+        kept: list[int] = []
+        parts: list[Any] = []
+        for begin, end in self._spans(offsets, sizes):
+            first, length = offsets[begin], offsets[end - 1] + sizes[end - 1] - offsets[begin]
+            try:
+                data = self._log.read(first, length)
+            except StoreMissing:
+                continue  # retention was faster
+            if len(data) < length:
+                continue
+            good = _sound_many if end - begin >= _FEW else _sound_few
+            sound = good(data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end])
+            if all(sound) and sum(sizes[begin:end]) == length:
+                kept += sizes[begin:end]
+                parts.append(data)
+                continue
+            view = memoryview(data)
+            for at, is_sound in zip(range(begin, end), sound, strict=True):
+                if is_sound:
+                    kept.append(sizes[at])
+                    parts.append(view[offsets[at] - first : offsets[at] - first + sizes[at]])
+                else:
+                    record = bytes(view[offsets[at] - first : offsets[at] - first + sizes[at]])
+                    self._quarantine.add(offsets[at], sizes[at], find_fault(record, 0) or "it is not the record of its queue offset")
+        return kept, parts
+
+    def _spans(self, offsets: list[int], sizes: list[int]) -> list[tuple[int, int]]:
+        """[begin, end) of entries that one read of the log covers."""
+        count = len(offsets)
+        segment_bytes = self._log.chain.segment_bytes
+        total = offsets[-1] + sizes[-1] - offsets[0]
+        if offsets[0] // segment_bytes == offsets[-1] // segment_bytes and total <= min(_DENSE * sum(sizes), _SPAN_MAX):
+            return [(0, count)]
+        spans: list[tuple[int, int]] = []
+        begin, wanted = 0, sizes[0]
+        for at in range(1, count):
+            wanted += sizes[at]
+            span = offsets[at] + sizes[at] - offsets[begin]
+            if offsets[at] // segment_bytes != offsets[begin] // segment_bytes or span > min(_DENSE * wanted, _SPAN_MAX):
+                spans.append((begin, at))
+                begin, wanted = at, sizes[at]
+        spans.append((begin, count))
+        return spans
+
+
+def _outside(offset: int, low: int, high: int) -> GetResult | None:
+    """The result for an offset that no entry has."""
+    if high == 0:
+        return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    if offset > high:
+        return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    return None
+
+
+Wanted = tuple[list[int], list[int], list[int]]
+
+
+def _choose_few(raw: bytes, count: int, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> tuple[Wanted, int]:
+    """((rows, log offsets, sizes) of the entries to read, how many entries were gone through)."""
+    rows: list[int] = []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    room = max_bytes
+    for row in range(count):
+        log_offset, size, code = ENTRY.unpack_from(raw, row * ENTRY_BYTES)
+        if size == BLANK_SIZE or (codes is not None and code not in codes):
+            continue
+        if rows and (len(rows) >= max_count or size > room):
+            return (rows, offsets, sizes), row
+        room -= size
+        rows.append(row)
+        offsets.append(log_offset)
+        sizes.append(size)
+    return (rows, offsets, sizes), count
+
+
+def _choose_many(raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> tuple[Wanted, int]:
+    entries = np.frombuffer(raw, ENTRIES)
+    count = len(entries)
+    matching = entries["size"] != BLANK_SIZE
+    if codes is not None:
+        matching &= np.isin(entries["code"], list(codes))
+    rows = np.flatnonzero(matching)
+    sizes = entries["size"][rows]
+    fit = max(1, min(max_count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, "right"))))
+    scanned = int(rows[fit]) if fit < len(rows) else count
+    rows = rows[:fit]
+    return (rows.tolist(), entries["log_offset"][rows].tolist(), sizes[:fit].tolist()), scanned
+
+
+def _sound_few(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
+    """Which records are what their entries say. ``data`` begins at log offset ``first``; entry ``rows[i]`` has queue offset ``offset + rows[i]``."""
+    sound: list[bool] = []
+    view = memoryview(data)
+    for row, log_offset, size in zip(rows, offsets, sizes, strict=True):
+        at = log_offset - first
+        total, magic, crc, _, _, queue_offset, own_offset, sys_flag, _, _, _, _, _, _, body_len = HEADER.unpack_from(data, at)
+        if total != size or magic != MAGIC or queue_offset != offset + row or own_offset != log_offset:
+            sound.append(False)
+        elif sys_flag & _V6:
+            sound.append(find_fault(data, at) is None)
+        else:
+            body_at = at + HEADER_BYTES
+            sound.append(0 <= body_len <= size - OVERHEAD_BYTES and zlib.crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc)
+    return sound
+
+
+def _sound_many(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
+    starts = np.array(offsets, np.int64)
+    head = headers(data)[starts - first]
+    length = np.array(sizes, np.int64)
+    good = (head["total"] == length) & (head["magic"] == MAGIC) & (head["log_offset"] == starts) & (head["queue_offset"] == np.array(rows, np.int64) + offset)
+    body_len = head["body_len"].astype(np.int64)
+    plain = (head["sys_flag"] & _V6) == 0
+    good &= ~plain | ((body_len >= 0) & (body_len <= length - OVERHEAD_BYTES))
+    if not (good.all() and plain.all()):
+        return _sound_few(data, first, offset, rows, offsets, sizes)
+    body_at = starts + (HEADER_BYTES - first)
+    view, crc32 = memoryview(data), zlib.crc32
+    found = [crc32(view[begin:end]) for begin, end in zip(body_at.tolist(), (body_at + body_len).tolist(), strict=True)]
+    sound: list[bool] = ((np.array(found, np.uint32) & CRC_MASK) == head["crc"]).tolist()
+    return sound
