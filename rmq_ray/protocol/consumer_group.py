@@ -15,14 +15,14 @@ Invariants: a group without connections is not in the table; ``clients`` lists e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
 
-Connection = Hashable
+Connection = object
 
 
 @dataclass(slots=True)

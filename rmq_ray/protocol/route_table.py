@@ -7,7 +7,8 @@ answered from them. Does not decide: what travels, when time passes. Called by `
     brokerAddrTable      broker name -> BrokerData{cluster, broker name, {id -> address}}
     clusterAddrTable     cluster -> {broker names}
     brokerLiveTable      address -> Live{last heard, data version, connection, HA address}
-    filterServerTable    address -> filter servers
+
+RocketMQ's fifth table, of filter servers, is always empty here: class filters run uploaded code and are left out.
 
 Nothing is persisted and nothing exchanged with other name servers: routes come back with the next registrations.
 
@@ -17,7 +18,7 @@ without broker names is not listed; topics are taken from masters only, and only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from rmq_ray.model.ids import MASTER_ID
@@ -25,7 +26,7 @@ from rmq_ray.model.topics import SYSTEM_TOPICS, BrokerData, DataVersion, Permiss
 
 BROKER_EXPIRY_MS = 120_000  # since the last registration
 
-Connection = Hashable
+Connection = object
 
 UNIT = 1  # bits of a topic's sysFlag
 UNIT_SUB = 2
@@ -42,7 +43,6 @@ class Registration:
     ha_address: str = ""
     version: DataVersion = DataVersion()
     topics: Mapping[str, TopicConfig] | None = None
-    filter_servers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,11 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[str, _Live] = {}
-        self._filter_servers: dict[str, tuple[str, ...]] = {}
 
     # --- brokers come and go ---
 
     def register(self, registration: Registration, connection: Connection, now_ms: int) -> Registered:
-        """Steps 1 to 8 of protocol-behaviour 4.2. On return routes show the broker."""
+        """Steps 1 to 8 of protocol-behaviour 4.2 (without filter servers). On return routes show the broker."""
         r = registration
         self._leave_other_places(r)
         self._clusters.setdefault(r.cluster, set()).add(r.broker_name)
@@ -94,10 +93,6 @@ class RouteTable:
             for config in r.topics.values():
                 self._put_queues(r.broker_name, config)
         self._live[r.address] = _Live(now_ms, r.version, connection, r.ha_address)
-        if r.filter_servers:
-            self._filter_servers[r.address] = r.filter_servers
-        elif r.filter_servers is not None:
-            self._filter_servers.pop(r.address, None)
         return self._answer(r, first)
 
     def unregister(self, broker_name: str, broker_id: int, address: str) -> bool:
@@ -141,10 +136,6 @@ class RouteTable:
             return None
         return TopicRoute(tuple(queues[name] for name in sorted(queues)), brokers)
 
-    def filter_servers(self, address: str) -> tuple[str, ...]:
-        """Filter servers that the address registered."""
-        return self._filter_servers.get(address, ())
-
     def brokers(self) -> dict[str, BrokerData]:
         """Broker name -> addresses (GET_BROKER_CLUSTER_INFO)."""
         return {name: _copy(self._brokers[name]) for name in sorted(self._brokers)}
@@ -165,6 +156,11 @@ class RouteTable:
     def system_topics(self) -> list[str]:
         """Names that users cannot take: clusters, broker names, built-in topics."""
         return sorted({*self._clusters, *self._brokers, *SYSTEM_TOPICS})
+
+    @property
+    def address_count(self) -> int:
+        """Brokers heard of and not yet expired."""
+        return len(self._live)
 
     def any_address(self) -> str | None:
         """Some broker's address, the master's if it has one."""
@@ -227,7 +223,6 @@ class RouteTable:
         removed = []
         for address in addresses:
             removed.append(Removed(address, self._live.pop(address).connection))
-            self._filter_servers.pop(address, None)
             for broker in list(self._brokers.values()):
                 for broker_id in [i for i, stands in broker.addresses.items() if stands == address]:
                     self._remove_address(broker, broker_id)
@@ -235,7 +230,7 @@ class RouteTable:
 
     def _remove_address(self, broker: BrokerData, broker_id: int) -> None:
         """The last address takes its broker name and that one's queues along; before that, topics stay (routes without master)."""
-        self._filter_servers.pop(broker.addresses.pop(broker_id), None)
+        del broker.addresses[broker_id]
         if not broker.addresses:
             self._remove_broker(broker)
 

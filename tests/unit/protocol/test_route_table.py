@@ -216,18 +216,6 @@ def test_topic_lists_by_cluster_system_and_unit() -> None:
     assert table.unit_topics(2, 1) == ["sub"]
 
 
-def test_filter_servers_are_kept_until_an_empty_list_or_the_end_of_the_broker() -> None:
-    table = RouteTable()
-    register(table, filter_servers=("f:1",))
-    register(table, filter_servers=None)
-    assert table.filter_servers("h1:1") == ("f:1",)
-    register(table, filter_servers=())
-    assert table.filter_servers("h1:1") == ()
-    register(table, filter_servers=("f:1",))
-    table.connection_closed("connection of h1:1")
-    assert table.filter_servers("h1:1") == ()
-
-
 class RouteTableModel(RuleBasedStateMachine):
     """Against a plain list of who lives: addresses, names, clusters and topics stay consistent in any order of events."""
 
