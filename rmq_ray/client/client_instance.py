@@ -223,7 +223,7 @@ class ClientInstance:
     def _fetch_route(self, topic: str) -> TopicRoute | None:
         answer = self.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}))
         if answer.code == ResponseCode.SUCCESS:
-            return decode_route(bytes(answer.body))
+            return decode_route(answer.body_bytes())
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         raise ResponseError(f"a name server refused the route of {topic!r}: {answer.remark or 'no reason given'}", answer.code)

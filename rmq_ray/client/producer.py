@@ -21,19 +21,19 @@ from typing import Any, Self
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.producer_core import Outgoing, ProducerCore, Selector, is_special, special_text
+from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, check_placement, is_special, outgoing
+from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_future import SendFuture
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
-from rmq_ray.errors import ClientError, MessageIllegal, SendError
+from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.validators import check_body, check_delay_level, check_group, check_send_topic, property_text
+from rmq_ray.protocol.validators import check_body, check_group, check_send_topic, property_text
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
-_NO_PROPERTIES: Mapping[str, str] = {}
 
 
 class Producer:
@@ -143,7 +143,7 @@ class Producer:
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
-        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             _place(core, message, queue, selector, arg, message_group, timeout_ms)
         return core.send(message, timeout_ms)
@@ -175,9 +175,9 @@ class Producer:
             check_send_topic(topic)
             content = body if 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)  # type: ignore[arg-type]
             if not is_special(topic, 0, True):
-                text = property_text(tag or None, keys, properties or _NO_PROPERTIES) if tag or keys or properties else ""
+                text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
                 return core.batches.append(topic, content, text, timeout_ms)  # type: ignore[arg-type]
-        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             _place(core, message, queue, selector, arg, message_group, timeout_ms)
         return core.send_async(message, timeout_ms)
@@ -198,7 +198,7 @@ class Producer:
     ) -> None:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         core = self._core or self._ready()
-        message = self._outgoing(topic_or_message, body, tag, keys, properties, delay_level)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             _place(core, message, queue, selector, arg, message_group, self._timeout_ms)
         core.send_oneway(message, self._timeout_ms)
@@ -228,28 +228,6 @@ class Producer:
         return results
 
     # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _outgoing(  # noqa: PLR0913 - the parts of one message
-        self, topic_or_message: str | Message, body: bytes | None, tag: str | None, keys: Sequence[str], properties: Mapping[str, str] | None, delay_level: int
-    ) -> Outgoing:
-        """The checked message of a call."""
-        flag, wait_store_ok = 0, True
-        if isinstance(topic_or_message, Message):
-            message = topic_or_message
-            if body is not None or tag is not None or keys or properties or delay_level:
-                raise ClientError("give a Message or topic and parts, not both: set body, tag, keys, properties and delay_level in the Message")
-            topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
-            delay_level, flag, wait_store_ok = message.delay_level, message.flag, message.wait_store_ok
-        else:
-            topic = topic_or_message
-        check_send_topic(topic)
-        content = check_body(body, self._config.body_bytes_max)
-        text = property_text(tag or None, keys, properties or _NO_PROPERTIES) if tag or keys or properties else ""
-        special = is_special(topic, delay_level, wait_store_ok)
-        if special:
-            check_delay_level(delay_level)
-            text += special_text(delay_level, wait_store_ok)
-        return Outgoing(topic, content, text, flag, special)
 
     def _ready(self) -> ProducerCore:
         """The core; made by the first call, and again after a fork."""
@@ -284,15 +262,12 @@ class Producer:
 
 def _place(
     core: ProducerCore, message: Outgoing, queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None, timeout_ms: float
-) -> None:  # noqa: PLR0913
-    """Give the message its queue; at most one way to choose it may be used."""
-    if sum(way is not None for way in (queue, selector, message_group)) > 1:
-        raise ClientError("queue, selector and message_group each choose the queue; give one of them")
+) -> None:  # noqa: PLR0913 - the ways to choose
+    """Give the message its queue."""
+    check_placement(queue, selector, message_group)
     if selector is not None:
         message.queue = core.select(selector, Message(message.topic, message.body), arg, timeout_ms)
     else:
-        if message_group is not None and not message_group:
-            raise MessageIllegal("message_group is empty; use None for no group")
         message.queue = core.choose(message.topic, queue, message_group, timeout_ms)
     message.ordered = queue is None
 

@@ -4,52 +4,33 @@
                                             ──> Accumulator ──> Launcher      batches, futures
                                             ──> ClientInstance                routes, connections, heartbeat
 
-Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds (delay, WAIT=false, retry and system
-topics) as single messages. Called by ``client.producer`` only. Invariant: every frame id taken is released exactly when its load
+Decides nothing about messages (``client.outgoing``) or retries. Called by ``client.producer`` only. Invariant: every frame id taken is released exactly when its load
 will not be sent again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rmq_ray.client.batching import Accumulator, encode_load
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import Load, SingleLoad
+from rmq_ray.client.outgoing import Outgoing, Selector
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
 from rmq_ray.client.timers import Timers
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerUnreachable, ClientError, RemotingError, SendTimeout
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.model.message import DELAY, WAIT, Message, SendResult
-from rmq_ray.model.topics import DEFAULT_TOPIC, RETRY_PREFIX, SYSTEM_TOPICS
+from rmq_ray.model.message import Message, SendResult
+from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.queue_selection import checked_choice, select_by_group, select_queue
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.remoting.frame import Command
 
 CLOSE_SLACK_MS = 1_000  # beyond the send time-out, for frames that end at it
-
-Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
-
-    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order.
-    """
-
-    topic: str
-    body: bytes
-    text: str
-    flag: int = 0
-    special: bool = False
-    queue: MessageQueue | None = None
-    ordered: bool = False
 
 
 class ProducerCore:
@@ -121,7 +102,7 @@ class ProducerCore:
             return self._send_ordered(message, timeout_ms)
         pinned = message.queue is not None
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        return self._send_load(self._load(message, queue, timeout_ms), queue, pinned, timeout_ms)
+        return self._send_load(self.make_load(message, queue, timeout_ms), queue, pinned, timeout_ms)
 
     def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""
@@ -133,7 +114,7 @@ class ProducerCore:
     def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
         """One message without an answer."""
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        load = self._load(message, queue, timeout_ms)
+        load = self.make_load(message, queue, timeout_ms)
         try:
             self.sending.oneway(load, queue)
         finally:
@@ -180,9 +161,8 @@ class ProducerCore:
         queues = self.find_queues(message.topic, timeout_ms)
         return checked_choice(selector(list(queues), message, arg), message.topic, queues)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _load(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+    def make_load(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+        """The message as it goes on the wire, with a frame id of its own, for which it waits up to ``timeout_ms``."""
         now_ms = self.clock.now_ms()
         if not message.special:
             return encode_load(self.identity, queue, (message.body,), (message.text,), now_ms, timeout_ms, (message.flag,) if message.flag else None)
@@ -191,6 +171,8 @@ class ProducerCore:
             message.topic, self.group, message.body, f"{message.text}UNIQ_KEY\x01{key}", now_ms, self.identity.take(timeout_ms), (key,), message.flag,
             default_queues=self.config.default_topic_queues,
         )  # fmt: skip
+
+    # --- inside --------------------------------------------------------------------------------------------------------
 
     def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         try:
@@ -212,7 +194,7 @@ class ProducerCore:
         outcome = BatchOutcome(queue)
 
         def prepare() -> Delivery:
-            load = self._load(message, queue, timeout_ms)
+            load = self.make_load(message, queue, timeout_ms)
             outcome.message_ids = load.message_ids
             attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)
@@ -224,18 +206,3 @@ class ProducerCore:
 
     def _resolved(self, delivery: Delivery) -> None:
         self.identity.release(delivery.load.frame_id)
-
-
-def is_special(topic: str, delay_level: int, wait_store_ok: bool) -> bool:
-    """True for what a frame of records may not carry (design: the single-message path)."""
-    return delay_level != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
-
-
-def special_text(delay_level: int, wait_store_ok: bool) -> str:
-    """The reserved properties of a special message, in the form of the wire.
-
-    >>> special_text(3, True)
-    'DELAY\\x013\\x02'
-    """
-    delay = f"{DELAY}\x01{delay_level}\x02" if delay_level else ""
-    return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"

@@ -1,0 +1,286 @@
+"""Frames of one event loop: what joins them, where they go, and what happens when they fail.
+
+    send ──join──> Turn (one per topic or given queue and loop turn) ──call_soon──> deliver (task) ──> AsyncConnection
+
+Called by ``client.async_producer``. Everything runs in the loop except route look-ups, which a thread does. The rules are those of
+the thread-based producer (``protocol.retry``); only the waiting differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
+from rmq_ray.client.loads import Load
+from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.sending import Delivery, Outcome, classify, store_id
+from rmq_ray.client.splitting import FrameParts
+from rmq_ray.config import RemotingLimits
+from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown
+from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
+from rmq_ray.model.message import SendResult, SendStatus
+from rmq_ray.protocol.queue_selection import select_queue
+from rmq_ray.protocol.retry import STATUS_OF_CODE, Failure, Step
+from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+
+SPAN_PAUSE_S = 0.01  # while an unanswered frame holds back newer ones
+
+
+class Turn:
+    """The messages of one loop turn for one queue, and the futures of their senders."""
+
+    __slots__ = ("bodies", "bytes", "flags", "futures", "key", "ordered", "queue", "texts", "timeout_ms")
+
+    def __init__(self, key: Key, queue: MessageQueue, timeout_ms: float) -> None:
+        self.key = key
+        self.queue = queue
+        self.timeout_ms = timeout_ms
+        self.ordered = False
+        self.bodies: list[bytes] = []
+        self.texts: list[str] = []
+        self.flags: list[int] = []
+        self.futures: list[asyncio.Future[SendResult]] = []
+        self.bytes = 0
+
+
+class AsyncFrames:
+    """See the module. Belongs to the loop in which it was made."""
+
+    def __init__(self, core: ProducerCore, limits: RemotingLimits) -> None:
+        self._core = core
+        self._config = core.config
+        self._clock = core.clock
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._turns: dict[Key, Turn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._links: dict[Address, asyncio.Task[AsyncConnection]] = {}
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self._config.frames_in_flight_max))
+        self._lanes: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def check_loop(self) -> None:
+        """``ClientError`` when another loop is running than the one that this belongs to."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientError(f"producer {self._core.group!r} belongs to another event loop; make one per loop")
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's queues; only the first call for a topic waits."""
+        info = self._core.instance.routes.publish(topic)
+        if info is not None and info.queues:
+            return info.queues
+        return await asyncio.to_thread(self._core.find_queues, topic, float(self._config.send_timeout_ms))
+
+    def next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """Round robin."""
+        return select_queue(queues, self._core.turns.of(queues[0].topic))
+
+    async def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
+        """One message, in the frame of this loop turn; special kinds on their own."""
+        if message.special:
+            queue = message.queue or self.next_queue(await self.queues(message.topic))
+            return await self._send_load(await self._single(message, queue, timeout_ms), queue, message.queue is not None, timeout_ms)
+        key: Key = message.topic if message.queue is None else message.queue
+        turn = self._turns.get(key)
+        if turn is None:
+            queues = (message.queue,) if message.queue is not None else await self.queues(message.topic)
+            turn = self._turns.get(key) or self._open(key, self.next_queue(queues), timeout_ms)
+        future = self._loop.create_future()
+        turn.bodies.append(message.body)
+        turn.texts.append(message.text)
+        turn.flags.append(message.flag)
+        turn.futures.append(future)
+        turn.ordered = turn.ordered or message.ordered
+        turn.bytes += len(message.body) + len(message.text) + RECORD_OVERHEAD
+        if turn.bytes >= self._config.batch_bytes_max or len(turn.bodies) >= self._config.batch_messages_max:
+            self._leave(turn)
+        return await future
+
+    async def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
+        """One message without an answer, written once."""
+        queue = message.queue or self.next_queue(await self.queues(message.topic))
+        load = (
+            await self._single(message, queue, timeout_ms)
+            if message.special
+            else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
+        )
+        try:
+            connection, _ = await self._connection(queue)
+            connection.oneway(load.command(queue))
+        except RemotingError as error:
+            kind = BrokerUnreachable if classify(error)[0] is Failure.NOT_SENT else SendUnknown
+            raise kind(f"one-way send to {queue} failed: {error}", queue.topic) from error
+        finally:
+            self._core.identity.release(load.frame_id)
+
+    async def send_frames(self, frames: Sequence[FrameParts], queue: MessageQueue, pinned: bool, timeout_ms: float) -> list[SendResult]:
+        """The frames of one batch, one after the other; see ``Producer.send_batch``."""
+        results: list[SendResult] = []
+        for bodies, texts, flags in frames:
+            try:
+                load = await self._load(queue, bodies, texts, flags or [], timeout_ms)
+                results.append(await self._send_load(load, queue, pinned, timeout_ms))
+            except SendError as error:
+                if not results:
+                    raise
+                stored = sum(result.count for result in results)
+                raise type(error)(f"{error}; the first {stored} messages are stored", queue.topic, stored) from error
+            queue = results[-1].queue
+        return results
+
+    async def close(self, timeout_ms: float) -> None:
+        """Ship what waits, wait for what is out, close the loop's connections."""
+        for turn in list(self._turns.values()):
+            self._leave(turn)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_ms / 1000)
+        for task in list(self._tasks):
+            task.cancel()
+        links, self._links = self._links, {}
+        for link in links.values():
+            if link.done() and not link.cancelled() and link.exception() is None:
+                await link.result().close()
+            else:
+                link.cancel()
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _open(self, key: Key, queue: MessageQueue, timeout_ms: float) -> Turn:
+        if not self._config.block_when_full and self._slots[queue.broker_name].locked():
+            raise BrokerBusy(
+                f"{self._config.frames_in_flight_max} frames to {queue.broker_name} are unanswered (frames_in_flight_max); nothing was sent, send again later",
+                queue.topic,
+            )
+        turn = self._turns[key] = Turn(key, queue, timeout_ms)
+        self._loop.call_soon(self._leave, turn)
+        return turn
+
+    def _leave(self, turn: Turn) -> None:
+        """The turn is over or its frame full: nothing joins it any more."""
+        if self._turns.get(turn.key) is not turn:
+            return
+        del self._turns[turn.key]
+        task = self._loop.create_task(self._deliver(turn))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, turn: Turn) -> None:
+        try:
+            result = await self._deliver_ordered(turn) if turn.ordered else await self._deliver_frame(turn)
+        except SendError as error:
+            for future in turn.futures:
+                if not future.done():
+                    future.set_exception(type(error)(*error.args))
+            return
+        except asyncio.CancelledError:
+            for future in turn.futures:
+                if not future.done():
+                    future.set_exception(SendUnknown("the producer was closed before the broker answered; the message may be stored", turn.queue.topic))
+            raise
+        _spread(turn, result)
+
+    async def _deliver_ordered(self, turn: Turn) -> tuple[SendResult, Load, Address]:
+        lane = self._lanes[turn.queue]
+        async with lane:
+            return await self._deliver_frame(turn)
+
+    async def _deliver_frame(self, turn: Turn) -> tuple[SendResult, Load, Address]:
+        load = await self._load(turn.queue, turn.bodies, turn.texts, turn.flags, turn.timeout_ms)
+        return await self._resolve(load, turn.queue, isinstance(turn.key, MessageQueue), turn.timeout_ms)
+
+    async def _load(self, queue: MessageQueue, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int], timeout_ms: float) -> Load:
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while True:
+            try:
+                return encode_load(self._core.identity, queue, bodies, texts, self._clock.now_ms(), 0.0, flags if any(flags) else None)
+            except BrokerBusy:
+                if self._clock.monotonic_ms() >= deadline:
+                    raise
+            await asyncio.sleep(SPAN_PAUSE_S)
+
+    async def _single(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while True:
+            try:
+                return self._core.make_load(message, queue, 0.0)
+            except BrokerBusy:
+                if self._clock.monotonic_ms() >= deadline:
+                    raise
+            await asyncio.sleep(SPAN_PAUSE_S)
+
+    async def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
+        return (await self._resolve(load, queue, pinned, timeout_ms))[0]
+
+    async def _resolve(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> tuple[SendResult, Load, Address]:
+        """All attempts of a load: its result, itself and the broker that has it."""
+        sending, clock = self._core.sending, self._clock
+        attempts = sending.attempts_since(clock.monotonic_ms(), load.topic, pinned, timeout_ms, codes_retried=True)
+        delivery = Delivery(load, queue, attempts, pinned)
+        stored: tuple[SendResult, Load, Address] | None = None
+        try:
+            async with self._slots[queue.broker_name]:
+                while (left := attempts.attempt_timeout_ms(clock.monotonic_ms())) > 0:
+                    outcome = await self._attempt(delivery, left)
+                    now = clock.monotonic_ms()
+                    if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE and delivery.address is not None:
+                        stored = (sending.result(load, delivery.queue, outcome, delivery.address), load, delivery.address)
+                        if stored[0].status is SendStatus.SEND_OK or not self._config.retry_other_broker_when_not_stored:
+                            return stored
+                        decision = attempts.not_stored(now)
+                    else:
+                        decision = delivery.judge(outcome, now)
+                    if decision.step is Step.GIVE_UP:
+                        break
+                    sending.follow(delivery, decision)
+                    if decision.delay_ms:
+                        await asyncio.sleep(decision.delay_ms / 1000)
+            if stored is not None:
+                return stored
+            raise delivery.error(clock.monotonic_ms())
+        finally:
+            self._core.identity.release(load.frame_id)
+
+    async def _attempt(self, delivery: Delivery, timeout_ms: float) -> Outcome:
+        delivery.address = self._core.instance.broker_address(delivery.queue.broker_name)
+        try:
+            connection, _ = await self._connection(delivery.queue)
+            return await connection.request(delivery.load.command(delivery.queue), timeout_ms)
+        except RemotingError as error:
+            return error
+
+    async def _connection(self, queue: MessageQueue) -> tuple[AsyncConnection, Address]:
+        """The loop's connection to the queue's broker; opened once however many ask at the same time."""
+        address = self._core.instance.broker_address(queue.broker_name)
+        if address is None:
+            raise ConnectFailed(f"no address of broker {queue.broker_name!r} is known")
+        link = self._links.get(address)
+        if link is None or (link.done() and (link.cancelled() or link.exception() is not None or not link.result().alive)):
+            link = self._links[address] = self._loop.create_task(self._connect(address))
+        return await asyncio.shield(link), address
+
+    async def _connect(self, address: Address) -> AsyncConnection:
+        return await AsyncConnection.open(address, self._core.instance.link.credentials("broker"), self._limits, self._clock, _refuse, _ignore)
+
+
+def _spread(turn: Turn, stored: tuple[SendResult, Load, Address]) -> None:
+    """One result per message of the frame."""
+    result, load, address = stored
+    log_offset, sizes = int(result.log_offset), getattr(load, "sizes", ())
+    for index, future in enumerate(turn.futures):
+        if not future.done():
+            at = QueueOffset(result.queue_offset + index)
+            future.set_result(SendResult(result.status, load.message_ids[index], result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
+        log_offset += int(sizes[index])
+
+
+def _refuse(command: Command, connection: AsyncConnection) -> Command | None:
+    """Brokers ask the thread-based connection, not this one."""
+    return None if command.is_oneway else command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="ask the connection that sends heartbeats")
+
+
+def _ignore(connection: AsyncConnection, error: RemotingError) -> None:
+    """A lost connection is noticed by the requests on it, and replaced by the next one."""

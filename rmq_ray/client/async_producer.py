@@ -1,0 +1,217 @@
+"""The producer for asyncio: sends run on the caller's event loop, over connections of that loop.
+
+    async with AsyncProducer("web", discovery=...) as producer:
+        result = await producer.send("orders", b"body")
+
+Sends that are made in the same turn of the loop to the same topic (``asyncio.gather``) travel in one frame; a single one leaves
+at once. Routes, registration and heartbeats are the thread-based ``ClientInstance``'s; only the first send to a topic waits for it.
+
+Decides as ``Producer`` does, by the same rules (``protocol.retry``, ``client.outgoing``). Invariants: belongs to one loop; nothing in
+here blocks it; at most ``frames_in_flight_max`` frames a broker are out; an ordered queue has one; cancelling a send forgets its
+result, not the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rmq_ray.client.async_frames import AsyncFrames
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.outgoing import Outgoing, Selector, check_placement, outgoing
+from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.splitting import split_batch
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ProducerConfig, RemotingLimits
+from rmq_ray.errors import ClientError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message, SendResult
+from rmq_ray.ports import Discovery
+from rmq_ray.protocol.validators import check_group
+from rmq_ray.remoting.local_address import process_id
+
+
+class AsyncProducer:
+    """Sends messages of one producer group from one event loop; arguments and settings are ``Producer``'s. Times are seconds."""
+
+    def __init__(  # noqa: PLR0913 - the settings of the outermost class
+        self,
+        group: str | None = None,
+        *,
+        discovery: Discovery,
+        config: ProducerConfig | None = None,
+        limits: RemotingLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        client_id: str | None = None,
+        **settings: Any,
+    ) -> None:
+        base = (config or ProducerConfig()).but(**settings)
+        base = base if group is None else base.but(group=group)
+        check_group(base.group)
+        self._configure(discovery, base, limits, clock, client_id)
+
+    def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
+        self._discovery = discovery
+        self._config = config
+        self._limits = limits
+        self._clock = clock
+        self._client_id = client_id
+        self._timeout_ms = float(config.send_timeout_ms)
+        self._state = ServiceState.CREATE_JUST
+        self._frames: AsyncFrames | None = None
+        self._core: ProducerCore | None = None
+        self._starting: asyncio.Lock | None = None
+        self._process = process_id()
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._config.group
+
+    @property
+    def state(self) -> ServiceState:
+        """Where in its life the producer is."""
+        return self._state
+
+    async def start(self) -> None:
+        """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
+        if self._state is not ServiceState.CREATE_JUST:
+            raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
+        await self._start()
+
+    async def close(self) -> None:
+        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing."""
+        frames, self._frames = self._frames, None
+        core, self._core = self._core, None
+        self._state = ServiceState.SHUTDOWN_ALREADY
+        if frames is not None:
+            await frames.close(self._timeout_ms + CLOSE_SLACK_MS)
+        if core is not None:
+            await asyncio.to_thread(core.close)
+
+    async def __aenter__(self) -> Self:
+        if self._state is ServiceState.CREATE_JUST:
+            await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"discovery": self._discovery, "config": self._config, "limits": self._limits}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    async def send(  # noqa: PLR0913 - the public signature
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        message_group: str | None = None,
+        delay_level: int = 0,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until the broker has it; see ``Producer.send``. Many at once: ``asyncio.gather``."""
+        frames = await self._ready()
+        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        if queue is not None or selector is not None or message_group is not None:
+            check_placement(queue, selector, message_group)
+            await self._place(message, queue, selector, arg, message_group)
+        return await frames.send(message, timeout_ms)
+
+    async def send_oneway(  # noqa: PLR0913 - the public signature
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        message_group: str | None = None,
+        delay_level: int = 0,
+    ) -> None:
+        """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
+        frames = await self._ready()
+        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        if queue is not None or selector is not None or message_group is not None:
+            check_placement(queue, selector, message_group)
+            await self._place(message, queue, selector, arg, message_group)
+        await frames.send_oneway(message, self._timeout_ms)
+
+    async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
+        """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
+        frames = await self._ready()
+        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        topic, parts = split_batch(messages, self._config)
+        queues = await frames.queues(topic)
+        if queue is not None and queue.topic != topic:
+            raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
+        return await frames.send_frames(parts, queue or frames.next_queue(queues), queue is not None, timeout_ms)
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    async def _place(self, message: Outgoing, queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> None:
+        assert self._core is not None and self._frames is not None
+        await self._frames.queues(message.topic)  # the route is known from here on: what follows does not block
+        if selector is not None:
+            message.queue = self._core.select(selector, Message(message.topic, message.body), arg, 0.0)
+        else:
+            message.queue = self._core.choose(message.topic, queue, message_group, 0.0)
+        message.ordered = queue is None
+
+    async def _ready(self) -> AsyncFrames:
+        if self._process != process_id():
+            self._configure(self._discovery, self._config, self._limits, self._clock, None)
+        frames = self._frames
+        if frames is not None:
+            frames.check_loop()
+            return frames
+        if self._state in (ServiceState.SHUTDOWN_ALREADY, ServiceState.START_FAILED) and self._starting is None:
+            raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
+        return await self._start()
+
+    async def _start(self) -> AsyncFrames:
+        """Calls that come while another starts wait for it. A group that is taken leaves the state as it was."""
+        if self._starting is None:
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self._frames is not None:
+                return self._frames
+            if self._state is not ServiceState.CREATE_JUST:
+                raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
+            self._state = ServiceState.START_FAILED
+            try:
+                core = await asyncio.to_thread(self._make_core)
+            except ClientError:
+                self._state = ServiceState.CREATE_JUST
+                raise
+            finally:
+                self._starting = None
+            self._core = core
+            self._frames = AsyncFrames(core, self._limits or RemotingLimits())
+            self._state = ServiceState.RUNNING
+            return self._frames
+
+    def _make_core(self) -> ProducerCore:
+        instance = ClientInstance.get_or_create(self._discovery, self._client_id, limits=self._limits, clock=self._clock)
+        core = ProducerCore(instance, self._config)
+        core.start()
+        return core

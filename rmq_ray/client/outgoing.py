@@ -1,0 +1,84 @@
+"""What a send call means: its arguments checked and brought into one form. Shared by both producers.
+
+Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds (delay, WAIT=false, retry and
+system topics) as single messages. Pure; raises what ``protocol.validators`` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rmq_ray.errors import ClientError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import DELAY, WAIT, Message
+from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
+from rmq_ray.protocol.validators import check_body, check_delay_level, check_send_topic, property_text
+
+Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
+"""(writable queues, message, the call's ``arg``) -> one of the queues."""
+Labels = tuple[str | None, Sequence[str], Mapping[str, str] | None]
+"""Tag, keys, properties."""
+
+NO_PROPERTIES: Mapping[str, str] = {}
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
+
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order.
+    """
+
+    topic: str
+    body: bytes
+    text: str
+    flag: int = 0
+    special: bool = False
+    queue: MessageQueue | None = None
+    ordered: bool = False
+
+
+def outgoing(topic_or_message: str | Message, body: object, labels: Labels, delay_level: int, body_bytes_max: int) -> Outgoing:
+    """The checked message of a call: a ``Message``, or a topic with its parts."""
+    tag, keys, properties = labels
+    flag, wait_store_ok = 0, True
+    if isinstance(topic_or_message, Message):
+        message = topic_or_message
+        if body is not None or tag is not None or keys or properties or delay_level:
+            raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and delay_level in the Message")
+        topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
+        delay_level, flag, wait_store_ok = message.delay_level, message.flag, message.wait_store_ok
+    else:
+        topic = topic_or_message
+    check_send_topic(topic)
+    content = check_body(body, body_bytes_max)
+    text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+    special = is_special(topic, delay_level, wait_store_ok)
+    if special:
+        check_delay_level(delay_level)
+        text += special_text(delay_level, wait_store_ok)
+    return Outgoing(topic, content, text, flag, special)
+
+
+def is_special(topic: str, delay_level: int, wait_store_ok: bool) -> bool:
+    """True for what a frame of records may not carry."""
+    return delay_level != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
+
+
+def special_text(delay_level: int, wait_store_ok: bool) -> str:
+    """The reserved properties of a special message, in the form of the wire.
+
+    >>> special_text(3, False)
+    'DELAY\\x013\\x02WAIT\\x01false\\x02'
+    """
+    delay = f"{DELAY}\x01{delay_level}\x02" if delay_level else ""
+    return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
+
+
+def check_placement(queue: MessageQueue | None, selector: Selector | None, message_group: str | None) -> None:
+    """At most one way to choose the queue may be used, and a group must have a name."""
+    if sum(way is not None for way in (queue, selector, message_group)) > 1:
+        raise ClientError("queue, selector and message_group each choose the queue; give one of them")
+    if message_group is not None and (not isinstance(message_group, str) or not message_group):
+        raise ClientError(f"message_group {message_group!r} must be a string that is not empty; use None for no group")

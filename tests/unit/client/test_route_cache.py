@@ -1,0 +1,138 @@
+"""Routes are looked up, compared, kept and dropped as RocketMQ's client does (protocol-behaviour 6, 7)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rmq_ray.client.route_cache import RouteCache
+from rmq_ray.errors import ConnectFailed, TopicNotFound
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
+
+
+def route(*brokers: str, queues: int = 2, port: int = 10911, ids: tuple[int, ...] = (0,)) -> TopicRoute:
+    return TopicRoute(
+        tuple(QueueData(name, queues, queues, 6) for name in brokers),
+        tuple(BrokerData("c", name, {number: f"{name}.host:{port + number}" for number in ids}) for name in brokers),
+    )
+
+
+class NameServer:
+    """What a cache may fetch: a table that tests change; ``down`` makes it unreachable."""
+
+    def __init__(self, **routes: TopicRoute) -> None:
+        self.routes = routes
+        self.asked: list[str] = []
+        self.down = False
+
+    def __call__(self, topic: str) -> TopicRoute | None:
+        self.asked.append(topic)
+        if self.down:
+            raise ConnectFailed("no name server")
+        return self.routes.get(topic)
+
+
+@pytest.mark.seed("S0-024", "S0-025", "S0-026", "S3-027")
+def test_a_topic_is_looked_up_once_and_then_known() -> None:
+    server = NameServer(orders=route("b", "a"))
+    cache = RouteCache(server)
+    info = cache.find_publish("orders")
+    assert [queue.broker_name for queue in info.queues] == ["a", "a", "b", "b"]
+    assert cache.find_publish("orders") is info
+    assert server.asked == ["orders"]
+
+
+@pytest.mark.seed("S3-013")
+def test_an_unknown_topic_takes_the_templates_route_with_fewer_queues() -> None:
+    server = NameServer(TBW102=route("a", queues=8))
+    cache = RouteCache(server)
+    assert cache.find_publish("new").queues == tuple(MessageQueue("new", "a", number) for number in range(4))
+    assert server.asked == ["new", "TBW102"]
+    assert len(RouteCache(server).find_publish("new", 2).queues) == 2
+
+
+@pytest.mark.seed("S3-045", "S3-046")
+def test_without_route_and_template_the_topic_is_not_found() -> None:
+    with pytest.raises(TopicNotFound, match="no route info of topic 'ghost'") as caught:
+        RouteCache(NameServer()).find_publish("ghost")
+    assert caught.value.args[1] == "ghost"
+
+
+def test_unreachable_name_servers_are_another_error_than_a_missing_topic() -> None:
+    server = NameServer(orders=route("a"))
+    cache = RouteCache(server)
+    cache.find_publish("orders")
+    server.down = True
+    with pytest.raises(ConnectFailed):
+        cache.find_publish("other")
+    cache.refresh_all({"orders"})
+    assert cache.find_publish("orders").ok
+
+
+@pytest.mark.seed("S0-029", "S0-030", "S0-031", "S0-032")
+def test_only_a_different_route_is_a_change_and_a_change_reaches_every_table() -> None:
+    changes: list[str] = []
+    server = NameServer(orders=route("a", "b"))
+    cache = RouteCache(server, changes.append)
+    assert cache.refresh("orders") and changes == ["orders"]
+    server.routes["orders"] = TopicRoute(server.routes["orders"].queues[::-1], server.routes["orders"].brokers[::-1])
+    assert not cache.refresh("orders") and changes == ["orders"]
+    server.routes["orders"] = route("a", "b", queues=3, port=20911)
+    assert cache.refresh("orders") and changes == ["orders", "orders"]
+    assert len(cache.find_publish("orders").queues) == len(cache.subscribe("orders")) == 6
+    assert cache.broker_address("a") == Address("a.host", 20911)
+
+
+def test_a_topic_that_vanished_keeps_its_last_route() -> None:
+    server = NameServer(orders=route("a"))
+    cache = RouteCache(server)
+    cache.refresh("orders")
+    del server.routes["orders"]
+    assert not cache.refresh("orders")
+    assert cache.find_publish("orders").ok and cache.route("orders") is not None
+
+
+@pytest.mark.seed("S3-021")
+def test_addresses_that_no_route_names_are_dropped() -> None:
+    server = NameServer(orders=route("a", "b"), bills=route("b"))
+    cache = RouteCache(server)
+    cache.refresh("orders")
+    cache.refresh("bills")
+    assert cache.drop_offline() == []
+    server.routes["orders"] = route("b")
+    cache.refresh("orders")
+    assert cache.drop_offline() == [Address("a.host", 10911)]
+    assert cache.broker_address("a") is None and cache.all_addresses(masters_only=True) == [Address("b.host", 10911)]
+
+
+def test_reading_may_fall_back_to_other_ids_but_writing_never_does() -> None:
+    cache = RouteCache(NameServer(orders=route("a", ids=(0, 2))))
+    cache.refresh("orders")
+    assert cache.subscribe_address("a") == (0, Address("a.host", 10911))
+    assert cache.subscribe_address("a", 1) == (2, Address("a.host", 10913))
+    assert cache.subscribe_address("a", 5) == (0, Address("a.host", 10911))
+    assert cache.subscribe_address("a", 5, only_this=True) is None
+    assert cache.broker_address("a", 1) is None and cache.subscribe_address("ghost") is None
+    assert cache.all_addresses(masters_only=False) == [Address("a.host", 10911), Address("a.host", 10913)]
+
+
+@pytest.mark.seed("S0-027")
+def test_who_cannot_get_the_lock_gives_up_without_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_ray.client.route_cache.LOCK_TIMEOUT_MS", 20)
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(topic: str) -> TopicRoute | None:
+        inside.set()
+        leave.wait(5)
+        return route("a")
+
+    cache = RouteCache(slow)
+    holder = threading.Thread(target=lambda: cache.refresh("orders"), daemon=True)
+    holder.start()
+    assert inside.wait(5)
+    assert cache.refresh("bills") is False
+    leave.set()
+    holder.join(5)
+    assert cache.route("orders") is not None and cache.route("bills") is None
