@@ -23,17 +23,15 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA, TIME
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.arrow_properties import PropertyColumns, property_columns, spans
-from rmq_ray.store.record import HEADER_BYTES
-from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+from rmq_ray.store.record_batch import UNIQUE_TAIL_BYTES, Array
+from rmq_ray.store.record_layout import RecordLayout
 
 logger = logging.getLogger("rmq_ray.store")
 
 BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
 BATCH_BYTES_MAX = (1 << 31) - 1  # offsets of Arrow's binary columns have 32 bits
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _TYPE_SHIFT, _TYPE_MASK = 8, 0x7
 _CODECS = {1: "lz4", 2: "zstd"}  # 0 and 3 are zlib (store-format 2.3)
-_TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 _HEX = np.frombuffer("".join(f"{n:02X}" for n in range(256)).encode(), np.uint16)
 
 
@@ -56,78 +54,23 @@ def to_batch(topic: str, broker: str, records: bytes | bytearray | memoryview, s
     return pa.RecordBatch.from_arrays([_COLUMNS[name](source) for name in names], schema=schema)
 
 
-class _Records:
-    """Where everything lies; each part is found when the first column needs it."""
+class _Records(RecordLayout):
+    """The records of one batch."""
 
     def __init__(self, topic: str, broker: str, records: bytes | bytearray | memoryview, sizes: Array) -> None:
+        super().__init__(records, sizes)
         self.topic, self.broker = topic, broker
-        self.count = len(sizes)
-        self.buffer = pa.py_buffer(records)
-        self.data = np.frombuffer(self.buffer, np.uint8)
-        self.ends = np.cumsum(sizes)
-        self.starts = self.ends - sizes
-
-    def field(self, kind: str, at: Array) -> Array:
-        """Big-endian numbers of one kind at any bytes."""
-        width = int(kind[-1])
-        return np.ndarray((max(0, len(self.data) - width + 1),), kind, self.data, 0, (1,))[at]
-
-    @cached_property
-    def sys_flags(self) -> Array:
-        return self.field(">i4", self.starts + 36).astype(np.int64)
-
-    @cached_property
-    def has_v6(self) -> bool:
-        return bool((self.sys_flags & _V6).any())
-
-    @cached_property
-    def after_born(self) -> Array:
-        """What follows the born host lies 12 bytes further behind an IPv6 address."""
-        return self.starts + 12 * ((self.sys_flags & SysFlag.BORN_HOST_V6) != 0) if self.has_v6 else self.starts
-
-    @cached_property
-    def after_store(self) -> Array:
-        return self.after_born + 12 * ((self.sys_flags & SysFlag.STORE_HOST_V6) != 0) if self.has_v6 else self.starts
-
-    @cached_property
-    def body_begins(self) -> Array:
-        return self.after_store + HEADER_BYTES
-
-    @cached_property
-    def body_ends(self) -> Array:
-        return self.body_begins + self.field(">i4", self.after_store + 84)
-
-    @cached_property
-    def text_begins(self) -> Array:
-        """Where the property strings begin."""
-        return self.body_ends + 3 + self.data[self.body_ends]
-
-    @cached_property
-    def tails(self) -> tuple[Array, Array]:
-        """(which property strings end with a unique key of 32 characters, where those strings end without it)."""
-        lengths = self.ends - self.text_begins
-        at = np.maximum(self.ends - UNIQUE_TAIL_BYTES, 0)
-        has = (lengths >= UNIQUE_TAIL_BYTES) & (self.field(">u8", at) == _TAIL_NAME) & (self.data[at + 8] == 1)
-        has &= (lengths == UNIQUE_TAIL_BYTES) | (self.data[at - 1] == 2)
-        keys = self.field_bytes(self.ends - UNIQUE_KEY_CHARS, UNIQUE_KEY_CHARS)
-        if keys.min() <= 0x20 or keys.max() >= 0x7F:
-            has &= (keys > 0x20).all(axis=1) & (keys < 0x7F).all(axis=1)
-        return has, keys
 
     @cached_property
     def properties(self) -> PropertyColumns:
-        has, _ = self.tails
+        """Of the property strings without the unique keys at their ends."""
+        has, _ = self.unique_keys
         ends = np.where(has, np.maximum(self.ends - UNIQUE_TAIL_BYTES - 1, self.text_begins), self.ends)
         return property_columns(spans(self.buffer, self.text_begins, ends))
 
-    def field_bytes(self, at: Array, width: int) -> Array:
-        """uint8[n, width] from any bytes."""
-        raw = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, 0, (1,))[at]
-        return raw.view(np.uint8).reshape(len(at), width)
-
 
 def _message_ids(source: _Records) -> Any:
-    has, keys = source.tails
+    has, keys = source.unique_keys
     own = _fixed_text(keys)
     if has.all():
         return own
@@ -138,7 +81,7 @@ def _message_ids(source: _Records) -> Any:
 def _offset_ids(source: _Records) -> Any:
     """Store host and log offset as upper-case hex: what RocketMQ calls offsetMsgId."""
     host_at = source.after_born + 64
-    raw = np.concatenate((source.field_bytes(host_at, 8), source.field_bytes(source.starts + 28, 8)), axis=1)
+    raw = np.concatenate((source.bytes_at(host_at, 8), source.bytes_at(source.starts + 28, 8)), axis=1)
     ids = _fixed_text(_HEX[raw].view(np.uint8))
     if not source.has_v6:
         return ids
