@@ -42,7 +42,7 @@ class Broker:
         return self.maxima.get((topic, queue_id), 0)
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+async def expect_soon(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.002)
@@ -57,7 +57,7 @@ def frame(*events: object) -> bytes:
 async def service(path: str) -> AsyncIterator[HoldService]:
     running = HoldService(SYSTEM_CLOCK)
     task = asyncio.create_task(running.serve(path))
-    await until(lambda: os.path.exists(path) or task.done())
+    await expect_soon(lambda: os.path.exists(path) or task.done())
     try:
         yield running
     finally:
@@ -85,7 +85,7 @@ async def hold(kind: str, directory: Path, broker: Broker, **settings) -> AsyncI
         return
     path = str(directory / "hold.sock")
     async with service(path), link(path, broker, **settings) as made:
-        await until(lambda: made.alive)
+        await expect_soon(lambda: made.alive)
         yield made
 
 
@@ -109,9 +109,9 @@ def test_an_arrival_wakes_the_pulls_of_its_queue_and_no_others(kind: str, tmp_pa
             held.park(1, "orders", 0, 0, soon(), None)
             held.park(2, "orders", 1, 0, soon(), None)
             held.arrived("orders", 0, 1, [0])
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
             held.arrived("orders", 1, 1, [0])
-            await until(lambda: broker.woken == [1, 2])
+            await expect_soon(lambda: broker.woken == [1, 2])
 
     run(scenario())
 
@@ -125,7 +125,7 @@ def test_an_arrival_in_the_same_turn_as_the_park_is_not_lost(kind: str, tmp_path
                 held.park(token, "orders", 0, token, soon(), None)
                 broker.maxima["orders", 0] = token + 1
                 held.arrived("orders", 0, token + 1, [0])
-                await until(lambda: len(broker.woken) > token)  # noqa: B023 - awaited in the loop's own round
+                await expect_soon(lambda: len(broker.woken) > token)  # noqa: B023 - awaited in the loop's own round
             assert broker.woken == list(range(500))
 
     run(scenario())
@@ -141,9 +141,9 @@ def test_tag_codes_decide_who_wakes(kind: str, tmp_path: Path) -> None:
             held.park(2, "orders", 0, 0, soon(), frozenset({REFUND}))
             held.park(3, "orders", 0, 0, soon(), None)
             held.arrived("orders", 0, 2, [5, PAID])
-            await until(lambda: sorted(broker.woken) == [1, 3])
+            await expect_soon(lambda: sorted(broker.woken) == [1, 3])
             held.arrived("orders", 0, 3, None)
-            await until(lambda: 2 in broker.woken)
+            await expect_soon(lambda: 2 in broker.woken)
 
     run(scenario())
 
@@ -158,7 +158,7 @@ def test_a_deadline_wakes_a_pull_on_time(kind: str, tmp_path: Path) -> None:
             held.park(1, "orders", 0, 0, soon(), None)
             held.park(2, "orders", 1, 0, soon(150), None)
             held.park(3, "orders", 2, 0, soon(80), None)
-            await until(lambda: len(broker.woken) == 2)
+            await expect_soon(lambda: len(broker.woken) == 2)
             assert broker.woken == [3, 2]
             assert 145 <= SYSTEM_CLOCK.monotonic_ms() - begin < 2_000
 
@@ -192,7 +192,7 @@ def test_beyond_the_limit_parking_is_refused_with_busy(kind: str, tmp_path: Path
                 held.park(3, "orders", 0, 0, soon(), None)
             held.park(2, "orders", 1, 0, soon(), None)
             held.arrived("orders", 0, 1, None)
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
 
     run(scenario())
 
@@ -204,7 +204,7 @@ def test_a_pull_that_is_behind_wakes_although_no_arrival_is_told_any_more(kind: 
         broker.maxima["orders", 0] = 8
         async with hold(kind, tmp_path, broker) as held:
             held.park(1, "orders", 0, 7, soon(), None)
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
 
     run(scenario())
 
@@ -219,7 +219,7 @@ def test_the_periodic_scan_finds_a_pull_whose_arrival_was_never_told(kind: str, 
             held.park(2, "orders", 1, 0, soon(), None)
             await asyncio.sleep(0.02)
             broker.maxima["orders", 0] = 1
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
 
     run(scenario())
 
@@ -230,17 +230,17 @@ def test_after_a_restart_of_the_service_everything_is_parked_anew_and_what_arriv
         path = str(tmp_path / "hold.sock")
         async with link(path, broker) as held:
             async with service(path) as first:
-                await until(lambda: held.alive)
+                await expect_soon(lambda: held.alive)
                 for token in range(1_200):
                     held.park(token, "orders", token, 0, soon(), None)
-                await until(lambda: first.status()["parked"] == 1_200)
-            await until(lambda: not held.alive)
+                await expect_soon(lambda: first.status()["parked"] == 1_200)
+            await expect_soon(lambda: not held.alive)
             broker.maxima["orders", 7] = 1
             async with service(path) as second:
-                await until(lambda: held.alive and broker.woken == [7])
-                await until(lambda: second.status()["parked"] == 1_199)
+                await expect_soon(lambda: held.alive and broker.woken == [7])
+                await expect_soon(lambda: second.status()["parked"] == 1_199)
                 held.arrived("orders", 8, 1, None)
-                await until(lambda: broker.woken == [7, 8])
+                await expect_soon(lambda: broker.woken == [7, 8])
 
     run(scenario())
 
@@ -254,7 +254,7 @@ def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(
             held.arrived("orders", 0, 5, [PAID])
             held.arrived("orders", 0, 6, [PAID])
             assert broker.woken == []
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
             assert held.parked == 1
 
     run(scenario())
@@ -267,17 +267,17 @@ def test_a_broker_that_comes_back_finds_nothing_of_its_old_connection(tmp_path: 
         async with service(path) as running:
             reader, old = await asyncio.open_unix_connection(path)
             old.write(frame([1, 1, "broker-a"], [2, 1, "orders", 0, 0, 15_000, 0, None]))
-            await until(lambda: running.status()["parked"] == 1)
+            await expect_soon(lambda: running.status()["parked"] == 1)
             async with link(path, broker) as held:
-                await until(lambda: held.alive)
+                await expect_soon(lambda: held.alive)
                 assert running.status() == {"connected": True, "broker": "broker-a", "parked": 0, "queues": 0, "connections": 2, "wakes": 0}
                 async with asyncio.timeout(5):
                     assert len(await reader.read()) > 0  # the welcome, then the end
                 held.park(1, "orders", 1, 0, soon(), None)
                 held.arrived("orders", 0, 1, None)
                 held.arrived("orders", 1, 1, None)
-                await until(lambda: broker.woken == [1])
-            await until(lambda: running.status()["connected"] is False)
+                await expect_soon(lambda: broker.woken == [1])
+            await expect_soon(lambda: running.status()["connected"] is False)
             old.close()
 
     run(scenario())
@@ -292,17 +292,17 @@ def test_a_stopped_service_is_noticed_within_seconds_and_used_again_when_it_goes
     async def scenario() -> None:
         broker = Broker()
         async with link(path, broker) as held:
-            await until(lambda: held.alive, 20)
+            await expect_soon(lambda: held.alive, 20)
             held.park(1, "orders", 0, 0, soon(), None)
             process.send_signal(signal.SIGSTOP)
-            await until(lambda: not held.alive, 8)
+            await expect_soon(lambda: not held.alive, 8)
             held.arrived("orders", 0, 1, None)
-            await until(lambda: broker.woken == [1])
+            await expect_soon(lambda: broker.woken == [1])
             process.send_signal(signal.SIGCONT)
-            await until(lambda: held.alive, 8)
+            await expect_soon(lambda: held.alive, 8)
             held.park(2, "orders", 0, 1, soon(), None)
             held.arrived("orders", 0, 2, None)
-            await until(lambda: broker.woken == [1, 2])
+            await expect_soon(lambda: broker.woken == [1, 2])
 
     try:
         run(scenario())
@@ -339,9 +339,9 @@ def test_bytes_that_break_the_protocol_end_that_connection_and_no_other(sent: by
                 pass
             writer.close()
             async with link(path, broker) as held:
-                await until(lambda: held.alive)
+                await expect_soon(lambda: held.alive)
                 held.park(1, "orders", 0, 0, soon(20), None)
-                await until(lambda: broker.woken == [1])
+                await expect_soon(lambda: broker.woken == [1])
 
     run(scenario())
 
