@@ -33,7 +33,7 @@ from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter
 
 log = logging.getLogger("rmq_ray.remoting")
 
-SLICE_S = 0.5
+SLICE_MS = 500
 READ_BYTES = 64 << 10
 _LENGTH = struct.Struct(">i")
 _CLOSE_WAIT_S = 5.0
@@ -90,16 +90,16 @@ class Connection:
         Raises ``ConnectFailed``, ``TooManyRequests`` or ``FrameTooLarge`` (nothing was sent), ``ConnectionLost`` or ``RequestTimeout``
         (may have been processed), ``ClientError`` in the reader's own thread, which would wait for itself.
         """
-        if threading.current_thread() is self._reader:
+        if threading.get_ident() == self._reader.ident:
             raise ClientError("a callback of a connection waits for an answer on the same connection; use request_async there")
         opaque = self._next_opaque()
         parts = encode(command, opaque)
-        deadline = self._clock.monotonic_ms() + timeout_ms
         waiter = thread_waiter()
         try:
             self._submit(opaque, parts, waiter, timeout_ms)
-            if not waiter.lock.acquire(timeout=min(SLICE_S, timeout_ms / 1000)):
-                self._wait(opaque, waiter, deadline)
+            first_ms = timeout_ms if timeout_ms < SLICE_MS else SLICE_MS
+            if not waiter.lock.acquire(timeout=first_ms / 1000):
+                self._wait(opaque, waiter, self._clock.monotonic_ms() + timeout_ms - first_ms)
             outcome = waiter.outcome
         except RemotingError:
             raise
@@ -166,7 +166,7 @@ class Connection:
             left_s = (deadline - self._clock.monotonic_ms()) / 1000
             if left_s <= 0:
                 break
-            if waiter.lock.acquire(timeout=min(SLICE_S, left_s)):
+            if waiter.lock.acquire(timeout=min(SLICE_MS / 1000, left_s)):
                 return
         if self._waiting.take(opaque) is not None:  # nobody else can release the lock any more: it may be used again
             raise RequestTimeout(f"{self._name} did not answer in time; the request may have been processed", self._name)
@@ -232,7 +232,8 @@ class Connection:
             if start:
                 view[: end - start] = view[start:end]
                 end -= start
-            self._waiting.expire(self._clock.monotonic_ms())
+            if self._waiting.timed:
+                self._waiting.expire(self._clock.monotonic_ms())
 
     def _receive(self, space: memoryview) -> int:
         """At least one byte. Looks after time-outs while nothing comes; raises ``OSError`` when the connection has ended."""
@@ -275,9 +276,12 @@ class Connection:
         if waiter is None:
             log.debug("an answer of %s came too late or was never asked for", self._name)
             return
-        if waiter.callback is not None:
+        if waiter.callback is None:
+            waiter.outcome = command
+            waiter.lock.release()
+        else:
             self._waiting.settle_timed(command.opaque)
-        waiter.resolve(command)
+            waiter.resolve(command)
 
     def _serve(self, command: Command) -> None:
         try:

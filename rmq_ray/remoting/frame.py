@@ -99,16 +99,16 @@ def encode(command: Command, opaque: int | None = None, flag: int | None = None)
     opaque = command.opaque if opaque is None else opaque
     flag = command.flag if flag is None else flag
     body = command.body
-    if isinstance(body, tuple):
-        parts = [part for part in body if len(part)]
-        body_length = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+    if type(body) is bytes:
+        body_length = len(body)
+        parts: list[Buffer] = [body] if body_length else []
     else:
-        body_length = body.nbytes if isinstance(body, memoryview) else len(body)
-        parts = [body] if body_length else []
+        parts = [_flat(part) for part in (body if isinstance(body, tuple) else (body,)) if len(part)]
+        body_length = sum([len(part) for part in parts])
     if body_length > FRAME_BYTES_MAX - FRAME_BYTES_MIN - _BARE_BYTES:
         raise _too_large(body_length)
     if command.serialize == BINARY:
-        if not command.fields and not command.remark:
+        if not command.fields and not command.remark:  # what our own requests look like
             size = FRAME_BYTES_MIN + _BARE_BYTES + body_length
             return [_BARE_FRAME.pack(size, _BARE_MARK, command.code, command.language, command.version, opaque, flag, 0, 0), *parts]
         header = _binary_header(command, opaque, flag)
@@ -146,6 +146,10 @@ def decode(frame: memoryview) -> Command:
     if form == BINARY:
         return _from_binary(header, body)
     raise MalformedFrame(f"header of serialize type {form & 0xFF}; 0 (JSON) and 1 (ROCKETMQ) are known")
+
+
+def _flat(part: Buffer) -> Buffer:
+    return part.cast("B") if isinstance(part, memoryview) and part.itemsize != 1 else part
 
 
 def _too_large(size: int) -> FrameTooLarge:

@@ -6,18 +6,11 @@ For drivers that cannot reach a port (``ray://``). Uses the same ``handle(comman
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from rmq_ray.errors import MalformedFrame, RequestTimeout
 from rmq_ray.remoting.frame import Command, decode, encode_bytes
-
-
-class Handler(Protocol):
-    """What a role offers."""
-
-    def handle(self, command: Command, peer: Any) -> Command | None: ...
-
-    def closed(self, peer: Any) -> None: ...
+from rmq_ray.remoting.handler import Handler
 
 
 class LoopbackPeer:
@@ -32,10 +25,12 @@ class LoopbackPeer:
         self.answer: asyncio.Future[Command] = loop.create_future()
 
     def send(self, command: Command) -> None:
+        """Keep the answer; the server's own requests have nowhere to go."""
         if command.is_response and not self.answer.done():
             self.answer.set_result(command)
 
     def close(self, reason: str) -> None:
+        """Nothing more is wanted of this caller."""
         self.closed = True
 
 

@@ -50,7 +50,7 @@ class Outbox:
                 if waiter is not None:
                     waiter.sent = True
                 if not self.closed:
-                    self._transmit(parts, stalls_max)
+                    self._transmit(parts, _size(parts), stalls_max)
             finally:
                 self.lock.release()
         else:
@@ -65,7 +65,7 @@ class Outbox:
             self._queued_bytes = 0
 
     def _enqueue(self, parts: list[Buffer], waiter: Waiter | None) -> None:
-        size = sum([len(part) for part in parts])
+        size = _size(parts)
         with self._count_lock:
             if self._queued_bytes + size > self._unsent_bytes_max and self._queue:
                 raise TooManyRequests(f"{self._queued_bytes} bytes to {self._peer} are unsent; nothing was sent, try later", self._peer)
@@ -96,14 +96,14 @@ class Outbox:
         with self._count_lock:
             self._queued_bytes -= total
         if buffers and not self.closed:
-            self._transmit(buffers, STALLS_MAX)
+            self._transmit(buffers, total, STALLS_MAX)
 
-    def _transmit(self, buffers: list[Buffer], stalls_max: int) -> None:
+    def _transmit(self, buffers: list[Buffer], size: int, stalls_max: int) -> None:
         self.active = True
         try:
             if len(buffers) == 1:
                 data = buffers[0]
-            elif sum([len(buffer) for buffer in buffers]) <= JOIN_BYTES_MAX:
+            elif size <= JOIN_BYTES_MAX:
                 data = b"".join(buffers)
             else:
                 self._send_long(buffers, stalls_max)
@@ -134,3 +134,7 @@ class Outbox:
                 at += 1
             if sent:
                 views[at] = views[at][sent:]
+
+
+def _size(parts: list[Buffer]) -> int:
+    return len(parts[0]) if len(parts) == 1 else sum([len(part) for part in parts])

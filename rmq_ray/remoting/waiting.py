@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
 
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RequestTimeout, TooManyRequests
 from rmq_ray.remoting.frame import Command
@@ -85,12 +84,17 @@ class WaitingTable:
         self._limit = limit
         self._peer = peer
         self._waiting: dict[int, Waiter] = {}
-        self._timed: dict[int, Waiter] = {}
+        self.timed: dict[int, Waiter] = {}
+        """Those with a callback: nobody but ``expire`` looks at their deadlines."""
         self._opaque = itertools.count(1)
-        self.take: Callable[[int], Waiter | None] = _taker(self._waiting)
+        self._pop = self._waiting.pop
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def take(self, opaque: int) -> Waiter | None:
+        """Who gets the waiter owns its outcome."""
+        return self._pop(opaque, None)
 
     def next_opaque(self) -> int:
         """A number no unanswered request of this connection has."""
@@ -102,23 +106,21 @@ class WaitingTable:
         """From now on an answer finds the waiter."""
         self._waiting[opaque] = waiter
         if waiter.callback is not None:
-            self._timed[opaque] = waiter
+            self.timed[opaque] = waiter
 
     def settle_timed(self, opaque: int) -> None:
         """An answer came for a waiter with a callback."""
-        self._timed.pop(opaque, None)
+        self.timed.pop(opaque, None)
 
     def expire(self, now_ms: float) -> None:
         """End the callbacks' requests whose deadline has passed."""
-        if not self._timed:
-            return
         try:
-            due = [opaque for opaque, waiter in list(self._timed.items()) if waiter.deadline_ms <= now_ms]
+            due = [opaque for opaque, waiter in list(self.timed.items()) if waiter.deadline_ms <= now_ms]
         except RuntimeError:  # another thread added one during the copy: the next look is half a second away
             return
         for opaque in due:
             waiter = self.take(opaque)
-            self._timed.pop(opaque, None)
+            self.timed.pop(opaque, None)
             if waiter is not None:
                 waiter.resolve(RequestTimeout(f"{self._peer} did not answer in time; the request may have been processed", self._peer))
 
@@ -130,7 +132,7 @@ class WaitingTable:
             except KeyError:
                 break
             waiter.resolve(lost(self._peer, reason) if waiter.sent else not_sent(self._peer, reason))
-        self._timed.clear()
+        self.timed.clear()
 
 
 def lost(peer: str, reason: str) -> ConnectionLost:
@@ -142,11 +144,3 @@ def not_sent(peer: str, reason: str) -> ConnectFailed:
     """The request never left."""
     return ConnectFailed(f"no connection to {peer}: {reason}; nothing was sent", peer)
 
-
-def _taker(table: dict[int, Waiter]) -> Callable[[int], Waiter | None]:
-    pop = table.pop
-
-    def take(opaque: int) -> Waiter | None:
-        return pop(opaque, None)
-
-    return take

@@ -1,0 +1,254 @@
+"""One connection inside an event loop: the caller's loop sends, receives and waits; no thread.
+
+Decides the same as ``connection`` (what a broken connection means for each request), for asyncio. Called by ``AsyncProducer`` and by
+brokers. Invariants: everything runs in the loop that called ``open``; answers own their bytes; a cancelled request leaves nothing
+behind; frames of one turn of the loop leave in one write; a peer that does not read ends the connection at ``unsent_bytes_max``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import RemotingLimits
+from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame, RemotingError, RequestTimeout, RmqError, TooManyRequests
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting import handshake
+from rmq_ray.remoting.answer_writer import AnswerWriter
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.frame_buffer import FrameBuffer
+from rmq_ray.remoting.handshake import ClientHandshake, Credentials
+from rmq_ray.remoting.sockets import tune
+from rmq_ray.remoting.waiting import lost, not_sent
+
+log = logging.getLogger("rmq_ray.remoting")
+
+RequestCallback = Callable[[Command, "AsyncConnection"], Command | None]
+LostCallback = Callable[["AsyncConnection", RemotingError], None]
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """Made by ``open``. ``on_request`` answers the server's requests in the loop (None = no answer); ``on_lost`` is called once when
+    the connection breaks, but not after ``close``.
+    """
+
+    def __init__(self, address: Address, limits: RemotingLimits, clock: Clock, on_request: RequestCallback | None, on_lost: LostCallback | None) -> None:
+        self.address = address
+        self._name = str(address)
+        self._limits = limits
+        self._clock = clock
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._buffer = FrameBuffer(limits.frame_bytes_max, eager=True)
+        self._transport: asyncio.Transport | None = None
+        self._writer: AnswerWriter | None = None
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._opaque = itertools.count(1)
+        self._flush_planned = False
+        self._dead: str | None = None
+        self._ready = False
+        self._closed = self._loop.create_future()
+        self._idle_check: asyncio.TimerHandle | None = None
+        self._moved_ms = clock.monotonic_ms()
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        credentials: Credentials | None,
+        limits: RemotingLimits,
+        clock: Clock,
+        on_request: RequestCallback | None = None,
+        on_lost: LostCallback | None = None,
+    ) -> AsyncConnection:
+        """Connect and prove. Raises ``ConnectFailed`` or ``HandshakeFailed`` (nothing was sent)."""
+        loop = asyncio.get_running_loop()
+        connection = cls(address, limits, clock, on_request, on_lost)
+        try:
+            async with asyncio.timeout(limits.connect_timeout_ms / 1000):
+                await loop.create_connection(lambda: connection, address.host, address.port)
+                if credentials is not None:
+                    await connection._shake_hands(ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES)))
+        except (OSError, TimeoutError) as error:
+            connection._break(str(error))
+            raise ConnectFailed(f"cannot connect to {address}: {error or type(error).__name__}; nothing was sent", str(address)) from None
+        except HandshakeFailed as error:
+            connection._break("handshake failed")
+            raise HandshakeFailed(f"{address}: {error}", str(address)) from None
+        except RemotingError as error:
+            connection._break(str(error))
+            raise ConnectFailed(f"{address} ended the handshake: {error}; nothing was sent", str(address)) from None
+        except BaseException:
+            connection._break("cancelled")
+            raise
+        connection._ready = True
+        return connection
+
+    @property
+    def alive(self) -> bool:
+        """Requests may be tried; False for good once the connection broke or was closed."""
+        return self._dead is None
+
+    async def request(self, command: Command, timeout_ms: float) -> Command:
+        """Send and wait. Errors are those of ``Connection.request``; cancelling leaves the request perhaps processed."""
+        if len(self._waiting) >= self._limits.unanswered_requests_max:
+            raise TooManyRequests(f"{len(self._waiting)} requests to {self._name} are unanswered; nothing was sent", self._name)
+        opaque = next(self._opaque) & 0x7FFFFFFF
+        self._send(command, opaque, command.flag)
+        return await self._answer(opaque, timeout_ms)
+
+    def oneway(self, command: Command) -> None:
+        """Send without an answer. Raises ``ConnectFailed``, ``TooManyRequests``, ``FrameTooLarge``: nothing was sent."""
+        self._send(command, next(self._opaque) & 0x7FFFFFFF, command.flag | FLAG_ONEWAY)
+
+    async def close(self) -> None:
+        """End the connection; what waits ends with ``ConnectionLost``."""
+        self._on_lost = None
+        self._flush()
+        self._break("closed by this side", gently=True)
+        if self._transport is not None:
+            await asyncio.wait([self._closed], timeout=1.0)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, command: Command, opaque: int, flag: int) -> None:
+        if self._dead is not None or self._writer is None or self._transport is None:
+            raise not_sent(self._name, self._dead or "not connected")
+        if self._transport.get_write_buffer_size() > self._limits.unsent_bytes_max:
+            raise TooManyRequests(f"{self._name} does not read: {self._transport.get_write_buffer_size()} bytes are unsent", self._name)
+        self._writer.add(encode(command, opaque, flag))
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._writer and self._dead is None:
+            self._moved_ms = self._clock.monotonic_ms()
+            self._writer.flush()
+
+    async def _answer(self, opaque: int, timeout_ms: float) -> Command:
+        future: asyncio.Future[Command] = self._loop.create_future()
+        self._waiting[opaque] = future
+        timer = self._loop.call_later(timeout_ms / 1000, self._expire, opaque)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(opaque, None)
+
+    def _expire(self, opaque: int) -> None:
+        future = self._waiting.pop(opaque, None)
+        if future is not None and not future.done():
+            future.set_exception(RequestTimeout(f"{self._name} did not answer in time; the request may have been processed", self._name))
+
+    async def _shake_hands(self, client: ClientHandshake) -> None:
+        hello = client.hello()
+        self._send(hello, hello.opaque, hello.flag)
+        prove = client.prove(await self._answer(hello.opaque, self._limits.connect_timeout_ms))
+        self._send(prove, prove.opaque, prove.flag)
+        client.finish(await self._answer(prove.opaque, self._limits.connect_timeout_ms))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _break(self, reason: str, gently: bool = False) -> None:
+        if self._dead is None:
+            self._dead = reason
+            if self._idle_check is not None:
+                self._idle_check.cancel()
+            if self._transport is not None:
+                if gently:
+                    self._transport.close()
+                else:
+                    self._transport.abort()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(lost(self._name, self._dead))
+
+    def _look_around(self) -> None:
+        """Every quarter of the idle time-out."""
+        if self._dead is None:
+            if not self._waiting and self._clock.monotonic_ms() - self._moved_ms > self._limits.idle_timeout_ms:
+                self._break("idle")
+            else:
+                self._idle_check = self._loop.call_later(self._limits.idle_timeout_ms / 4000, self._look_around)
+
+    # --- asyncio -----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._writer = AnswerWriter(transport)
+        try:
+            tune(transport.get_extra_info("socket"))
+        except OSError as error:
+            self._break(str(error))
+            return
+        self._look_around()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the loop puts the next bytes."""
+        return self._buffer.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Hand out every whole frame."""
+        self._buffer.filled(nbytes)
+        self._moved_ms = self._clock.monotonic_ms()
+        try:
+            while self._dead is None:
+                frame = self._buffer.take()
+                if frame is None:
+                    break
+                self._deliver(decode(memoryview(bytes(frame))))
+            self._buffer.settle()
+        except MalformedFrame as error:
+            log.warning("closing %s: %s", self._name, error)
+            self._break(str(error))
+        except Exception as error:  # noqa: BLE001 - a fault here would leave every caller waiting
+            log.exception("the reader of %s failed", self._name)
+            self._break(f"reader failed: {error!r}")
+
+    def eof_received(self) -> None:
+        """The server has closed its side; the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end, whoever caused it."""
+        told = self._on_lost if self._ready else None
+        self._break(str(exc) if exc is not None else "closed by the server")
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if told is not None:
+            try:
+                told(self, lost(self._name, self._dead or "ended"))
+            except Exception:  # noqa: BLE001 - the owner's fault; the connection is over anyway
+                log.exception("on_lost of %s failed", self._name)
+
+    def _deliver(self, command: Command) -> None:
+        if command.flag & FLAG_RESPONSE:
+            future = self._waiting.pop(command.opaque, None)
+            if future is not None and not future.done():
+                future.set_result(command)
+            return
+        try:
+            if self._on_request is None:
+                answer: Command | None = command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
+            else:
+                answer = self._on_request(command, self)
+        except RmqError as error:
+            answer = command.answer(error.code, remark=error.message)
+        except Exception as error:  # noqa: BLE001 - the server gets to know; answers to other requests must go on
+            log.exception("request %d of %s failed", command.code, self._name)
+            answer = command.answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+        if answer is not None and not command.is_oneway:
+            try:
+                self._send(answer, answer.opaque, answer.flag)
+            except RemotingError as error:
+                log.warning("request %d of %s stays unanswered: %s", command.code, self._name, error)
