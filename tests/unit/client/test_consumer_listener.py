@@ -1,0 +1,118 @@
+"""What a listener may answer, and the options of a consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.consumer_options import check_listener, check_subscriptions, push_settings
+from rmq_ray.client.listener import ACK_ALL, RECONSUME_LATER, SUCCESS, ConsumeContext, Reject, judge
+from rmq_ray.config import ConsumerConfig
+from rmq_ray.errors import ClientError, ConfigError, ConsumeError, SubscriptionInvalid
+from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
+from rmq_ray.model.ids import MessageQueue
+
+
+def context() -> ConsumeContext:
+    return ConsumeContext("g", MessageQueue("t", "b", 0))
+
+
+@pytest.mark.seed("S4-177", "S4-181")
+def test_success_is_every_message_and_a_later_retry_none() -> None:
+    ctx = context()
+    assert (ctx.ack_index, ctx.delay_level_when_next_consume) == (ACK_ALL, 0)
+    assert [judge(answer, ctx, 4).done for answer in (None, SUCCESS, RECONSUME_LATER)] == [4, 4, 0]
+
+
+def test_ack_index_makes_a_success_partial_and_is_capped_at_the_last_message() -> None:
+    for ack_index, done in ((-7, 0), (-1, 0), (0, 1), (2, 3), (3, 4), (900, 4)):
+        ctx = context()
+        ctx.ack_index = ack_index
+        assert judge(None, ctx, 4).done == done
+
+
+@pytest.mark.seed("S4-175")
+def test_an_exception_counts_as_reconsume_later_and_is_kept_for_the_log() -> None:
+    ctx = context()
+    ctx.delay_level_when_next_consume = 5
+    error = ValueError("x")
+    verdict = judge(error, ctx, 2)
+    assert (verdict.done, verdict.delay_level, verdict.fault) == (0, 5, error)
+
+
+def test_reject_asks_for_the_dead_letter_topic_returned_or_raised() -> None:
+    for answer in (Reject, Reject("bad order")):
+        verdict = judge(answer, context(), 3)
+        assert (verdict.done, verdict.delay_level, verdict.fault) == (0, -1, None)
+
+
+def test_nonsense_is_a_typed_error_and_counts_as_reconsume_later() -> None:
+    for answer in (True, "ok", 0, []):
+        verdict = judge(answer, context(), 2)
+        assert verdict.done == 0
+        assert isinstance(verdict.fault, ConsumeError)
+
+
+@pytest.mark.seed("S4-030", "S4-031", "S4-035")
+def test_without_options_a_consumer_is_clustering_and_starts_last() -> None:
+    settings = push_settings("g", None, {})
+    assert (settings.model, settings.start_from, settings.strategy.name) == (MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, "AVG")
+
+
+@pytest.mark.seed("S4-036", "S4-037", "S4-039", "S4-040", "S4-041")
+def test_defaults_of_threads_and_thresholds_are_rocketmqs() -> None:
+    config = push_settings("g", None, {}).config
+    assert (config.concurrency, config.max_span, config.threshold_messages, config.threshold_mib) == (20, 2_000, 1_000, 100)
+
+
+@pytest.mark.seed("S4-042", "S4-043", "S4-046", "S4-077")
+def test_defaults_of_pulls_and_batches_are_rocketmqs() -> None:
+    config = push_settings("g", None, {}).config
+    assert (config.pull_interval_ms, config.batch_size, config.max_reconsume_times, config.suspend_ms, config.pull_timeout_ms) == (0, 1, -1, 15_000, 30_000)
+
+
+def test_options_are_put_over_the_configuration() -> None:
+    settings = push_settings(
+        "g", ConsumerConfig("other", concurrency=3), {"batch_size": 32, "start_from": "timestamp", "start_at": 77, "allocate": "avg_by_circle"}
+    )
+    assert (settings.config.group, settings.config.concurrency, settings.config.batch_size, settings.config.consume_timestamp_ms) == ("g", 3, 32, 77)
+    assert (settings.start_from, settings.strategy.name) == (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "AVG_BY_CIRCLE")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"orderly": True}, {"model": "broadcasting"}, {"batch": "arrow"}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
+        {"concurrency": 0}, {"batch_size": 1025}, {"max_reconsume_times": -2}, {"start_at": "now"}, {"cocurrency": 3},
+    ],
+)  # fmt: skip
+def test_what_is_wrong_or_not_built_yet_is_a_configuration_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        push_settings("g", None, options)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "DEFAULT_CONSUMER", "x" * 121, "../etc"])
+def test_an_illegal_group_is_refused(name: str) -> None:
+    with pytest.raises(ClientError):
+        push_settings(name, None, {})
+
+
+def test_subscriptions_are_tag_expressions_of_legal_topics() -> None:
+    assert check_subscriptions({"a": "x || y", "b": None}) == {"a": "x || y", "b": None}
+    for subscriptions, error in (({}, ConfigError), ({"a": object()}, ConfigError), ({"a": "||"}, SubscriptionInvalid), ({"a/b": "*"}, ClientError)):
+        with pytest.raises(error):
+            check_subscriptions(subscriptions)
+
+
+def test_a_listener_is_a_plain_callable() -> None:
+    async def coroutine(messages: Any, ctx: Any) -> None: ...
+
+    class Callable:
+        def __call__(self, messages: Any, ctx: Any) -> None: ...
+
+    check_listener(Callable())
+    check_listener(lambda messages, ctx: None)
+    for wrong in (None, "f", coroutine):
+        with pytest.raises(ConfigError):
+            check_listener(wrong)
