@@ -53,6 +53,10 @@ class RecoveryReport:
     """Frames that lack records and stand because others follow."""
     quarantined: list[tuple[int, int, str]] = field(default_factory=list)
     """(log offset, bytes, fault) of broken stretches that were skipped."""
+    last_record: int = -1
+    """Where the last record begins; -1 = there is none."""
+    last_ms: int = 0
+    """Its store time."""
     epoch: int = 0
     epoch_raised: bool = False
     way: str = "new log"
@@ -183,6 +187,9 @@ class LogRecovery:
         report.incomplete_frames += self._frames.add(records)
         self._target.add(records)
         report.records += len(records)
+        if len(records):
+            report.last_record = records.base + int(records.starts[-1])
+            report.last_ms = int(records.store_ms[-1])
 
     def _grow(self) -> bool:
         """A larger buffer for a frame or record that does not fit; False when it is large enough for any."""

@@ -37,6 +37,7 @@ class SegmentChain:
         self._clock = clock
         self._ahead = ahead
         self._segments: list[Segment] = []
+        self._listing = threading.Lock()
         self._cache = FileCache(files, OPEN_SEGMENTS_MAX)
         self._making = threading.Condition()
         self._wanted = self._failed_start = -1
@@ -106,8 +107,10 @@ class SegmentChain:
         """On return no byte at or behind ``log_offset`` is there any more, and that survives a power loss."""
         with self._making:
             self._wait_idle()
-            while self._segments and self._segments[-1].start >= log_offset and len(self._segments) > 1:  # ends: one segment less
-                self._remove(self._segments.pop())
+            while len(self._segments) > 1 and self._segments[-1].start >= log_offset:  # ends: one segment less
+                with self._listing:
+                    last, self._segments = self._segments[-1], self._segments[:-1]
+                self._remove(last)
         segment = self.find(log_offset)
         if segment is not None:
             self.wipe(segment, log_offset)
@@ -128,8 +131,9 @@ class SegmentChain:
         """Remove the oldest segment; never the last. Readers that hold it go on reading."""
         if len(self._segments) < 2:
             return False
-        self._remove(self._segments[0])
-        self._segments = self._segments[1:]
+        with self._listing:
+            first, self._segments = self._segments[0], self._segments[1:]
+        self._remove(first)
         return True
 
     def close(self) -> None:
@@ -180,7 +184,8 @@ class SegmentChain:
             self._failed_start, self._failure, self._failed_ms = start, error, self._clock.monotonic_ms()
             raise
         segment = Segment(start, self.segment_bytes, path, self._cache)
-        self._segments = [*self._segments, segment]
+        with self._listing:
+            self._segments = [*self._segments, segment]
         return segment
 
     def _remove(self, segment: Segment) -> None:

@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.queue_table import is_storable
 from rmq_ray.store.record import PROPERTIES_BYTES_MAX, Record, encode_record, host_lengths
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, CheckedFrame, strip_mark
@@ -42,7 +44,7 @@ class StoredMessage:
 
 @dataclass(slots=True)
 class EncodedMessages:
-    """Records ready to be patched: their bytes, what dispatch needs, the delay level as written (single messages only)."""
+    """Records ready to be patched: their bytes, what dispatch needs, the delay level as written (schedule topic only)."""
 
     records: bytearray
     frame: CheckedFrame
@@ -68,7 +70,8 @@ def encode_message(message: StoredMessage, store_host: tuple[str, int], body_byt
     facts = stored_facts(encoded_properties)
     frame = _frame(message.topic, message.queue_id, [len(data)], [facts])
     born_len = host_lengths(int.from_bytes(data[36:40], "big"))[0]
-    return EncodedMessages(data, frame, facts.delay, message.sys_flag, born_len)
+    delay = facts.delay if message.topic == SCHEDULE_TOPIC else None
+    return EncodedMessages(data, frame, delay, message.sys_flag, born_len)
 
 
 def encode_batch(batch: StoredMessage, store_host: tuple[str, int], body_bytes_max: int) -> EncodedMessages:
@@ -120,6 +123,11 @@ def patch_messages(encoded: EncodedMessages, queue_offset: int, log_offset: int,
     for row, start in enumerate(encoded.frame.starts):
         _TWO.pack_into(data, start + 20, queue_offset + row, log_offset + start)
         _I64.pack_into(data, start + 48 + encoded.born_len, store_ms)
+
+
+def is_queued(sys_flag: int) -> bool:
+    """Whether records of this transaction type get a queue offset (store-format 3); prepared and rolled back ones carry 0."""
+    return sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 def _check_queue(topic: str, queue_id: int) -> None:

@@ -1,0 +1,123 @@
+"""The thread that keeps recovery short: every second or 64 MiB it syncs what was derived from the log and notes how far.
+
+Decides: when, and in which order (a checkpoint is written after everything that it names was synced, so it is valid after a power
+loss too). Does not decide: what a checkpoint holds (``short_checkpoint``), what a recovery makes of it.
+Called by: message store. Invariant: the values of one checkpoint belong to one position of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_ray.errors import StoreError, StoreFull
+from rmq_ray.store.checkpoint import Checkpoint, save_checkpoint
+from rmq_ray.store.record import HEADER_BYTES
+from rmq_ray.store.restart import StoreParts, Surroundings
+from rmq_ray.store.short_checkpoint import ShortCheckpoint, save_short_checkpoint
+from rmq_ray.store.store_lock import OURS
+
+logger = logging.getLogger("rmq_ray.store")
+
+STOP_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The store at one position: everything before it was dispatched, nothing behind it. ``last_record``: log offset, -1 = none."""
+
+    position: int
+    log_ms: int
+    queues: dict[tuple[str, int], int]
+    windows: Any
+    last_record: int
+
+
+class Checkpointer:
+    """``take``: makes a snapshot (quick, under the store's lock). ``on_failure``: told once when a sync failed."""
+
+    def __init__(self, around: Surroundings, parts: StoreParts, identity: str, take: Callable[[], Snapshot], on_failure: Callable[[StoreError], None]) -> None:
+        self._around = around
+        self._parts = parts
+        self._identity = identity
+        self._take = take
+        self._on_failure = on_failure
+        self.position = -1
+        """Log position of the last checkpoint."""
+        self._times_ms = around.clock.monotonic_ms()
+        self._wake = threading.Event()
+        self._busy = threading.Lock()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="rmq-checkpoint", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Write one soon (much was appended)."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; no checkpoint is written by this."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(STOP_WAIT_S)
+            self._thread = None
+
+    def write(self, thorough: bool = False) -> bool:
+        """Sync and write one now. ``thorough``: RocketMQ's file too. False when nothing changed since the last. Any thread."""
+        with self._busy:
+            snapshot = self._take()
+            if snapshot.position == self.position and not thorough:
+                return False
+            parts = self._parts
+            parts.queues.flush_all()
+            if parts.index is not None:
+                parts.index.flush()
+            if parts.log.durable < snapshot.position:
+                parts.log.sync()
+            self._save(snapshot)
+            self.position = snapshot.position
+            if thorough:
+                self._save_times(snapshot)
+            return True
+
+    def _save(self, snapshot: Snapshot) -> None:
+        around, index = self._around, self._parts.index
+        checkpoint = ShortCheckpoint(
+            snapshot.position, snapshot.log_ms, snapshot.queues, index.state() if index is not None else {}, snapshot.windows, around.boot_id, True,
+            self._identity, self._fingerprint(snapshot.last_record),
+        )  # fmt: skip
+        save_short_checkpoint(around.files, f"{around.root}/{OURS}/checkpoint", checkpoint)
+
+    def _fingerprint(self, log_offset: int) -> tuple[int, int]:
+        if log_offset < 0:
+            return -1, 0
+        return log_offset, zlib.crc32(self._parts.log.read(log_offset, HEADER_BYTES))
+
+    def _save_times(self, snapshot: Snapshot) -> None:
+        parts, around = self._parts, self._around
+        index_ms = parts.index.index_ms if parts.index is not None else 0
+        save_checkpoint(around.files, f"{around.root}/checkpoint", Checkpoint(snapshot.log_ms, snapshot.log_ms, index_ms))
+        self._times_ms = around.clock.monotonic_ms()
+
+    def _run(self) -> None:
+        config, clock = self._around.config, self._around.clock
+        while True:
+            self._wake.wait(config.checkpoint_interval_ms / 1000)
+            self._wake.clear()
+            if self._stopping or self._parts.log.failure is not None:
+                return
+            try:
+                self.write(clock.monotonic_ms() - self._times_ms >= config.queue_flush_thorough_interval_ms)
+            except StoreFull as error:
+                logger.warning("no checkpoint, the disk is full: %s", error)
+            except StoreError as error:
+                self._on_failure(error)

@@ -1,0 +1,372 @@
+"""The store's front door: append, read, query, recover one broker's commit log and everything derived from it.
+
+Decides: the order of things in an append (check, repeat?, place, patch, one write, remember, dispatch or wait), and what is visible:
+visible means durable. ASYNC_FLUSH: a written frame is dispatched before the append returns. SYNC_FLUSH: it waits until the flush
+thread's fdatasync covered it and ``dispatch_durable`` is called. Whole frames, in log order.
+Does not decide: permissions, topics, acknowledgements to producers (the broker compares ``end_log_offset`` with ``durable_offset``).
+Called by: the broker. ``append_*`` and ``dispatch_durable`` belong to one thread (the broker's loop); reads may come from any thread.
+
+    CLOSED --open--> OPEN --recover--> RECOVERED --start--> READY --shutdown--> CLOSED
+                                                              '--failed write or sync--> FAILED --reopen--> READY
+
+Invariants: queue offsets are dense per queue and assigned in log order; nothing is appended after a failure until the disk was read
+again; ``visible_offset <= durable_offset`` under SYNC_FLUSH.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import FlushMode, StoreConfig
+from rmq_ray.errors import StoreError, StoreFull, StoreNotReady
+from rmq_ray.store.checkpointer import Checkpointer, Snapshot
+from rmq_ray.store.deduplication import StoredFrame
+from rmq_ray.store.files import FileSystem
+from rmq_ray.store.flusher import LogFlusher
+from rmq_ray.store.frame_check import check_frame, patch_frame
+from rmq_ray.store.reading import GetResult
+from rmq_ray.store.record import pack_host_v4
+from rmq_ray.store.record_batch import Array, CheckedFrame
+from rmq_ray.store.recovery import RecoveryReport
+from rmq_ray.store.restart import DelayOfLevel, StoreParts, Surroundings, restart
+from rmq_ray.store.single_message import EncodedMessages, StoredMessage, encode_batch, encode_message, is_queued, patch_messages
+from rmq_ray.store.store_lock import StoreLock
+from rmq_ray.store.store_reads import StoreReads, StoreState
+
+__all__ = ["AppendResult", "GetResult", "MessageStore", "StoreState", "StoredMessage"]
+
+logger = logging.getLogger("rmq_ray.store")
+
+WAITING_FRAMES_MAX = 100_000  # written and not dispatched: a consume queue without room, or a disk that does not sync
+ArrivalListener = Callable[[str, int, int, Sequence[int]], None]
+
+
+@dataclass(slots=True)
+class AppendResult:
+    """Where records were stored. ``end_log_offset``: durable when ``durable_offset`` has reached it. ``repeat``: stored by an
+    earlier append of the same frame, whose values these are. ``log_offsets``: of every record (batches of the single path only).
+    """
+
+    topic: str
+    queue_id: int
+    base_queue_offset: int
+    base_log_offset: int
+    end_log_offset: int
+    store_ms: int
+    repeat: bool
+    count: int
+    log_offsets: tuple[int, ...] = ()
+
+
+class MessageStore(StoreReads):
+    """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay level (schedule topic)."""
+
+    def __init__(  # noqa: PLR0913 - the parts that tests replace
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        *,
+        broker_name: str,
+        store_host: tuple[str, int],
+        files: FileSystem | None = None,
+        boot_id: str | None = None,
+        delay_ms: DelayOfLevel | None = None,
+        delay_level_max: int = 18,
+    ) -> None:
+        files = files or FileSystem()
+        self._around = Surroundings(config, files, clock, files.boot_id() if boot_id is None else boot_id, delay_ms or (lambda _level: None), delay_level_max)
+        super().__init__(config)
+        self._clock = clock
+        self._broker_name = broker_name
+        self._lock_file = StoreLock(config.path, files)
+        self._lock = threading.Lock()  # position, queues' maxima and windows of one moment
+        self._is_sync = config.flush is FlushMode.SYNC_FLUSH
+        self._listener: ArrivalListener | None = None
+        self._on_durable: Callable[[int], None] = lambda _position: None
+        self._flusher: LogFlusher | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._next_offsets: dict[tuple[str, int], int] = {}
+        self._waiting: deque[tuple[CheckedFrame, int, int, int, int]] = deque()
+        self._replicated: int | None = None
+        self._last_ms = 0
+        self._last_record = -1
+        self.report = RecoveryReport()
+        """Of the last recovery."""
+        self.set_store_host(store_host)
+
+    # --- life ----------------------------------------------------------------------------------------------------------------
+
+    def open(self, create: bool, expected_identity: str | None = None) -> None:
+        """Lock the directory and identify it. Raises ``StoreInUse``, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable``; nothing is held then."""
+        if self._state is not StoreState.CLOSED:
+            raise StoreError(f"the store at {self._config.path} is {self._state.value}; shut it down before it is opened again", self._config.path)
+        self._lock_file.acquire(create)
+        try:
+            self.identity = self._lock_file.identify(create, expected_identity, self._broker_name, self._clock.now_ms())
+        except BaseException:
+            self._lock_file.release()
+            raise
+        self._state = StoreState.OPEN
+
+    def recover(self) -> RecoveryReport:
+        """Read what the last life left (slow: seconds a GB without our checkpoint). On return everything recovered is durable and visible."""
+        if self._state is not StoreState.OPEN:
+            raise StoreError(f"recover() follows open(); the store at {self._config.path} is {self._state.value}", self._config.path)
+        unclean = self._lock_file.mark_running()
+        parts, self.report = restart(self._around, self.identity, unclean)
+        self._parts = parts
+        self._next_offsets = parts.queues.maxima()
+        self._visible = self.report.end
+        self._last_ms, self._last_record = self.report.last_ms, self.report.last_record
+        self._waiting.clear()
+        self._checkpointer = Checkpointer(self._around, parts, self.identity, self._snapshot, self._fail)
+        self._checkpointer.write(thorough=True)
+        self._state = StoreState.RECOVERED
+        return self.report
+
+    def start(self, on_durable: Callable[[int], None]) -> None:
+        """Start the flush threads; appends are accepted on return. ``on_durable(log offset)`` is called from the flush thread, after
+        every sync and once when the log has failed.
+        """
+        if self._state is not StoreState.RECOVERED or self._checkpointer is None:
+            raise StoreError(f"start() follows recover(); the store at {self._config.path} is {self._state.value}", self._config.path)
+        self._on_durable = on_durable
+        self._flusher = LogFlusher(self.opened.log, self._config, self._clock, on_durable)
+        self._flusher.start()
+        self._checkpointer.start()
+        self._state = StoreState.READY
+
+    def shutdown(self) -> None:
+        """Flush, write the last checkpoint, give the locks back. The next start is clean if nothing had failed and all was dispatched."""
+        if self._state is StoreState.CLOSED:
+            return
+        if self._parts is not None:
+            clean = self._stop_threads()
+            if clean and self._checkpointer is not None:
+                clean = self._write_last_checkpoint(self._checkpointer)
+            self._parts.close()
+            if clean:
+                self._lock_file.mark_stopped()
+            self._parts = None
+        self._lock_file.release()
+        self._state = StoreState.CLOSED
+
+    def reopen(self) -> RecoveryReport:
+        """After a failure: forget what the page cache says of unsynced bytes, read the disk again, go on. Slow as ``recover``."""
+        if self._parts is not None:
+            self._stop_threads()
+            for segment in self._parts.chain.segments():
+                if segment.end > self._parts.log.durable:
+                    segment.file.forget_cached(0, segment.end - segment.start)
+            self._parts.close()
+            self._parts = None
+        self._state = StoreState.OPEN
+        report = self.recover()
+        self.start(self._on_durable)
+        return report
+
+    def set_store_host(self, store_host: tuple[str, int]) -> None:
+        """The address that records written from now on carry (a broker learns its port after the store was made)."""
+        self._store_host = store_host
+        self._store_host_bytes = pack_host_v4(*store_host)
+
+    def set_arrival_listener(self, listener: ArrivalListener) -> None:
+        """``listener(topic, queue id, new maximum, tags codes)``: called where frames are dispatched, from that thread."""
+        self._listener = listener
+
+    # --- append --------------------------------------------------------------------------------------------------------------
+
+    def append_frame(self, records: bytearray | memoryview, sizes: Array, born_host: tuple[str, int]) -> AppendResult:
+        """Check, patch in place and write a frame. On return the kernel has all of it; durable at ``end_log_offset``.
+
+        Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull`` (nothing is stored), ``StoreFailed``.
+        """
+        parts = self._writable()
+        frame = check_frame(records, sizes, self._config.body_bytes_max)
+        if frame.frame_id is not None:
+            known = parts.windows.find(frame.frame_id, frame.crc)
+            if known is not None:
+                self.counters["repeats"] += 1
+                return AppendResult(
+                    known.topic, known.queue_id, known.queue_offset, known.log_offset, known.end_log_offset, known.store_ms, True, known.records
+                )
+        log_offset = parts.log.place(frame.length)
+        store_ms = self._clock.now_ms()
+        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
+        patch_frame(records, frame, (queue_offset, log_offset), store_ms, (pack_host_v4(*born_host), self._store_host_bytes))
+        parts.log.write(records, log_offset, frame.length)
+        return self._written(parts, frame, queue_offset, log_offset, store_ms, 0)
+
+    def append_message(self, message: StoredMessage) -> AppendResult:
+        """The single-message path: encode, write, dispatch one message of any kind. Raises as ``append_frame``."""
+        parts = self._writable()
+        return self._append_encoded(parts, encode_message(message, self._store_host, self._config.body_bytes_max))
+
+    def append_batch_body(self, batch: StoredMessage) -> AppendResult:
+        """RocketMQ's batch: ``batch.body`` as clients send it (store-format 10), stored as records with consecutive queue offsets."""
+        parts = self._writable()
+        return self._append_encoded(parts, encode_batch(batch, self._store_host, self._config.body_bytes_max))
+
+    def dispatch_durable(self) -> int:
+        """Make visible what is durable (and replicated) by now; returns ``visible_offset``. Raises ``StoreFailed``; after ``StoreFull``
+        the rest waits for the next call.
+        """
+        parts = self.opened
+        limit = self._visible_limit(parts)
+        while self._waiting:  # ends: one less each round
+            frame, queue_offset, log_offset, store_ms, sys_flag = self._waiting[0]
+            if log_offset + frame.length > limit:
+                break
+            if not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
+                break
+            self._waiting.popleft()
+        return self._visible
+
+    def set_replicated(self, log_offset: int | None) -> None:
+        """Nothing behind ``log_offset`` becomes visible (slaves have not confirmed it); None = no such limit."""
+        self._replicated = log_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH) or written (ASYNC_FLUSH)."""
+        log = self.opened.log
+        return log.durable if self._is_sync else log.end
+
+    # --- upkeep --------------------------------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str) -> int:
+        """Remove a topic's queues; its records stay in the log until retention takes them. Offsets begin at 0 again. On return a
+        restart does not bring the queues back. Returns how many queues.
+        """
+        parts = self.readable()
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0].topic != topic)
+        with self._lock:
+            deleted = parts.queues.delete_topic(topic)
+            for key in [key for key in self._next_offsets if key[0] == topic]:
+                del self._next_offsets[key]
+        if deleted and self._checkpointer is not None:
+            self._checkpointer.write(thorough=True)
+        return deleted
+
+    def flush(self) -> None:
+        """On return everything written is durable, and derived files are too. Any thread."""
+        self.opened.log.sync()
+        if self._checkpointer is not None:
+            self._checkpointer.write()
+
+    # --- inside --------------------------------------------------------------------------------------------------------------
+
+    def _writable(self) -> StoreParts:
+        if self._state is not StoreState.READY or self._parts is None:
+            raise StoreNotReady(f"the store at {self._config.path} is {self._state.value}; try again when it is ready", self._config.path)
+        if self._parts.retention.disk_full:
+            ratio = self._config.disk_full_ratio
+            raise StoreFull(f"the disk of {self._config.path} is fuller than {ratio:.0%}; free space or add a larger one", self._config.path)
+        if len(self._waiting) >= WAITING_FRAMES_MAX:
+            self.dispatch_durable()
+            if len(self._waiting) >= WAITING_FRAMES_MAX:
+                raise StoreFull(f"{WAITING_FRAMES_MAX} frames wait to become visible; the disk is too slow or full", self._config.path)
+        return self._parts
+
+    def _append_encoded(self, parts: StoreParts, encoded: EncodedMessages) -> AppendResult:
+        frame = encoded.frame
+        log_offset = parts.log.place(frame.length)
+        store_ms = self._clock.now_ms()
+        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0) if is_queued(encoded.sys_flag) else 0
+        patch_messages(encoded, queue_offset, log_offset, store_ms)
+        if encoded.delay is not None:
+            frame.tag_codes[0] = parts.dispatcher.delay_tags_code(encoded.delay, store_ms) or frame.tag_codes[0]
+        parts.log.write(encoded.records, log_offset, frame.length)
+        result = self._written(parts, frame, queue_offset, log_offset, store_ms, encoded.sys_flag)
+        result.log_offsets = tuple(log_offset + start for start in frame.starts)
+        return result
+
+    def _written(self, parts: StoreParts, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> AppendResult:
+        """The frame is in the log: remember it, make it visible or let it wait."""
+        end = log_offset + frame.length
+        count = frame.count
+        if is_queued(sys_flag):
+            self._next_offsets[frame.topic, frame.queue_id] = queue_offset + count
+        if frame.frame_id is not None:
+            stored = StoredFrame(frame.crc, frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, count)
+            with self._lock:
+                parts.windows.add(frame.frame_id, stored, store_ms)
+        counters = self.counters
+        counters["frames"] += 1
+        counters["records"] += count
+        counters["bytes"] += frame.length
+        at_once = not self._is_sync and not self._waiting and self._replicated is None
+        if not at_once or not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
+            self._waiting.append((frame, queue_offset, log_offset, store_ms, sys_flag))
+            if at_once is False and not self._is_sync:
+                self.dispatch_durable()
+        if self._is_sync and self._flusher is not None:
+            self._flusher.request()
+        checkpointer = self._checkpointer
+        if checkpointer is not None and end - checkpointer.position > self._config.checkpoint_bytes:
+            checkpointer.request()
+        return AppendResult(frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, False, count)
+
+    def _dispatch(self, parts: StoreParts, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> bool:
+        """Queue, index, announce. False when the disk is full: the frame stays in the log and waits. Raises when the disk failed."""
+        try:
+            with self._lock:
+                new = parts.dispatcher.dispatch(frame, queue_offset, log_offset, store_ms, sys_flag)
+                self._visible = log_offset + frame.length
+                self._last_ms, self._last_record = store_ms, log_offset + int(frame.starts[-1])
+        except StoreFull as error:
+            logger.warning("records from log offset %d on are not visible yet: %s", log_offset, error)
+            return False
+        except StoreError as error:
+            self._fail(error)
+            raise
+        if self._listener is not None and new:
+            codes = frame.tag_codes
+            self._listener(frame.topic, frame.queue_id, queue_offset + frame.count, codes if isinstance(codes, list) else codes.tolist())
+        return True
+
+    def _visible_limit(self, parts: StoreParts) -> int:
+        if parts.log.failure is not None:
+            return -1
+        durable = parts.log.durable if self._is_sync else parts.log.end
+        return durable if self._replicated is None else min(durable, self._replicated)
+
+    def _snapshot(self) -> Snapshot:
+        parts = self.opened
+        with self._lock:
+            parts.windows.expire(self._clock.now_ms())
+            return Snapshot(self._visible, self._last_ms, parts.queues.maxima(), parts.windows.snapshot(), self._last_record)
+
+    def _fail(self, error: StoreError) -> None:
+        log = self.opened.log
+        if log.failure is None:
+            logger.error("the store has failed, nothing more is acknowledged: %s", error)
+            log.failure = error
+            self._on_durable(log.durable)
+
+    def _stop_threads(self) -> bool:
+        """True when everything written is durable and visible."""
+        if self._checkpointer is not None:
+            self._checkpointer.stop()
+        if self._flusher is None:
+            return True
+        self._flusher.stop()
+        self._flusher = None
+        if self.opened.log.failure is not None:
+            return False
+        self._replicated = None
+        self.dispatch_durable()
+        return not self._waiting
+
+    def _write_last_checkpoint(self, checkpointer: Checkpointer) -> bool:
+        try:
+            checkpointer.write(thorough=True)
+        except StoreError as error:
+            logger.error("the last checkpoint could not be written, the next start recovers: %s", error)
+            return False
+        return True
