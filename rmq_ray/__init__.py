@@ -15,6 +15,7 @@ from rmq_ray.actors.producer import ProducerActor
 from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
 from rmq_ray.client.received import MessageExt
 from rmq_ray.cluster import Cluster, connect, start
+from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from rmq_ray.errors import (
     AdminError,
     BrokerBusy,
@@ -50,6 +51,7 @@ __all__ = [
     "AdminError",
     "AsyncProducer",
     "BrokerBusy",
+    "BrokerConfig",
     "ClientError",
     "Cluster",
     "ClusterError",
@@ -57,6 +59,7 @@ __all__ = [
     "ConsumeContext",
     "ConsumeError",
     "ConsumeResult",
+    "ConsumerConfig",
     "ConsumerActor",
     "GroupNotFound",
     "Message",
@@ -68,6 +71,7 @@ __all__ = [
     "OffsetOutOfRange",
     "Producer",
     "ProducerActor",
+    "ProducerConfig",
     "PushConsumer",
     "Reject",
     "RemotingError",
@@ -78,6 +82,7 @@ __all__ = [
     "SendTimeout",
     "SendUnknown",
     "SparkError",
+    "StoreConfig",
     "StoreError",
     "TopicExists",
     "TopicNotFound",

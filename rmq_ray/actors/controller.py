@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -78,6 +79,10 @@ class ControllerShell:
     async def ping(self) -> str:
         """State in a word; the supervisor calls it every second."""
         return self._state.value
+
+    async def pid(self) -> int:
+        """Of this actor's process."""
+        return os.getpid()
 
     async def plan(self) -> ClusterPlan:
         """The plan, with the name servers' addresses once they are known."""

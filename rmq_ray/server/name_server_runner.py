@@ -38,6 +38,7 @@ class NameServerRunner:
         try:
             if self._config.directory:
                 self._files.make_dirs(self._config.directory)
+            self.server.load()
             self.address = await listen(self._listener, self._config.host, self._config.port, port_file(self._config.directory), self._files)
         except RmqError as error:
             self.error = error

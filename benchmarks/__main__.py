@@ -1,0 +1,73 @@
+"""Run benchmarks and say which figures were reached; exit code 1 where one was missed.
+
+python -m benchmarks [names] [--scale 0.1] [--peers] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import consume, dataframe, flush, growth, latency, produce, recovery
+from benchmarks.scene import scene
+
+PARTS = {
+    "produce": produce.run,
+    "consume": consume.run,
+    "latency": latency.run,
+    "flush": flush.run,
+    "growth": growth.run,
+    "recovery": recovery.run,
+    "dataframe": dataframe.run,
+}
+PEERS = {
+    "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k"],
+    "consume": ["consume", "consume_1k"],
+    "latency": ["latency"],
+    "flush": ["sync_flush_64"],
+}
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
+    parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 on the same work, right before")
+    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
+    parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
+    arguments = parser.parse_args()
+    names = arguments.names or list(PEERS if arguments.peers else PARTS)
+    for name in names:
+        if name not in PARTS:
+            parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
+    with scene(arguments.scale, arguments.directory) as where:
+        for name in names:
+            if arguments.peers:
+                where.peers.update(run_peers(PEERS.get(name, [])))
+            print(f"--- {name}", flush=True)
+            PARTS[name](where)
+        if arguments.json:
+            where.report.save(arguments.json)
+        missed = where.report.missed
+    print(f"--- {len(missed)} missed" if missed else "--- every target reached")
+    return 1 if missed else 0
+
+
+def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Figures of the Java broker and client by name."""
+    if not names:
+        return {}
+    done = subprocess.run([sys.executable, "tools/interop.py", "bench", *names], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for line in found:
+        print(f"    Apache RocketMQ 4.9.7, {line}", flush=True)
+    return {line["bench"]: line for line in found}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""One Ray cluster for all tests of this folder, and message clusters of their own for each test that asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import rmq_ray as rmq
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_here() -> Iterator[None]:
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
+    """Starts clusters with names of their own; stops what is left at the end."""
+    started: list[rmq.Cluster] = []
+
+    def begin(**settings: Any) -> rmq.Cluster:
+        name = settings.pop("name", f"t{next(_numbers)}")
+        cluster = rmq.start(name, **{"store_path": str(tmp_path / name), **settings})
+        started.append(cluster)
+        return cluster
+
+    yield begin
+    for cluster in {c.name: c for c in started}.values():
+        try:
+            cluster.stop()
+        except rmq.ClusterError as error:
+            if "no cluster" not in str(error):
+                raise
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """A cluster that all tests of a module share; they must not kill it."""
+    cluster = rmq.start(f"shared{next(_numbers)}", store_path=str(tmp_path_factory.mktemp("store")))
+    yield cluster
+    cluster.stop()

@@ -1,0 +1,35 @@
+"""A listener that keeps what it got, for asserting on it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tests.support.waiting import eventually
+
+
+class Collector:
+    """Thread-safe; ``bodies`` in order of arrival, ``places`` as (broker, queue, offset)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.messages: list[Any] = []
+
+    def __call__(self, messages: list[Any], ctx: Any) -> None:
+        with self._lock:
+            self.messages += messages
+
+    @property
+    def bodies(self) -> list[bytes]:
+        with self._lock:
+            return [bytes(message.body) for message in self.messages]
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        with self._lock:
+            return [(m.queue.broker_name, m.queue.queue_id, m.queue_offset) for m in self.messages]
+
+    def wait_for(self, count: int, timeout_s: float = 30.0) -> list[bytes]:
+        """Bodies, once there are at least ``count``."""
+        eventually(lambda: len(self.messages) >= count, timeout_s)
+        return self.bodies

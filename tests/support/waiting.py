@@ -1,0 +1,21 @@
+"""Waiting for something to become true, with a limit and a message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(check: Callable[[], T], timeout_s: float = 20.0, every_s: float = 0.02) -> T:
+    """The first true value of ``check``; fails with its last value otherwise."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not true within {timeout_s} s: {value!r}")
+        time.sleep(every_s)
