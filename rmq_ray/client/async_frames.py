@@ -9,6 +9,7 @@ the thread-based producer (``protocol.retry``); only the waiting differs.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -29,6 +30,9 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 
 SPAN_PAUSE_S = 0.01  # while an unanswered frame holds back newer ones
+
+
+log = logging.getLogger("rmq_ray.client")
 
 
 class Turn:
@@ -181,6 +185,12 @@ class AsyncFrames:
                 if not future.done():
                     future.set_exception(SendUnknown("the producer was closed before the broker answered; the message may be stored", turn.queue.topic))
             raise
+        except Exception as error:  # noqa: BLE001 - every sender of the turn must get an end
+            log.exception("a frame for %s could not be sent", turn.queue)
+            for future in turn.futures:
+                if not future.done():
+                    future.set_exception(SendError(f"a frame for {turn.queue} could not be sent: {error!r}", turn.queue.topic))
+            return
         _spread(turn, result)
 
     async def _deliver_ordered(self, turn: Turn) -> tuple[SendResult, Load, Address]:

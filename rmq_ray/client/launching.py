@@ -24,7 +24,7 @@ from rmq_ray.client.timers import Timers
 from rmq_ray.errors import MalformedFrame, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
-from rmq_ray.protocol.retry import STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, Step
+from rmq_ray.protocol.retry import STATUS_OF_CODE, Decision, Step
 from rmq_ray.remoting.frame import Command
 
 log = logging.getLogger("rmq_ray.client")
@@ -181,8 +181,6 @@ class Launcher:
         if job.kept:
             self._finish(job, None)
             return
-        if not delivery.reason:
-            delivery.failure, delivery.code, delivery.reason = Failure.REFUSED, SYSTEM_BUSY, "waited behind other frames until the time-out"
         self._finish(job, delivery.error(self._sending.clock.monotonic_ms()))
 
     def _finish(self, job: Job, error: SendError | None) -> None:

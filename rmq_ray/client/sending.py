@@ -30,7 +30,7 @@ from rmq_ray.errors import (
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.protocol.queue_selection import NextIndex, select_queue
-from rmq_ray.protocol.retry import MESSAGE_ILLEGAL, NO_PERMISSION, STATUS_OF_CODE, Decision, Failure, SendAttempts, Step
+from rmq_ray.protocol.retry import MESSAGE_ILLEGAL, NO_PERMISSION, STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, SendAttempts, Step
 from rmq_ray.remoting.frame import Command
 from rmq_ray.store.record import offset_message_id
 
@@ -64,7 +64,9 @@ class Delivery:
         self.queue = self._tried.setdefault(queue.broker_name, queue)
 
     def error(self, now_ms: float) -> SendError:
-        """The typed error of giving up."""
+        """The typed error of giving up; a load that never got to an attempt was held up on this side."""
+        if not self.reason:
+            self.failure, self.code, self.reason = Failure.REFUSED, SYSTEM_BUSY, "waited behind other frames until the time-out"
         return self.attempts.error(self.failure, self.code, self.reason, self.load.topic, self.brokers_sent, now_ms)
 
 

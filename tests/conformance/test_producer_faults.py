@@ -1,0 +1,220 @@
+"""What a producer does when answers are lost, brokers refuse, stop and come back: nothing is stored twice on one broker name."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rmq_ray.client.producer import Producer
+from rmq_ray.errors import BrokerBusy, BrokerUnreachable, DuplicateMismatch, MessageIllegal, SendTimeout, SendUnknown, TopicNotFound, TopicNotWritable
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message, SendStatus
+from tests.support.tiny_cluster import TinyBroker, TinyCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[TinyCluster]:
+    with TinyCluster(topics={"orders": 4}) as running:
+        yield running
+
+
+@pytest.fixture
+def pair() -> Iterator[TinyCluster]:
+    with TinyCluster(brokers=2, topics={"orders": 2}) as running:
+        yield running
+
+
+def assert_each_stored_once(broker: TinyBroker, bodies: set[bytes]) -> None:
+    stored = [record.body for records in broker.stored.values() for record in records]
+    assert sorted(stored) == sorted(bodies)
+
+
+@pytest.mark.parametrize("style", ["send", "send_async", "send_batch", "ordered", "delayed"])
+def test_a_fifth_of_the_answers_lost_stores_every_message_once(cluster: TinyCluster, style: str) -> None:
+    chance = random.Random(7)
+    cluster.broker.fault = lambda arrival, number: "drop" if chance.random() < 0.2 else None
+    with Producer("web", discovery=cluster, retries=8, send_timeout_ms=10_000, linger_ms=0.0) as producer:
+        bodies = {b"%d" % n for n in range(60)}
+        if style == "send_async":
+            results = [future.result(20) for future in [producer.send_async("orders", body) for body in sorted(bodies)]]
+        elif style == "send_batch":
+            results = [producer.send_batch([Message("orders", body)])[0] for body in sorted(bodies)]
+        else:
+            options = {"send": {}, "ordered": {"message_group": "g"}, "delayed": {"delay_level": 1}}[style]
+            results = [producer.send("orders", body, **options) for body in sorted(bodies)]  # type: ignore[arg-type]
+    assert {result.status for result in results} == {SendStatus.SEND_OK}
+    repeats = len(cluster.broker.arrivals) - len({arrival.frame_id for arrival in cluster.broker.arrivals})
+    assert repeats > 5
+    assert_each_stored_once(cluster.broker, bodies)
+
+
+def test_an_answer_that_never_comes_is_asked_for_again_with_the_same_frame_id(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda arrival, number: "lose" if number == 0 else None
+    with Producer("web", discovery=cluster, send_timeout_ms=900) as producer:
+        result = producer.send("orders", b"x")
+    first, second = cluster.broker.arrivals
+    assert first.frame_id == second.frame_id is not None and first.queue_id == second.queue_id
+    assert result.queue_offset == 0 and cluster.broker.messages == 1
+
+
+def test_a_send_that_is_never_answered_ends_as_unknown_within_its_time_out(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda arrival, number: "lose"
+    with Producer("web", discovery=cluster, send_timeout_ms=300) as producer:
+        with pytest.raises(SendTimeout, match="may be stored"):
+            producer.send("orders", b"x")
+        with pytest.raises(SendTimeout):
+            producer.send_async("orders", b"x", timeout=0.3).result(5)
+    cluster.broker.fault = lambda arrival, number: "drop"
+    with Producer("web", discovery=cluster) as producer, pytest.raises(SendUnknown, match=r"Send \[3\] times"):
+        producer.send("orders", b"y")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(13, MessageIllegal), (20003, MessageIllegal), (20001, DuplicateMismatch), (16, TopicNotWritable), (17, TopicNotFound)]
+)
+def test_refusals_come_back_typed_from_every_style(cluster: TinyCluster, code: int, error: type[Exception]) -> None:
+    cluster.broker.fault = lambda arrival, number: code
+    with Producer("web", discovery=cluster) as producer:
+        with pytest.raises(error, match=f"told to answer {code}"):
+            producer.send("orders", b"x")
+        with pytest.raises(error):
+            producer.send_async("orders", b"x").result(5)
+        with pytest.raises(error):
+            producer.send_batch([Message("orders", b"x")])
+        with pytest.raises(error):
+            producer.send("orders", b"x", message_group="g")
+    assert cluster.broker.messages == 0
+
+
+@pytest.mark.parametrize("code", [2, 14, 20002])
+def test_a_broker_that_recovers_in_time_is_waited_for_and_the_frame_stays_the_same(cluster: TinyCluster, code: int) -> None:
+    cluster.broker.fault = lambda arrival, number: code if number < 5 else None
+    with Producer("web", discovery=cluster) as producer:
+        assert producer.send("orders", b"x").status is SendStatus.SEND_OK
+    assert len(cluster.broker.arrivals) == 6 and len({arrival.frame_id for arrival in cluster.broker.arrivals}) == 1
+
+
+def test_a_broker_that_stays_busy_is_a_definite_failure(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda arrival, number: 2
+    with Producer("web", discovery=cluster, send_timeout_ms=200) as producer:
+        with pytest.raises(BrokerBusy) as caught:
+            producer.send("orders", b"x")
+        with pytest.raises(BrokerBusy):
+            producer.send_async("orders", b"x").result(5)
+    assert caught.value.retriable and not isinstance(caught.value, SendUnknown)
+
+
+def test_a_restarted_broker_gets_what_was_sent_while_it_was_away(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer:
+        producer.send("orders", b"before")
+        cluster.stop(cluster.broker)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(4)]
+            future = producer.send_async("orders", b"async")
+            threading.Event().wait(0.3)
+            cluster.start(cluster.broker)
+            assert all(each.result(10).status is SendStatus.SEND_OK for each in [*waiting, future])
+    assert_each_stored_once(cluster.broker, {b"before", b"async", b"0", b"1", b"2", b"3"})
+
+
+def test_a_broker_that_stays_away_is_a_definite_failure_after_the_time_out(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster, send_timeout_ms=200) as producer:
+        producer.send("orders", b"before")
+        cluster.stop(cluster.broker)
+        with pytest.raises(BrokerUnreachable, match="nothing was sent"):
+            producer.send("orders", b"x")
+        with pytest.raises(BrokerUnreachable):
+            producer.send_async("orders", b"x").result(5)
+        with pytest.raises(BrokerUnreachable):
+            producer.send_oneway("orders", b"x")
+
+
+@pytest.mark.seed("S0-049", "S0-052", "S0-057", "S3-032")
+def test_with_two_brokers_a_failed_one_is_left_for_the_other(pair: TinyCluster) -> None:
+    first, second = pair.brokers
+    first.fault = lambda arrival, number: 1
+    with Producer("web", discovery=pair) as producer:
+        queues = [producer.send("orders", b"%d" % n).queue.broker_name for n in range(8)]
+    assert queues == [second.name] * 8 and first.messages == 0 and len(first.arrivals) >= 2
+
+
+def test_with_two_brokers_one_that_stopped_costs_no_send(pair: TinyCluster) -> None:
+    with Producer("web", discovery=pair, send_timeout_ms=5_000) as producer:
+        producer.send("orders", b"warm")
+        pair.stop(pair.brokers[0])
+        results = [producer.send("orders", b"%d" % n) for n in range(8)]
+        results += [future.result(5) for future in [producer.send_async("orders", b"a%d" % n) for n in range(8)]]
+    assert {result.queue.broker_name for result in results} == {pair.brokers[1].name}
+
+
+def test_an_unanswered_send_goes_elsewhere_by_default_and_stays_when_idempotent(pair: TinyCluster) -> None:
+    for broker in pair.brokers:
+        broker.fault = lambda arrival, number: "drop" if number == 0 else None
+    with Producer("web", discovery=pair, idempotent=True) as producer:
+        result = producer.send("orders", b"x")
+    touched = [broker for broker in pair.brokers if broker.arrivals]
+    assert len(touched) == 1 and result.queue.broker_name == touched[0].name and touched[0].messages == 1
+    for broker in pair.brokers:
+        broker.arrivals.clear()
+        broker.stored.clear()
+    with Producer("web", discovery=pair) as producer:
+        producer.send("orders", b"y")
+    assert sum(broker.messages for broker in pair.brokers) in (2, 3)
+
+
+def test_a_load_that_returns_to_a_broker_keeps_the_queue_it_had_there(pair: TinyCluster) -> None:
+    for broker in pair.brokers:
+        broker.fault = lambda arrival, number: "drop" if number == 0 else None
+    with Producer("web", discovery=pair) as producer:
+        result = producer.send("orders", b"x")
+    home = next(broker for broker in pair.brokers if broker.name == result.queue.broker_name)
+    assert [arrival.queue_id for arrival in home.arrivals] == [result.queue.queue_id] * 2
+    assert home.messages == 1 and result.queue_offset == 0
+
+
+def test_a_given_queue_is_never_left(pair: TinyCluster) -> None:
+    pair.brokers[0].fault = lambda arrival, number: 1
+    with Producer("web", discovery=pair) as producer, pytest.raises(Exception, match="told to answer 1"):
+        producer.send("orders", b"x", queue=MessageQueue("orders", "broker-a", 0))
+    assert len(pair.brokers[0].arrivals) == 3 and not pair.brokers[1].arrivals
+
+
+@pytest.mark.seed("S0-050", "S3-035", "S3-041")
+def test_a_status_below_ok_is_returned_or_tried_elsewhere_as_the_settings_say(pair: TinyCluster) -> None:
+    for broker in pair.brokers:
+        broker.fault = lambda arrival, number: 10
+    with Producer("web", discovery=pair) as producer:
+        assert producer.send("orders", b"x").status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert sum(len(broker.arrivals) for broker in pair.brokers) == 1
+    pair.brokers[1].fault = lambda arrival, number: None
+    with Producer("web", discovery=pair, retry_other_broker_when_not_stored=True) as producer:
+        assert {producer.send("orders", b"x").status for _ in range(4)} == {SendStatus.SEND_OK}
+        pair.brokers[1].fault = lambda arrival, number: 12
+        assert producer.send("orders", b"x").status in (SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT)
+        assert producer.send_async("orders", b"x").result(5).status is not SendStatus.SEND_OK
+
+
+def test_a_known_topic_goes_on_without_any_name_server_and_a_new_one_waits_for_it(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        producer.send("orders", b"x")
+        cluster.stop(cluster.name_servers[0])
+        assert producer.send("orders", b"y").status is SendStatus.SEND_OK
+        with pytest.raises(BrokerUnreachable, match="no name server answers"):
+            producer.send("fresh", b"x", timeout=0.2)
+        threading.Timer(0.2, lambda: cluster.start(cluster.name_servers[0])).start()
+        assert producer.send("fresh", b"x").status is SendStatus.SEND_OK
+
+
+def test_many_threads_through_a_broker_that_drops_connections_lose_and_double_nothing(cluster: TinyCluster) -> None:
+    chance = random.Random(3)
+    cluster.broker.fault = lambda arrival, number: chance.choice(["drop", None, None, None, "refuse", 20002, None, None])
+    with Producer("web", discovery=cluster, retries=16, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        bodies = {b"%d" % n for n in range(200)}
+        results = list(pool.map(lambda body: producer.send("orders", body), sorted(bodies), timeout=40))
+    places = {(result.queue, result.queue_offset) for result in results}
+    assert len(places) == 200
+    assert_each_stored_once(cluster.broker, bodies)

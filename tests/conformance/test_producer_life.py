@@ -1,0 +1,228 @@
+"""States, groups, forks and pickles of producers; what a client instance does between its start and its end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.producer import Producer
+from rmq_ray.errors import ClientError, ClusterError, SendUnknown
+from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.codes import RequestCode
+from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def cluster() -> Iterator[TinyCluster]:
+    with TinyCluster(topics={"orders": 4}) as running:
+        yield running
+
+
+@pytest.mark.seed("S3-007", "S3-008", "S3-014", "S3-015")
+def test_a_producer_starts_once_and_ends_for_good(cluster: TinyCluster) -> None:
+    producer = Producer("web", discovery=cluster)
+    assert producer.state is ServiceState.CREATE_JUST
+    producer.start()
+    assert producer.state is ServiceState.RUNNING
+    with pytest.raises(ClientError, match="cannot start: it is running"):
+        producer.start()
+    producer.close()
+    producer.close()
+    assert producer.state is ServiceState.SHUTDOWN_ALREADY
+    for call in (
+        producer.start,
+        lambda: producer.send("orders", b"x"),
+        lambda: producer.send_async("orders", b"x"),
+        lambda: producer.send_oneway("orders", b"x"),
+        producer.flush,
+    ):
+        with pytest.raises(ClientError, match="closed"):
+            call()
+
+
+@pytest.mark.seed("S3-008", "S3-015")
+def test_a_start_that_failed_is_final(cluster: TinyCluster) -> None:
+    class Missing:
+        def lookup(self) -> ClusterAddress:
+            raise ClusterError("no such cluster")
+
+    producer = Producer("web", discovery=Missing())
+    with pytest.raises(ClusterError):
+        producer.start()
+    assert producer.state is ServiceState.START_FAILED
+    with pytest.raises(ClientError, match="make a new one"):
+        producer.start()
+
+
+@pytest.mark.seed("S3-011", "S3-012")
+def test_a_group_is_taken_once_in_a_client(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster, client_id="c1") as first:
+        second = Producer("web", discovery=cluster, client_id="c1")
+        with pytest.raises(ClientError, match="has been created before"):
+            second.start()
+        assert second.state is ServiceState.CREATE_JUST
+        with Producer("other", discovery=cluster, client_id="c1") as third:
+            assert third._core.instance is first._core.instance  # type: ignore[union-attr]
+        assert first.send("orders", b"x")
+    second.start()
+    second.close()
+
+
+@pytest.mark.seed("S3-010")
+def test_every_producer_is_a_client_of_its_own_named_by_address_process_and_time(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as one, Producer("web", discovery=cluster) as two:
+        ids = [producer._core.instance.client_id for producer in (one, two)]  # type: ignore[union-attr]
+    assert ids[0] != ids[1]
+    assert all(name.startswith(f"127.0.0.1@{os.getpid()}#") for name in ids)
+
+
+@pytest.mark.seed("S3-016", "S3-018", "S1-004")
+def test_brokers_hear_of_the_group_and_of_its_end(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        producer.send("orders", b"x")
+        instance = producer._core.instance  # type: ignore[union-attr]
+        instance.heartbeat()
+        assert cluster.broker.heartbeats[-1].producer_groups == ("web",)
+        assert cluster.broker.heartbeats[-1].client_id == instance.client_id
+        names = {thread.name for thread in threading.enumerate()}
+        assert f"rmq-client-{instance.client_id}" in names
+    assert cluster.broker.unregistered == [{"clientID": instance.client_id, "producerGroup": "web"}]
+    eventually(lambda: not {thread.name for thread in threading.enumerate()} & {f"rmq-client-{instance.client_id}", "rmq-producer-web"})
+    assert instance.state is ServiceState.SHUTDOWN_ALREADY
+
+
+@pytest.mark.seed("S3-019", "S3-020", "S3-021", "S3-022")
+def test_the_timers_are_rocketmqs(cluster: TinyCluster) -> None:
+    instance = ClientInstance.get_or_create(cluster)
+    instance.start()
+    try:
+        periods = {name: period for name, (_, period, _) in instance.timers._due.items()}
+        assert periods == {"name servers": 120_000, "routes": 30_000, "heartbeat": 30_000, "offsets": 5_000}
+        instance.start()
+        assert instance.state is ServiceState.RUNNING
+    finally:
+        instance.release()
+    with pytest.raises(ClientError, match="cannot start"):
+        instance.start()
+
+
+def test_a_failed_name_server_is_left_for_the_next_and_the_choice_stays() -> None:
+    with TinyCluster(name_servers=3, topics={"orders": 1, "bills": 1}) as cluster:
+        cluster.stop(cluster.name_servers[0])
+        with Producer("web", discovery=cluster) as producer:
+            producer.send("orders", b"x")
+            producer.send("bills", b"x")
+        assert "bills" in cluster.name_servers[1].asked and cluster.name_servers[2].asked == []
+
+
+def test_a_changed_list_of_name_servers_is_taken_over(cluster: TinyCluster) -> None:
+    class Moving:
+        address = ClusterAddress("tiny", ("127.0.0.1:1",), cluster.lookup().secret)
+
+        def lookup(self) -> ClusterAddress:
+            return self.address
+
+    moving = Moving()
+    instance = ClientInstance.get_or_create(moving)
+    instance.start()
+    try:
+        moving.address = cluster.lookup()
+        instance.link.look_up()
+        assert instance.routes.find_publish("orders").ok
+    finally:
+        instance.release()
+
+
+def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster, retries=5) as producer:
+        producer.send("orders", b"one")
+        text = pickle.dumps(producer)
+        core = producer._core
+        assert core is not None and core.identity.producer_id not in text
+        copy: Producer = pickle.loads(text)
+        assert copy.state is ServiceState.CREATE_JUST and copy._config.retries == 5
+        assert copy.send("orders", b"two")
+        assert copy._core is not None and copy._core.identity.producer_id != core.identity.producer_id
+        copy.close()
+    ids = {arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}
+    assert len(ids) == 2
+
+
+def test_a_forked_child_sends_under_an_id_of_its_own_and_the_parent_is_not_disturbed(cluster: TinyCluster) -> None:
+    producer = Producer("web", discovery=FixedDiscovery(cluster.lookup()))
+    producer.send("orders", b"parent")
+    cluster.broker.hold.clear()
+    pending = producer.send_async("orders", b"pending")
+    eventually(lambda: len(cluster.broker.arrivals) == 2)
+    cluster.broker.hold.set()
+    result = _in_child(lambda: _child(producer, pending))
+    assert result == "ok"
+    cluster.release(cluster.broker)
+    assert pending.result(5) and producer.send("orders", b"parent again")
+    producer.close()
+    ids = {arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}
+    bodies = [arrival.records[0].body for arrival in cluster.broker.arrivals]
+    assert len(ids) == 2 and sorted(bodies) == [b"child", b"parent", b"parent again", b"pending"]
+
+
+def _child(producer: Producer, pending: Any) -> str:
+    try:
+        pending.result(1)
+    except ClientError as error:
+        if "before a fork" not in str(error):
+            return f"wrong error {error!r}"
+    else:
+        return "the parent's future had a result in the child"
+    producer.send("orders", b"child", timeout=5)
+    producer.close()
+    return "ok"
+
+
+def _in_child(work: Any) -> str:
+    """Run in a forked process; what it returns, or the error's text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = work()
+        except BaseException as error:
+            text = repr(error)
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_closing_sends_what_lingers_and_ends_what_is_never_answered(cluster: TinyCluster) -> None:
+    producer = Producer("web", discovery=cluster, linger_ms=60_000.0)
+    future = producer.send_async("orders", b"lingers")
+    producer.close()
+    assert future.result(0).queue_offset == 0
+    cluster.broker.fault = lambda arrival, number: "lose"
+    producer = Producer("web", discovery=cluster, send_timeout_ms=200)
+    future = producer.send_async("orders", b"lost")
+    producer.close()
+    with pytest.raises(SendUnknown):
+        future.result(0)
+
+
+def test_requests_of_brokers_that_a_producer_does_not_know_are_answered_with_code_three(cluster: TinyCluster) -> None:
+    from rmq_ray.remoting.frame import Command
+
+    with Producer("web", discovery=cluster) as producer:
+        producer.send("orders", b"x")
+        instance = producer._core.instance  # type: ignore[union-attr]
+        answer = instance._on_request(Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={"consumerGroup": "g"}), cluster.broker.address)
+        assert answer is not None and answer.code == 3
+        assert instance._on_request(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=2), cluster.broker.address) is None
