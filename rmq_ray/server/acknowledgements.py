@@ -36,9 +36,9 @@ class Acknowledgements:
                 f"[REJECTREQUEST]system busy: {self.in_flight_bytes} bytes wait for the disk, the limit is {self._bytes_max}; send again later", size
             )
 
-    def wait(self, end_offset: int, durable_offset: int, size: int, now_ms: float, told: Told) -> None:
-        """``told(0)`` at once when the log is durable up to ``end_offset``, else when it becomes so. ``now_ms`` is monotonic."""
-        if end_offset <= durable_offset and not self._waiting:
+    def wait(self, end_offset: int, settled_offset: int, size: int, now_ms: float, told: Told) -> None:
+        """``told(0)`` at once when the log is durable and visible up to ``end_offset``, else when it becomes so. ``now_ms`` is monotonic."""
+        if end_offset <= settled_offset and not self._waiting:
             told(OK)
             return
         self._waiting.append((end_offset, now_ms + self._timeout_ms, size, told))

@@ -112,10 +112,14 @@ class OffsetTable:
         """Drop everything of a deleted topic."""
         self._forget(lambda name, _: name == topic)
 
+    def tables(self) -> Tables:
+        """A copy of everything."""
+        return {key: dict(queues) for key, queues in self._offsets.items()}
+
     def snapshot(self) -> Tables:
         """A copy that a thread may keep; the table counts as saved from here on."""
         self.dirty = False
-        return {key: dict(queues) for key, queues in self._offsets.items()}
+        return self.tables()
 
     def _forget(self, matches: Callable[[str, str], bool]) -> None:
         for table in (self._offsets, self._pullers):

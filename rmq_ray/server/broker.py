@@ -1,0 +1,197 @@
+"""A running broker: its port, its threads for slow work, its registration at name servers, its coroutine that makes time pass.
+
+Decides: the order of start and stop. Everything about requests is in ``broker_core``. Made by the actor shell, by tests and by tools, in
+a running event loop.
+
+    start: port (kept from the last run) -> requests are answered STILL_RECOVERING -> store recovered beside the loop -> registered, serving
+    stop:  unregistered -> held pulls answered -> log flushed, waiting sends acknowledged -> tables written -> port closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import RmqError, StoreNotReady
+from rmq_ray.model.ids import Address
+from rmq_ray.ports import Peer
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.listener import Listener
+from rmq_ray.server.broker_core import TICK_MS, BrokerCore
+from rmq_ray.server.hold_link import Hold, HoldLink, OnWake
+from rmq_ray.server.identity import Identity
+from rmq_ray.server.listen_port import listen
+from rmq_ray.server.local_hold import LocalHold
+from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.registration import Registration
+from rmq_ray.store.files import FileSystem
+
+log = logging.getLogger("rmq_ray.server")
+STORE_EVERYTHING = 1 << 62  # a log offset behind every log
+
+
+def _raise(reason: object) -> None:
+    log.critical("the broker met the unexpected: %s", reason, exc_info=reason if isinstance(reason, BaseException) else None)
+
+
+class Broker:
+    """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the process then."""
+
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, credentials: Credentials, on_fatal: Callable[[object], None] = _raise, identity: str | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._credentials = credentials
+        self._on_fatal = on_fatal
+        self._expected_identity = identity
+        self._files = FileSystem()
+        self._who = Identity(config.broker_name, config.broker_id, config.cluster_name, boot_ms=clock.now_ms())
+        self._core: BrokerCore | None = None
+        self._offload: ThreadOffload | None = None
+        self._registration: Registration | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}")
+        self.address: Address | None = None
+        """Where clients reach it; None before it listens."""
+
+    # --- the listener's handler ---
+
+    def handle(self, command: Command, peer: Peer) -> Command | None:
+        """See ``BrokerCore.handle``."""
+        if self._core is None:
+            raise StoreNotReady("the broker is starting; send again")
+        return self._core.handle(command, peer)
+
+    def closed(self, peer: Peer) -> None:
+        """See ``BrokerCore.closed``."""
+        if self._core is not None:
+            self._core.closed(peer)
+
+    # --- life ---
+
+    async def start(self, create: bool) -> None:
+        """Listen at once, then open and recover; returns when the broker serves and name servers are being told.
+
+        ``create``: an empty directory may become a new store. Raises ``ConfigError`` when it cannot listen, and the store's error when it
+        never will serve; it then still answers, with that error, until ``stop``.
+        """
+        config = self._config
+        port_file = f"{config.store.path}/rmq_ray/port"
+        bound = await listen(self._listener, config.host, config.port, None if config.port else self._kept_port(port_file), self._files)
+        self.address = Address(config.advertise or bound.host, bound.port)
+        self._who.address = str(self.address)
+        self._offload = ThreadOffload(config.broker_name, self._on_fatal)
+        self._core = core = BrokerCore(
+            config, self._who, (_ip(self.address.host, bound.host), bound.port), self._clock, self._offload, self._make_hold, self._files
+        )
+        core.pulls.parked.hold.start()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick(core), name="broker ticks")
+        self._ticking.add_done_callback(self._ended)
+        await self._recover(core, create)
+        if not config.port:
+            await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
+        self._register(core)
+
+    async def stop(self) -> None:
+        """See the drawing above. Raises the store's error when the log could not be flushed."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._registration is not None:
+            await self._registration.stop()
+        core, offload = self._core, self._offload
+        try:
+            if core is not None and offload is not None:
+                core.pulls.parked.wake_all()
+                await core.pulls.parked.hold.close()
+                if self._ticking is not None:
+                    self._ticking.cancel()
+                await offload.run(core.close())
+                core.acks.durable(STORE_EVERYTHING)
+        finally:
+            if core is not None:
+                core.acks.fail_all()
+            await self._listener.close()
+            if offload is not None:
+                offload.close()
+
+    def status(self) -> dict[str, Any]:
+        """States and counts; plain values."""
+        found: dict[str, Any] = {"state": "starting", "address": self._who.address} if self._core is None else self._core.status()
+        found["connections"] = self._listener.connections
+        if self._registration is not None:
+            found["name_servers"] = self._registration.status()
+        return found
+
+    # --- parts ---
+
+    def _kept_port(self, path: str) -> str | None:
+        """The file of the last run's port; ``None`` in a directory that is not a store yet (nothing is created there before the store is)."""
+        return path if self._files.exists(path) else None
+
+    async def _recover(self, core: BrokerCore, create: bool) -> None:
+        served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def started(error: RmqError | None) -> None:
+            if served.done():
+                return
+            if error is None:
+                served.set_result(None)
+            else:
+                served.set_exception(error)
+
+        core.open(create, self._expected_identity, started)
+        await served
+
+    def _register(self, core: BrokerCore) -> None:
+        config, credentials = self._config, self._credentials
+        to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
+        self._registration = Registration(
+            self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms, core.tables.topics.snapshot,
+            core.tables.take_order, self._on_fatal,
+        )  # fmt: skip
+        core.tables.on_topics = self._registration.changed
+        self._registration.start()
+
+    def _make_hold(self, on_wake: OnWake) -> Hold:
+        config = self._config
+        if config.hold_link is None:
+            return LocalHold(on_wake, self._max_offset, self._clock, scan_ms=config.hold_check_ms, parked_max=config.parked_pulls_max)
+        return HoldLink(
+            config.hold_link,
+            on_wake,
+            self._max_offset,
+            self._clock,
+            broker_name=config.broker_name,
+            scan_ms=config.hold_check_ms,
+            parked_max=config.parked_pulls_max,
+        )
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
+        store = self._core.keeper.store if self._core is not None else None
+        return 0 if store is None else store.bounds(topic, queue_id)[1]
+
+    async def _tick(self, core: BrokerCore) -> None:
+        while True:
+            core.tick()
+            await asyncio.sleep(TICK_MS / 1000)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+
+def _ip(advertised: str, bound: str) -> str:
+    """The address that records carry: the advertised one if it is an IP address, else the bound one."""
+    try:
+        return str(ipaddress.ip_address(advertised))
+    except ValueError:
+        return bound

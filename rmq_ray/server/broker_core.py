@@ -1,0 +1,307 @@
+"""A broker without sockets and threads of its own: its parts, which handler serves which code, what happens when time passes.
+
+Decides: how errors become answers, what is served in which state of the store, how often periodic work runs. Does not decide anything
+about messages: handlers, rules and the store do. ``Broker`` gives it a port and a loop; tests drive it directly.
+
+Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never raises an ``RmqError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig, FlushMode
+from rmq_ray.errors import BrokerBusy, RmqError, StoreNotReady
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.delay import DelayLevels
+from rmq_ray.remoting.codes import RequestCode as Code
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.server.acknowledgements import Acknowledgements
+from rmq_ray.server.admin_handlers import AdminHandlers
+from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
+from rmq_ray.server.counters import Counters
+from rmq_ray.server.delay_service import DelayService
+from rmq_ray.server.group_handlers import GroupHandlers
+from rmq_ray.server.hold_link import Hold, OnWake
+from rmq_ray.server.identity import Identity
+from rmq_ray.server.membership import Membership
+from rmq_ray.server.message_writer import MessageWriter
+from rmq_ray.server.moved_events import MovedEvents
+from rmq_ray.server.offload import Offload
+from rmq_ray.server.offset_handlers import OffsetHandlers
+from rmq_ray.server.pull_handlers import PullHandlers, PullTables
+from rmq_ray.server.put_rate import PutRate
+from rmq_ray.server.query_handlers import QueryHandlers
+from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
+from rmq_ray.server.refusal import Refused
+from rmq_ray.server.send_back import SendBack
+from rmq_ray.server.send_handlers import SendHandlers
+from rmq_ray.server.store_keeper import StoreKeeper
+from rmq_ray.server.timers import Timers
+from rmq_ray.server.topic_gate import TopicGate
+from rmq_ray.server.topic_handlers import TopicHandlers
+from rmq_ray.store.files import FileSystem
+from rmq_ray.store.message_store import MessageStore
+
+log = logging.getLogger("rmq_ray.server")
+TICK_MS = 50
+CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
+FIRST_PERSIST_MS = 10_000
+FIRST_CLEAN_MS, CLEAN_MS = 60_000, 10_000
+ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
+Handler = Callable[[Command, Peer], Command | None]
+
+
+class BrokerCore:
+    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held."""
+
+    def __init__(
+        self, config: BrokerConfig, identity: Identity, store_host: tuple[str, int], clock: Clock, offload: Offload, make_hold: Callable[[OnWake], Hold],
+        files: FileSystem | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.identity = identity
+        self.clock = clock
+        self.offload = offload
+        self.counters = Counters()
+        self.rate = PutRate(self.counters)
+        self.levels = DelayLevels.parse(config.delay_levels)
+        self._store_host = store_host
+        self._files = files or FileSystem()
+        self.tables = BrokerTables(config, identity, clock, self._files, offload)
+        self.members = Membership(identity.name, clock)
+        self._found: LoadedTables | None = None
+        self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
+        self.acks = Acknowledgements(config.store.sync_flush_timeout_ms, config.in_flight_bytes_max)
+        self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host)
+        self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
+        self.timers = Timers(clock.monotonic_ms())
+        self._more_delays = False
+        self._started: list[Callable[[RmqError | None], None]] = []
+        self._handlers = self._make_handlers(make_hold)
+        self._set_timers()
+
+    # --- requests ---
+
+    def handle(self, command: Command, peer: Peer) -> Command | None:
+        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never (oneway)."""
+        handler = self._handlers.get(command.code)
+        try:
+            if handler is None:
+                return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
+            if not self.tables.loaded and command.code not in ANY_STATE:
+                raise self.keeper.refusal()
+            answer = handler(command, peer)
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        return None if command.flag & FLAG_ONEWAY else answer
+
+    def serve(self, command: Command, peer: Peer) -> None:
+        """Serve a request that had to wait; its answer is sent."""
+        self.answer(command, peer, lambda: self._handlers[command.code](command, peer))
+
+    def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
+        """Send what ``run`` returns, or the refusal it raises."""
+        try:
+            answer = run()
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        if answer is not None and not command.flag & FLAG_ONEWAY:
+            peer.send(answer)
+
+    def closed(self, peer: Peer) -> None:
+        """A connection ended."""
+        self.pulls.closed(peer)
+        self.group_handlers.closed(peer)
+
+    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command:
+        if isinstance(error, Refused):
+            return command.answer(error.response_code, remark=error.message)
+        if isinstance(error, StoreNotReady) and peer.trusted:
+            return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
+        self.keeper.check(error)
+        if error.code == ResponseCode.SYSTEM_BUSY:
+            self.counters.refused_busy += 1
+        code = error.code if error.code < CLIENT_SIDE_CODES else int(ResponseCode.SYSTEM_ERROR)
+        return command.answer(code, remark=error.message)
+
+    # --- life ---
+
+    def open(self, create: bool, identity: str | None, started: Callable[[RmqError | None], None]) -> None:
+        """Begin to open and recover the store; ``started(None)`` once it serves, ``started(error)`` if it never will."""
+        self._started.append(started)
+        self.keeper.start(create, identity, self._durable, self._give_up)
+
+    def tick(self) -> None:
+        """Time has passed: run what is due."""
+        self.timers.run_due(self.clock.monotonic_ms())
+
+    def close(self) -> Callable[[], None]:
+        """Serve nothing any more. The returned work, to be run in a thread, flushes and closes the store and writes all tables.
+
+        It raises the store's error when the log could not be flushed.
+        """
+        delays = self.delays.offsets()
+        store = self.keeper.close()
+
+        def finish() -> None:
+            saved = delays
+            try:
+                if store is not None:
+                    store.shutdown()
+                    saved = self.delays.settled()
+            finally:
+                for error in self.tables.save_all(saved):
+                    log.error("a table was not saved at the stop: %s", error)
+
+        return finish
+
+    def status(self) -> dict[str, Any]:
+        """States and counts; plain values."""
+        store, keeper = self.keeper.store, self.keeper
+        found: dict[str, Any] = {
+            "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
+            "reopened": keeper.reopened,
+            "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
+            "boot_ms": self.identity.boot_ms, "flush": self.config.store.flush.value, "topics": len(self.tables.topics),
+            "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
+            "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),
+            "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
+            "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "delay_offsets": self.delays.offsets(),
+            "identity": None, "epoch": 0, **self.counters.as_dict(),
+        }  # fmt: skip
+        if store is not None:
+            found |= {
+                "identity": store.identity,
+                "epoch": store.epoch,
+                "visible_offset": store.visible_offset,
+                "durable_offset": store.durable_offset,
+                "store": store.status(),
+            }
+        return found
+
+    # --- wiring ---
+
+    def _read_tables(self) -> None:
+        """In a thread; nothing once they were loaded: then memory is newer than the files."""
+        self._found = None if self.tables.loaded else self.tables.read()
+
+    def _make_store(self) -> MessageStore:
+        levels = self.levels
+        return MessageStore(
+            self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
+            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
+        )  # fmt: skip
+
+    def _make_handlers(self, make_hold: Callable[[OnWake], Hold]) -> dict[int, Handler]:
+        tables, keeper, identity = self.tables, self.keeper, self.identity
+        path = SendPath(
+            keeper, tables.topics, TopicGate(identity, tables.topics, tables.groups), tables.fresh, self.acks, self.counters, self.clock,
+            self.config.store.flush is FlushMode.SYNC_FLUSH, self.serve,
+        )  # fmt: skip
+        records = RecordsHandlers(path)
+        sends = SendHandlers(path, self.writer, tables.groups, identity, self.config.store.body_bytes_max, self._store_host)
+        back = SendBack(path, self.writer, tables.groups, identity)
+        self.pulls = pulls = PullHandlers(
+            keeper, PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets), MovedEvents(self.writer, self.clock), self.counters,
+            self.clock, self.config, make_hold, self.answer,
+        )  # fmt: skip
+        self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
+        offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members)
+        topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, self.offload, tables.save_topics, tables.save_groups)
+        queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.offload, self.clock)
+        admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
+        return {
+            Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
+            Code.CONSUMER_SEND_MSG_BACK: back.send_back, Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
+            Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
+            Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: groups.lock, Code.UNLOCK_BATCH_MQ: groups.unlock,
+            Code.CHECK_CLIENT_CONFIG: pulls.check_client, Code.QUERY_CONSUMER_OFFSET: offsets.query, Code.UPDATE_CONSUMER_OFFSET: offsets.update,
+            Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets, Code.GET_MAX_OFFSET: offsets.max_offset, Code.GET_MIN_OFFSET: offsets.min_offset,
+            Code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time, Code.GET_EARLIEST_MSG_STORETIME: offsets.earliest, Code.QUEUE_BOUNDS: offsets.bounds,
+            Code.UPDATE_AND_CREATE_TOPIC: topics.create_topic, Code.GET_ALL_TOPIC_CONFIG: topics.all_topics, Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO: topics.topic_groups, Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: topics.create_group, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: topics.all_groups,
+            Code.DELETE_SUBSCRIPTIONGROUP: topics.delete_group, Code.QUERY_MESSAGE: queries.by_key, Code.VIEW_MESSAGE_BY_ID: queries.by_id,
+            Code.GET_TOPIC_STATS_INFO: queries.topic_stats, Code.GET_CONSUME_STATS: queries.consume_stats, Code.GET_CONSUMER_CONNECTION_LIST: queries.consumers,
+            Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
+            Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
+            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin,
+        }  # fmt: skip
+
+    def _set_timers(self) -> None:
+        every, config = self.timers.every, self.config
+        every(TICK_MS, self._often)
+        every(1_000, self._each_second)
+        every(config.offset_persist_ms, self.tables.save_offsets, FIRST_PERSIST_MS)
+        every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
+        every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
+        every(CLEAN_MS, self._clean, FIRST_CLEAN_MS)
+
+    def _often(self) -> None:
+        self.acks.expire(self.clock.monotonic_ms())
+        self.pulls.parked.tick(self.clock.now_ms())
+        if not self._more_delays:
+            self._deliver()
+
+    def _each_second(self) -> None:
+        self.rate.sample()
+        self._durable()  # what could not become visible for want of room
+        self.keeper.tick(self.clock.monotonic_ms())
+
+    def _deliver(self) -> None:
+        """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
+        self._more_delays = self.delays.tick(self.clock.now_ms())
+        if self._more_delays:
+            self.offload.post(self._deliver)
+
+    def _clean(self) -> None:
+        store = self.keeper.store
+        if store is not None:
+            with contextlib.suppress(BrokerBusy):  # the next turn does it
+                self.offload.submit(lambda: store.clean(self.clock.now_ms()), self._cleaned)
+
+    def _cleaned(self, outcome: object) -> None:
+        if isinstance(outcome, RmqError):
+            log.error("old files were not removed: %s", outcome)
+            self.keeper.check(outcome)
+        elif isinstance(outcome, Exception):
+            raise outcome
+
+    # --- the store's events ---
+
+    def _serving(self, store: MessageStore) -> None:
+        """The store is recovered and about to serve."""
+        self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
+        clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
+        if clamped:
+            log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
+        if self.config.long_polling:
+            store.set_arrival_listener(self.pulls.parked.arrived)
+        started, self._started = self._started, []
+        for call in started:
+            self.offload.post(lambda call=call: call(None))  # type: ignore[misc]
+
+    def _lost(self) -> None:
+        self.acks.fail_all()
+
+    def _durable(self) -> None:
+        store = self.keeper.store
+        if store is not None:
+            durable = store.durable_offset  # read before the dispatch: what is acknowledged is visible already
+            try:
+                store.dispatch_durable()
+            except RmqError as error:
+                self.keeper.check(error)
+                return
+            self.acks.durable(durable)
+
+    def _give_up(self, error: RmqError) -> None:
+        started, self._started = self._started, []
+        for call in started:
+            call(error)

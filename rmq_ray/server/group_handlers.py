@@ -1,0 +1,120 @@
+"""Heartbeats, members of groups, queue locks (protocol-behaviour 12, 13 end; remoting 3, 4, 5).
+
+Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide how groups merge
+(``protocol.consumer_group``) or who gets a lock (``protocol.queue_locks``).
+
+Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that caused it.
+"""
+
+from __future__ import annotations
+
+from rmq_ray.clock import Clock
+from rmq_ray.errors import RmqError
+from rmq_ray.model.groups import ConsumerData
+from rmq_ray.model.topics import retry_topic
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.consumer_group import Client, GroupChange
+from rmq_ray.remoting import bodies
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader
+from rmq_ray.server.counters import Counters
+from rmq_ray.server.group_table import GroupTable
+from rmq_ray.server.membership import Membership
+from rmq_ray.server.topic_table import TopicTable
+
+GROUPS_PER_HEARTBEAT_MAX = 1_024
+
+
+class GroupHandlers:
+    """34, 35, 38, 41, 42 and the housekeeping of silent connections."""
+
+    def __init__(self, members: Membership, groups: GroupTable, topics: TopicTable, counters: Counters, clock: Clock) -> None:
+        self._members = members
+        self._groups = groups
+        self._topics = topics
+        self._counters = counters
+        self._clock = clock
+        self._notice = 0
+
+    def heartbeat(self, command: Command, peer: Peer) -> Command:
+        """HEART_BEAT 34."""
+        beat = bodies.decode_heartbeat(command.body)  # type: ignore[arg-type]
+        if len(beat.consumers) + len(beat.producer_groups) > GROUPS_PER_HEARTBEAT_MAX:
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR, remark=f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several client instances"
+            )
+        client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
+        self._members.introduce(peer, beat.client_id)
+        for data in beat.consumers:
+            self._join(data, peer, client)
+        for group in beat.producer_groups:
+            self._members.producers.register(group, peer, client)
+        return command.answer()
+
+    def unregister(self, command: Command, peer: Peer) -> Command:
+        """UNREGISTER_CLIENT 35."""
+        header = UnregisterClientHeader.from_fields(command.fields)
+        if header.producer_group:
+            self._members.producers.unregister(header.producer_group, peer)
+        if header.consumer_group:
+            self._tell(self._members.consumers.unregister(header.consumer_group, peer, self._notifies(header.consumer_group)))
+        return command.answer(fields={})
+
+    def consumer_list(self, command: Command, peer: Peer) -> Command:
+        """GET_CONSUMER_LIST_BY_GROUP 38."""
+        group = ConsumerGroupHeader.from_fields(command.fields).consumer_group
+        ids = self._members.consumers.client_ids(group)
+        if not ids:
+            return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark="no consumer for this group")
+        return command.answer(fields={}, body=bodies.encode_consumer_ids(ids))
+
+    def lock(self, command: Command, peer: Peer) -> Command:
+        """LOCK_BATCH_MQ 41."""
+        group, client_id, queues = bodies.decode_lock(command.body)  # type: ignore[arg-type]
+        granted = self._members.locks.lock(group, client_id, queues, self._clock.monotonic_ms())
+        return command.answer(body=bodies.encode_locked(granted))
+
+    def unlock(self, command: Command, peer: Peer) -> Command:
+        """UNLOCK_BATCH_MQ 42."""
+        group, client_id, queues = bodies.decode_lock(command.body)  # type: ignore[arg-type]
+        self._members.locks.unlock(group, client_id, queues)
+        return command.answer()
+
+    def closed(self, peer: Peer) -> None:
+        """The connection is gone: it leaves its groups at once."""
+        self._members.producers.closed(peer)
+        for change in self._members.consumers.closed(peer):
+            self._tell(change)
+
+    def housekeeping(self, expiry_ms: int) -> None:
+        """Close connections whose client was silent too long, forget old locks."""
+        now_ms = self._clock.now_ms()
+        expired = self._members.consumers.expire(now_ms, expiry_ms)
+        for change in expired.changes:
+            self._tell(change)
+        for peer in dict.fromkeys((*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))):
+            peer.close(f"no heartbeat for {expiry_ms} ms")  # type: ignore[attr-defined]
+        self._members.locks.expire(self._clock.monotonic_ms())
+
+    def _join(self, data: ConsumerData, peer: Peer, client: Client) -> None:
+        group = self._groups.find(data.group)
+        if group is not None and group.retry_queues > 0:
+            try:
+                self._topics.create_internal(retry_topic(data.group), group.retry_queues)
+            except RmqError:
+                self._counters.topics_refused += 1
+        self._members.introduce(peer, client.client_id, data.group)
+        self._tell(self._members.consumers.register(data, peer, client, group is None or group.notify_ids_changed))
+
+    def _notifies(self, group: str) -> bool:
+        config = self._groups.find(group)
+        return config is None or config.notify_ids_changed
+
+    def _tell(self, change: GroupChange) -> None:
+        for peer in change.notify:
+            self._notice += 1
+            self._counters.notices += 1
+            peer.send(  # type: ignore[attr-defined]
+                Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notice & 0x7FFFFFFF, FLAG_ONEWAY, {"consumerGroup": change.group})
+            )

@@ -1,0 +1,55 @@
+"""Who is connected as what: consumer and producer groups, holders of queue locks, and whose word a request is.
+
+Decides: by which name a connection is known (its client id once it sent a heartbeat, else the connection itself), and who counts as
+an administrator for offsets. Does not decide how groups merge (``protocol.consumer_group``). Callers: group, pull and offset handlers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from rmq_ray.clock import Clock
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.consumer_group import ConsumerTable, ProducerTable
+from rmq_ray.protocol.queue_locks import QueueLocks
+
+CLIENT_ID = "client_id"
+CONSUMER_GROUPS = "consumer_groups"
+
+
+class Membership:
+    """The tables of one broker that connections fill."""
+
+    def __init__(self, broker_name: str, clock: Clock) -> None:
+        self._broker_name = broker_name
+        self._clock = clock
+        self.consumers = ConsumerTable()
+        self.producers = ProducerTable()
+        self.locks = QueueLocks()
+
+    def introduce(self, peer: Peer, client_id: str, group: str | None = None) -> None:
+        """A heartbeat says who is at the other end, and in which consumer group."""
+        peer.attributes[CLIENT_ID] = client_id
+        if group is not None:
+            peer.attributes.setdefault(CONSUMER_GROUPS, set()).add(group)
+
+    def client_of(self, peer: Peer) -> Hashable:
+        """The client id, or the connection where it never told one."""
+        known: Hashable = peer.attributes.get(CLIENT_ID) or id(peer)
+        return known
+
+    def is_member(self, group: str, peer: Peer) -> bool:
+        """Whether the connection is in the consumer group now."""
+        found = self.consumers.find(group)
+        return found is not None and peer in found.channels
+
+    def is_administrator(self, group: str, peer: Peer, oneway: bool) -> bool:
+        """A connection that asks for an answer and never was a consumer of the group: a tool, not a consumer that was left behind."""
+        return not oneway and group not in peer.attributes.get(CONSUMER_GROUPS, ())
+
+    def lock_holder(self, group: str, topic: str, queue_id: int) -> Hashable | None:
+        """Client id that holds the queue for ordered consumption."""
+        if not len(self.locks):
+            return None
+        return self.locks.holder(group, MessageQueue(topic, self._broker_name, queue_id), self._clock.monotonic_ms())

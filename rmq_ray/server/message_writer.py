@@ -1,0 +1,76 @@
+"""The single-message path: one message with all its fields becomes one record (design 4; protocol-behaviour 9, 19; store-format 11).
+
+For foreign clients' sends and for whatever the broker itself writes: copies of failed messages, delayed messages that are due, events.
+
+Decides: what the stored properties are (CLUSTER added; WAIT and our frame mark stripped), and that a delayed message goes to the
+schedule topic first. Does not decide whether a client may send. On return the record is in the kernel; durable is the caller's wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmq_ray.clock import Clock
+from rmq_ray.model.message import CLUSTER, FRAME, WAIT, SysFlag, encode_properties
+from rmq_ray.protocol.delay import DelayLevels, park, requested_level
+from rmq_ray.server.identity import Identity
+from rmq_ray.server.store_keeper import StoreKeeper
+from rmq_ray.store.message_store import AppendResult
+from rmq_ray.store.single_message import StoredMessage
+
+NOT_STORED = (WAIT, FRAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a copy keeps of the message that it was made from, or what a client told. ``born_ms`` None = now."""
+
+    born_ms: int | None = None
+    born_host: tuple[str, int] | None = None
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
+
+
+NEW = Origin()
+
+
+class MessageWriter:
+    """Writes single messages of one broker."""
+
+    def __init__(self, keeper: StoreKeeper, identity: Identity, levels: DelayLevels, clock: Clock, host: tuple[str, int]) -> None:
+        self._keeper = keeper
+        self._identity = identity
+        self._levels = levels
+        self._clock = clock
+        self._host = host
+
+    def put(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin = NEW) -> AppendResult:
+        """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors.
+
+        A DELAY property above 0 parks it in the schedule topic, except for transactional messages.
+        """
+        level = self._levels.clamp(requested_level(properties))
+        kept = {name: value for name, value in properties.items() if name not in NOT_STORED}
+        if level > 0 and origin.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT):
+            topic, queue_id, kept = park(topic, queue_id, level, kept)
+        kept.setdefault(CLUSTER, self._identity.cluster)
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        return store.append_message(self._message(topic, queue_id, body, kept, origin))
+
+    def put_batch(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin) -> AppendResult:
+        """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises as ``put`` does."""
+        kept = {name: value for name, value in properties.items() if name != FRAME}
+        kept.setdefault(CLUSTER, self._identity.cluster)
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        return store.append_batch_body(self._message(topic, queue_id, body, kept, origin))
+
+    def _message(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin) -> StoredMessage:
+        return StoredMessage(
+            topic, queue_id, bytes(body), encode_properties(properties), origin.flag, origin.sys_flag,
+            self._clock.now_ms() if origin.born_ms is None else origin.born_ms, origin.born_host or self._host, origin.reconsume_times,
+        )  # fmt: skip

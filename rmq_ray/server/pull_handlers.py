@@ -1,0 +1,250 @@
+"""PULL_MESSAGE, PULL_RECORDS, SCAN_RECORDS: checks, reading, holding, committing on the way (protocol-behaviour 10.2-10.6, 11).
+
+Decides: whether a pull may be served, what its answer says, whether it is held. Does not decide what lies at an offset (the store) or
+which arrival wakes a held pull (the hold).
+
+A pull runs at most twice: on arrival (it may commit an offset and may be held) and, when it was held, once more when it wakes; the
+second answer is final. Both forms of request become one ``PullRecords``; they differ in limits and in the form of the answer only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import SubscriptionInvalid, TooManyRequests
+from rmq_ray.model.groups import SQL92, TAG, MessageModel
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.pulling import PullSysFlag
+from rmq_ray.model.topics import GroupConfig, Permission
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.filter_tag import tag_subscription
+from rmq_ray.protocol.pull_status import PULL_NOT_FOUND, PULL_OFFSET_MOVED, SUCCESS, response_code, suggested_broker
+from rmq_ray.remoting import bodies
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import PullHeader
+from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull, unpack_scan
+from rmq_ray.server.counters import Counters
+from rmq_ray.server.group_table import GroupTable
+from rmq_ray.server.hold_link import Hold, OnWake
+from rmq_ray.server.identity import Identity
+from rmq_ray.server.membership import Membership
+from rmq_ray.server.moved_events import MovedEvents
+from rmq_ray.server.offset_table import OffsetTable
+from rmq_ray.server.parked_pulls import ParkedPulls
+from rmq_ray.server.refusal import Refused
+from rmq_ray.server.store_keeper import StoreKeeper
+from rmq_ray.server.topic_table import TopicTable
+from rmq_ray.store.message_store import GetResult, MessageStore
+
+FOREIGN_RECORDS_MAX = 32
+FOREIGN_BYTES_MAX = 256 << 10
+SCAN_BYTES_MAX = 4 << 20
+SUSPEND_MS_MAX = 120_000
+COMMIT, SUSPEND, INLINE = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEND), int(PullSysFlag.SUBSCRIPTION)
+
+Codes = frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PullTables:
+    """What the checks of a pull read."""
+
+    identity: Identity
+    topics: TopicTable
+    groups: GroupTable
+    members: Membership
+    offsets: OffsetTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``: PULL_RECORDS."""
+
+    asked: PullRecords
+    command: Command
+    ours: bool
+
+
+class PullHandlers:
+    """``make_hold(on_wake)`` builds the hold; ``serve_held(run)`` wraps the second pass (errors become answers)."""
+
+    def __init__(  # noqa: PLR0913 - what a pull touches
+        self, keeper: StoreKeeper, tables: PullTables, moved: MovedEvents, counters: Counters, clock: Clock, config: BrokerConfig,
+        make_hold: Callable[[OnWake], Hold], answer: Callable[[Command, Peer, Callable[[], Command | None]], None],
+    ) -> None:  # fmt: skip
+        self._keeper = keeper
+        self._tables = tables
+        self._moved = moved
+        self._counters = counters
+        self._clock = clock
+        self._config = config
+        self._answer = answer
+        self.parked: ParkedPulls[_Pull] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
+
+    def pull_message(self, command: Command, peer: Peer) -> Command | None:
+        """Apache RocketMQ's pull: at most 32 records."""
+        header = PullHeader.from_fields(command.fields)
+        asked = PullRecords(
+            header.consumer_group, header.topic, header.queue_id, header.queue_offset, min(header.max_count, FOREIGN_RECORDS_MAX), FOREIGN_BYTES_MAX,
+            header.sys_flag, header.commit_offset, header.suspend_ms, header.sub_version, header.expression_type or TAG, header.subscription, 0,
+        )  # fmt: skip
+        return self._run(_Pull(asked, replace(command, body=b""), False), peer, first=True)
+
+    def pull_records(self, command: Command, peer: Peer) -> Command | None:
+        """Our pull: as many records as the byte limit allows, with an array of their sizes."""
+        asked = unpack_pull(command.body)
+        return self._run(_Pull(asked, replace(command, body=b""), True), peer, first=True)
+
+    def scan_records(self, command: Command, peer: Peer) -> Command:
+        """A bulk read: queue offsets [start, end) without a group, never held."""
+        scan = unpack_scan(command.body)
+        store = self._store()
+        self._check_topic(scan.topic, scan.queue_id)
+        count = min(scan.end - scan.start, 65_536)
+        if count <= 0:
+            low, high = store.bounds(scan.topic, scan.queue_id)
+            return command.answer(PULL_NOT_FOUND, body=pack_pull_answer(scan.start, low, high, store.epoch, 0))
+        result = store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
+        self._counters.scans += 1
+        code = response_code(result.status, scan.start)
+        return command.answer(code, body=self._records_body(result, store, 0))
+
+    def check_client(self, command: Command, peer: Peer) -> Command:
+        """CHECK_CLIENT_CONFIG 46: whether a subscription can be served here."""
+        subscription = bodies.decode_subscription(bodies.parse(command.body).get("subscriptionData") or {})
+        if subscription.expression_type == SQL92:
+            raise _no_sql()
+        return command.answer()
+
+    def closed(self, peer: Peer) -> None:
+        """The connection is gone."""
+        self.parked.closed(peer)
+
+    def _wake(self, pull: _Pull, peer: Peer) -> None:
+        self._answer(pull.command, peer, lambda: self._run(pull, peer, first=False))
+
+    def _run(self, pull: _Pull, peer: Peer, first: bool) -> Command | None:
+        store = self._store()
+        asked, tables = pull.asked, self._tables
+        group = self._check_group(asked.group)
+        self._check_topic(asked.topic, asked.queue_id)
+        codes = self._filter(asked, group)
+        result = self._read(store, pull, codes)
+        code = response_code(result.status, asked.offset)
+        if first:
+            self._commit(asked, peer)
+            if tables.members.is_member(asked.group, peer):
+                tables.offsets.pulled(asked.topic, asked.group, asked.queue_id, tables.members.client_of(peer))
+            if code == PULL_NOT_FOUND and asked.sys_flag & SUSPEND and peer.may_suspend and self._park(pull, peer, codes):
+                return None
+        self._count(code, result)
+        if code == PULL_OFFSET_MOVED:
+            self._counters.offset_moved += 1
+            self._moved.tell(asked.group, MessageQueue(asked.topic, tables.identity.name, asked.queue_id), asked.offset, result.next_offset)
+        suggested = suggested_broker(result.suggest_slave, False, group.broker_id, group.broker_when_slow)
+        if pull.ours:
+            return pull.command.answer(code, None, self._records_body(result, store, suggested))
+        fields = {
+            "maxOffset": str(result.max_offset), "minOffset": str(result.min_offset), "nextBeginOffset": str(result.next_offset),
+            "suggestWhichBrokerId": str(suggested),
+        }  # fmt: skip
+        return pull.command.answer(code, fields, tuple(result.parts), result.status.value)
+
+    def _read(self, store: MessageStore, pull: _Pull, codes: Codes) -> GetResult:
+        asked = pull.asked
+        if pull.ours:
+            count, size = min(asked.count_max, self._config.pull_records_max), min(asked.bytes_max, self._config.pull_bytes_max)
+        else:
+            count, size = asked.count_max, asked.bytes_max
+        return store.get_messages(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), codes, foreign=not pull.ours)
+
+    def _records_body(self, result: GetResult, store: MessageStore, suggested: int) -> tuple[bytes | bytearray | memoryview, ...]:
+        return pack_pull_answer(result.next_offset, result.min_offset, result.max_offset, store.epoch, suggested, result.sizes, tuple(result.parts))
+
+    def _park(self, pull: _Pull, peer: Peer, codes: Codes) -> bool:
+        """Hold the pull; False when it is to be answered at once. Raises ``Refused`` at the limit, so that the client pauses."""
+        asked = pull.asked
+        hold_ms = min(asked.suspend_ms, SUSPEND_MS_MAX) if self._config.long_polling else self._config.short_polling_ms
+        if hold_ms <= 0:
+            return False
+        try:
+            self.parked.park(pull, peer, (asked.topic, asked.queue_id), asked.offset, self._clock.now_ms() + hold_ms, codes)
+        except TooManyRequests as error:
+            raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
+        self._counters.pulls_parked += 1
+        return True
+
+    def _commit(self, asked: PullRecords, peer: Peer) -> None:
+        tables = self._tables
+        if asked.sys_flag & COMMIT and not tables.identity.is_slave:
+            holder = tables.members.lock_holder(asked.group, asked.topic, asked.queue_id)
+            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, tables.members.client_of(peer), holder)
+
+    def _check_group(self, name: str) -> GroupConfig:
+        identity = self._tables.identity
+        if not identity.readable:
+            raise Refused(f"the broker[{identity.address}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+        group = self._tables.groups.find(name)
+        if group is None:
+            raise Refused(f"subscription group [{name}] does not exist; create it", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+        if not group.consume_enable:
+            raise Refused(f"subscription group no permission, {name}", ResponseCode.NO_PERMISSION)
+        return group
+
+    def _check_topic(self, topic: str, queue_id: int) -> None:
+        config = self._tables.topics.get(topic)
+        if config is None:
+            raise Refused(f"topic[{topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST)
+        if not config.permission & Permission.READ:
+            raise Refused(f"the topic[{topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+        if not 0 <= queue_id < config.read_queues:
+            raise Refused(f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]", ResponseCode.SYSTEM_ERROR)
+
+    def _filter(self, asked: PullRecords, group: GroupConfig) -> Codes:
+        """Tag codes that pass, None = all (10.2: inline expression, else the heartbeat's subscription)."""
+        if asked.sys_flag & INLINE:
+            return self._inline_filter(asked)
+        found = self._tables.members.consumers.find(asked.group)
+        if found is None:
+            raise Refused(f"the consumer's group info not exist: {asked.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+        if found.model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
+            raise Refused(f"the consumer group[{asked.group}] can not consume by broadcast way", ResponseCode.NO_PERMISSION)
+        subscription = found.subscriptions.get(asked.topic)
+        if subscription is None:
+            raise Refused(f"the consumer's subscription not exist: {asked.group} does not subscribe to {asked.topic}", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+        if subscription.version < asked.sub_version:
+            raise Refused(f"the consumer's subscription of {asked.topic} is not the latest; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_LATEST)
+        if subscription.expression_type == SQL92:
+            raise _no_sql()
+        return subscription.codes or None
+
+    def _inline_filter(self, asked: PullRecords) -> Codes:
+        if asked.expression_type == SQL92:
+            raise _no_sql()
+        try:
+            return tag_subscription(asked.topic, asked.expression, asked.sub_version).codes or None
+        except SubscriptionInvalid as error:
+            raise Refused(f"parse the consumer's subscription failed: {error.message}", ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
+
+    def _count(self, code: int, result: GetResult) -> None:
+        counters = self._counters
+        counters.pulls += 1
+        if code == SUCCESS:
+            counters.got_messages += len(result.sizes)
+            counters.got_bytes += int(result.sizes.sum())
+        else:
+            counters.pulls_missed += 1
+
+    def _store(self) -> MessageStore:
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        return store
+
+
+def _no_sql() -> Refused:
+    return Refused("The broker does not support consumer to filter message by SQL92", ResponseCode.SYSTEM_ERROR)

@@ -1,0 +1,151 @@
+"""Tells every name server what this broker has (protocol-behaviour 4.2, 5; remoting 6.1).
+
+Decides: when: at start, after 10 s, then every 30 s, at once when a topic changed, soon again after a failure; and that name servers never
+wait for one another: each has its own task and connection. Does not decide what a name server does with it.
+
+Invariant: a name server that is down or hangs costs the broker nothing but its own task; what it missed it gets with the next registration,
+which always carries the whole table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import RemotingLimits
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.ids import Address
+from rmq_ray.model.topics import DataVersion, TopicConfig
+from rmq_ray.remoting import bodies
+from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.headers import BrokerHeader, RegisterBrokerHeader
+from rmq_ray.server.identity import Identity
+
+log = logging.getLogger("rmq_ray.server")
+SECOND_REGISTRATION_S = 10.0
+FAILURE_PAUSE_S = 1.0
+TIMEOUT_MS = 6_000
+UNREGISTER_TIMEOUT_MS = 1_000
+
+Snapshot = Callable[[], tuple[dict[str, TopicConfig], DataVersion]]
+
+
+@dataclass(slots=True)
+class _Server:
+    address: Address
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    connection: AsyncConnection | None = None
+    registrations: int = 0
+    failures: int = 0
+
+
+class Registration:
+    """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an unexpected exception."""
+
+    def __init__(  # noqa: PLR0913 - what a registration is made of
+        self, identity: Identity, name_servers: tuple[str, ...], credentials: Credentials | None, limits: RemotingLimits, clock: Clock, period_ms: int,
+        snapshot: Snapshot, on_order: Callable[[Mapping[str, str]], None], on_fatal: Callable[[object], None],
+    ) -> None:  # fmt: skip
+        self._identity = identity
+        self._servers = [_Server(Address.parse(text)) for text in name_servers]
+        self._credentials = credentials
+        self._limits = limits
+        self._clock = clock
+        self._period_s = min(max(period_ms, 10_000), 60_000) / 1000
+        self._snapshot = snapshot
+        self._on_order = on_order
+        self._on_fatal = on_fatal
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for server in self._servers:
+            task = asyncio.get_running_loop().create_task(self._keep(server), name=f"registration at {server.address}")
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+
+    def changed(self) -> None:
+        """A topic changed: register at once."""
+        for server in self._servers:
+            server.due.set()
+
+    async def stop(self) -> None:
+        """Unregister everywhere; waits a second at most for each, all at the same time."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._unregister(server) for server in self._servers))
+
+    def status(self) -> dict[str, dict[str, object]]:
+        """Per name server: connected, registrations that it took, failures."""
+        return {
+            str(server.address): {"connected": server.connection is not None, "registrations": server.registrations, "failures": server.failures}
+            for server in self._servers
+        }
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+    async def _keep(self, server: _Server) -> None:
+        wait_s = SECOND_REGISTRATION_S
+        while True:
+            server.due.clear()
+            try:
+                await self._register(server)
+                server.registrations += 1
+                pause_s = wait_s
+                wait_s = self._period_s
+            except RemotingError as error:
+                server.failures += 1
+                pause_s = FAILURE_PAUSE_S
+                log.log(
+                    logging.WARNING if server.failures % 30 == 1 else logging.DEBUG, "name server %s does not take the registration: %s", server.address, error
+                )
+                await self._drop(server)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.due.wait(), pause_s)
+
+    async def _register(self, server: _Server) -> None:
+        connection = server.connection
+        if connection is None:
+            connection = server.connection = await AsyncConnection.open(
+                server.address, self._credentials, self._limits, self._clock, lambda command, _: None, lambda lost, _: self._lost(server, lost)
+            )
+        body = bodies.encode_registration(*self._snapshot())
+        identity = self._identity
+        header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, identity.broker_id, False, bodies.body_crc(body))
+        answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
+        if answer.code != 0:
+            raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
+        if len(answer.body):
+            self._on_order(bodies.decode_table(answer.body))  # type: ignore[arg-type]
+
+    async def _unregister(self, server: _Server) -> None:
+        if server.connection is None:
+            return
+        identity = self._identity
+        header = BrokerHeader(identity.name, identity.address, identity.cluster, identity.broker_id)
+        try:
+            await server.connection.request(Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()), UNREGISTER_TIMEOUT_MS)
+        except RemotingError as error:
+            log.info("name server %s was not told that this broker stops: %s", server.address, error)
+        await self._drop(server)
+
+    async def _drop(self, server: _Server) -> None:
+        connection, server.connection = server.connection, None
+        if connection is not None:
+            await connection.close()
+
+    def _lost(self, server: _Server, lost: object) -> None:
+        """The name server closed or died: it forgot this broker, so it is told again as soon as it is back."""
+        if server.connection is lost:
+            server.connection = None
+            server.due.set()

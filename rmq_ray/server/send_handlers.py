@@ -1,0 +1,137 @@
+"""SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: sends of Apache RocketMQ's clients (protocol-behaviour 9; remoting 3, 3.1, 3.2).
+
+Decides: what is refused and with which code, where a message of a retry topic ends, when the answer leaves. Does not decide how a message
+is stored (``message_writer``). Our own producers use SEND_RECORDS instead.
+
+When the answer with code 0 leaves: see ``records_handlers``; a message with WAIT=false is answered when the kernel has it. Every answer
+carries MSG_REGION and TRACE_ON.
+"""
+
+from __future__ import annotations
+
+from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotFound, TopicNotWritable
+from rmq_ray.model.message import DELAY, TRANSACTION_PREPARED, WAIT, SysFlag, decode_properties
+from rmq_ray.model.topics import GroupConfig, dlq_topic
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
+from rmq_ray.remoting.bodies import BodyInvalid
+from rmq_ray.remoting.bodies_admin import split_batch
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import SendHeader
+from rmq_ray.server.group_table import GroupTable
+from rmq_ray.server.identity import Identity
+from rmq_ray.server.message_writer import MessageWriter, Origin
+from rmq_ray.server.records_handlers import SendPath
+from rmq_ray.server.refusal import Refused
+from rmq_ray.store.message_store import AppendResult
+from rmq_ray.store.record import offset_message_id
+
+PROPERTIES_BYTES_MAX = 32_767
+RECORD_OVERHEAD_MAX = 65_536
+
+
+class SendHandlers:
+    """10, 310, 320."""
+
+    def __init__(self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, body_bytes_max: int, host: tuple[str, int]) -> None:
+        self._path = path
+        self._writer = writer
+        self._groups = groups
+        self._identity = identity
+        self._body_bytes_max = body_bytes_max
+        self._host = host
+        self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
+
+    def send(self, command: Command, peer: Peer) -> Command | None:
+        """10: long field names."""
+        return self._guarded(command, peer, SendHeader.from_fields(command.fields), False)
+
+    def send_v2(self, command: Command, peer: Peer) -> Command | None:
+        """310: letters; ``m=true`` makes it a batch."""
+        return self._guarded(command, peer, SendHeader.from_v2(command.fields), False)
+
+    def send_batch(self, command: Command, peer: Peer) -> Command | None:
+        """320: a batch whatever ``m`` says."""
+        return self._guarded(command, peer, SendHeader.from_v2(command.fields), True)
+
+    def _guarded(self, command: Command, peer: Peer, header: SendHeader, batch: bool) -> Command | None:
+        try:
+            return self._admit(command, peer, header, batch or bool(header.batch))
+        except Refused as error:
+            return command.answer(error.response_code, self._extras, remark=error.message)
+        except (MessageIllegal, MessageTooLarge, BodyInvalid) as error:
+            return command.answer(ResponseCode.MESSAGE_ILLEGAL, self._extras, remark=error.message)
+        except (TopicNotFound, TopicNotWritable) as error:
+            return command.answer(error.code, self._extras, remark=error.message)
+        except ClientError as error:
+            return command.answer(ResponseCode.SYSTEM_ERROR, self._extras, remark=error.message)
+
+    def _admit(self, command: Command, peer: Peer, header: SendHeader, batch: bool) -> Command | None:
+        path = self._path
+        config = path.gate.admit(header.topic, header.default_topic, header.default_topic_queues)
+        queue_id = path.gate.queue(config, header.queue_id)
+        if header.topic in path.fresh:
+            path.later(command, peer, header.topic)
+            return None
+        properties = decode_properties(header.properties or "")
+        self._check(header, properties, len(command.body))
+        if path.sync:
+            path.acks.admit(len(command.body))
+        if batch:
+            return self._put_batch(command, peer, header, queue_id, properties)
+        topic = header.topic
+        group_name = group_of_retry_topic(topic)
+        if group_name is not None:
+            topic, queue_id, properties = self._retried(self._group(group_name), header, queue_id, properties)
+        origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag & ~SysFlag.TRANSACTION_MASK, header.reconsume_times or 0)
+        result = self._writer.put(topic, queue_id, command.body, properties, origin)  # type: ignore[arg-type]
+        return self._answer(command, peer, result, properties.get(WAIT) != "false")
+
+    def _check(self, header: SendHeader, properties: dict[str, str], body_length: int) -> None:
+        if body_length > self._body_bytes_max:
+            raise MessageTooLarge(
+                f"the message is illegal, maybe msg body or properties length not matched: body of {body_length} bytes, {self._body_bytes_max} are allowed"
+            )
+        if len((header.properties or "").encode()) > PROPERTIES_BYTES_MAX:
+            raise MessageTooLarge(f"the message is illegal, properties are longer than {PROPERTIES_BYTES_MAX} bytes")
+        if properties.get(TRANSACTION_PREPARED) == "true" or header.sys_flag & SysFlag.TRANSACTION_MASK:
+            raise Refused(f"the broker[{self._identity.address}] sending transaction message is forbidden", ResponseCode.NO_PERMISSION)
+
+    def _group(self, name: str) -> GroupConfig:
+        group = self._groups.find(name)
+        if group is None:
+            raise Refused(f"subscription group not exist, {name}", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+        return group
+
+    def _retried(self, group: GroupConfig, header: SendHeader, queue_id: int, properties: dict[str, str]) -> tuple[str, int, dict[str, str]]:
+        """A consumer that could not send back writes into its retry topic itself; beyond the limit that is the dead-letter topic."""
+        if (header.reconsume_times or 0) < max_times(group, header.max_reconsume_times):
+            return header.topic, queue_id, properties
+        topic = dlq_topic(group.name)
+        self._path.topics.create_internal(topic, 1)
+        self._path.counters.dead_letters += 1
+        return topic, 0, {name: value for name, value in properties.items() if name != DELAY}
+
+    def _put_batch(self, command: Command, peer: Peer, header: SendHeader, queue_id: int, properties: dict[str, str]) -> Command | None:
+        if group_of_retry_topic(header.topic) is not None:
+            raise MessageIllegal("batches to retry topics are not taken; send single messages")
+        for element in split_batch(command.body):  # type: ignore[arg-type]
+            own = decode_properties(element.properties)
+            if DELAY in own or own.get(TRANSACTION_PREPARED) == "true":
+                raise MessageIllegal("a batch holds neither delayed nor transactional messages; send them one by one")
+        origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag, 0)
+        result = self._writer.put_batch(header.topic, queue_id, command.body, properties, origin)  # type: ignore[arg-type]
+        return self._answer(command, peer, result, properties.get(WAIT) != "false")
+
+    def _answer(self, command: Command, peer: Peer, result: AppendResult, wait: bool) -> Command | None:
+        """The answer now, or later when the log is durable that far (SYNC_FLUSH)."""
+        path = self._path
+        path.counters.put_messages += result.count
+        path.counters.put_bytes += result.end_log_offset - result.base_log_offset
+        ids = ",".join([offset_message_id(*self._host, log_offset) for log_offset in result.log_offsets])
+        fields = {**self._extras, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
+        if not (path.sync and wait):
+            return command.answer(0, fields)
+        path.when_durable(result.end_log_offset, len(command.body), lambda code: peer.send(command.answer(code, fields)))
+        return None
