@@ -106,7 +106,7 @@ def _write(value: Any, parts: list[str], depth: int, pretty: bool) -> None:
 
 def _write_map(value: Mapping[Any, Any], parts: list[str], depth: int, pretty: bool) -> None:
     members = [(key, member) for key, member in value.items() if member is not None]
-    members.sort(key=lambda item: (str(type(item[0])), item[0]))
+    members.sort(key=lambda item: _order(item[0]))
     parts.append("{")
     for index, (key, member) in enumerate(members):
         if index:
@@ -124,13 +124,22 @@ def _write_map(value: Mapping[Any, Any], parts: list[str], depth: int, pretty: b
     parts.append("}")
 
 
-def _write_key(key: Any, parts: list[str], depth: int, pretty: bool) -> None:
+def _order(key: Any) -> tuple[Any, ...]:
+    """Keys of one kind by value; kinds, which no table of RocketMQ mixes, one after the other."""
+    if isinstance(key, str):
+        return "text", key
     if isinstance(key, int) and not isinstance(key, bool):
+        return "integer", key
+    if isinstance(key, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key):
+        return "object", *[(name, type(value).__name__, value) for name, value in key if value is not None]
+    raise ValueError(f"{key!r} cannot be a key: text, an integer, or a tuple of (name, value) pairs can")
+
+
+def _write_key(key: int | tuple[tuple[str, Any], ...], parts: list[str], depth: int, pretty: bool) -> None:
+    if isinstance(key, int):
         parts.append(str(int(key)))
-    elif isinstance(key, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key):
-        _write_map(dict(key), parts, depth + 1, pretty)
     else:
-        raise ValueError(f"{key!r} cannot be a key: text, an integer, or a tuple of (name, value) pairs can")
+        _write_map(dict(key), parts, depth + 1, pretty)
 
 
 def _write_list(values: Any, parts: list[str], depth: int, pretty: bool) -> None:
