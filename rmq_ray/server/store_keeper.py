@@ -26,6 +26,7 @@ from rmq_ray.store.message_store import MessageStore, StoreState
 log = logging.getLogger("rmq_ray.server")
 RETRY_MS = 2_000  # between attempts to open a store that may come back by itself
 TRANSIENT = (StoreInUse, StoreFailed, StoreFull)
+IN_USE_TRIES = 2  # of a first start: somebody else has the store; a restarted broker waits on, its predecessor is going away
 
 
 class KeeperState(Enum):
@@ -60,6 +61,7 @@ class StoreKeeper:
         self._on_durable: Callable[[], None] = lambda: None
         self._on_broken: Callable[[RmqError], None] = lambda error: None
         self._busy = False
+        self._refused = 0
         self._failed_store: MessageStore | None = None
         self._create = False
         self._identity: str | None = None
@@ -163,7 +165,9 @@ class StoreKeeper:
     def _not_opened(self, error: RmqError) -> None:
         self.error = error
         self._retry_at_ms = 0.0
-        if isinstance(error, TRANSIENT):
+        self._refused += 1
+        given_up = isinstance(error, StoreInUse) and self._create and self._refused >= IN_USE_TRIES
+        if isinstance(error, TRANSIENT) and not given_up:
             log.warning("the store cannot be opened yet: %s", error)
         else:
             log.error("the store cannot be opened: %s", error)
