@@ -23,10 +23,10 @@ from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET, OFFSET_UNKNOWN
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.headers import OffsetAnswer, QueryOffsetHeader, UpdateOffsetHeader
 
 REQUEST_TIMEOUT_MS = 5_000
-ONEWAY_FLAG = 2
 
 log = logging.getLogger("rmq_ray.client.offsets")
 
@@ -148,7 +148,7 @@ class RemoteOffsetStore:
             if address is None:
                 continue
             command = self._update_command(queue, offset)
-            command.flag |= ONEWAY_FLAG
+            command.flag |= FLAG_ONEWAY
             try:
                 self._client.oneway(address, command)
             except RemotingError as error:
@@ -168,15 +168,15 @@ class RemoteOffsetStore:
         address = self._client.broker_address(queue.broker_name)
         if address is None:
             return OFFSET_UNKNOWN
-        fields = {"consumerGroup": self._group, "topic": queue.topic, "queueId": str(queue.queue_id)}
-        answer = self._client.invoke(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=fields))
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        answer = self._client.invoke(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields()))
         if answer.code == ResponseCode.SUCCESS:
-            return int((answer.fields or {}).get("offset", NO_STORED_OFFSET))
+            return OffsetAnswer.from_fields(answer.fields).offset
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return NO_STORED_OFFSET
         log.warning("offset of group %s in %s refused: code %d %s", self._group, queue, answer.code, answer.remark or "")
         return OFFSET_UNKNOWN
 
     def _update_command(self, queue: MessageQueue, offset: int) -> Command:
-        fields = {"consumerGroup": self._group, "topic": queue.topic, "queueId": str(queue.queue_id), "commitOffset": str(offset)}
-        return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=fields)
+        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
+        return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

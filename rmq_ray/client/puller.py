@@ -24,7 +24,7 @@ from typing import Protocol
 from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch, cut
 from rmq_ray.client.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.offset_store import ReadOffset
-from rmq_ray.client.received import Page
+from rmq_ray.client.received import Page, whole_bytes
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RmqError
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MASTER_ID, Address
@@ -199,8 +199,7 @@ class Puller:
             self._again(work, self._parts.config.exception_delay_ms)
 
     def _take(self, work: AssignedQueue, address: Address, status: PullStatus, outcome: Command, sent_ms: float) -> None:
-        body = outcome.body
-        answer = unpack_pull_answer(b"".join(body) if isinstance(body, tuple) else body)
+        answer = unpack_pull_answer(outcome.body)
         work.epoch, work.broker_id = answer.epoch, answer.suggested_broker
         work.min_offset, work.max_offset = answer.min_offset, answer.max_offset
         work.counters.pulls += 1
@@ -229,7 +228,8 @@ class Puller:
 
     def _put(self, work: AssignedQueue, answer: PullAnswer) -> list[ReadyBatch]:
         """Page, tag check, batches; all of it is in the process queue on return."""
-        page = Page(work.queue, bytes(answer.records), answer.sizes, 0, (answer.min_offset, answer.max_offset))
+        raw, start = whole_bytes(answer.records)
+        page = Page(work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset))
         subscription = self._parts.subscriptions.get(work.queue.topic)
         tags = subscription.tags if subscription is not None else frozenset()
         indices: Sequence[int] = page.tagged(tags) if tags else range(len(page))

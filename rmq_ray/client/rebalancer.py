@@ -41,6 +41,7 @@ from rmq_ray.protocol.rebalance import (
 from rmq_ray.remoting.bodies import decode_consumer_ids
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import ConsumerGroupHeader, OffsetAnswer, QueueHeader, SearchOffsetHeader
 
 UNBALANCED_MS = 1_000  # rocketmq.client.rebalance.minInterval
 SEARCH_BACK_MS = 30 * 60_000  # start_from="timestamp" without a time: half an hour ago
@@ -221,11 +222,11 @@ class Rebalancer:
         rule = first_offset_rule(self._start_from, queue.topic)
         if rule is StartRule.ZERO:
             return 0
-        fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
-        code = {StartRule.MINIMUM: RequestCode.GET_MIN_OFFSET, StartRule.MAXIMUM: RequestCode.GET_MAX_OFFSET}.get(rule, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
         if rule is StartRule.TIMESTAMP:
-            fields["timestamp"] = str(self._start_ms())
-        return self._ask_offset(queue, Command(code, fields=fields))
+            search = SearchOffsetHeader(queue.topic, queue.queue_id, self._start_ms())
+            return self._ask_offset(queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields()))
+        code = RequestCode.GET_MIN_OFFSET if rule is StartRule.MINIMUM else RequestCode.GET_MAX_OFFSET
+        return self._ask_offset(queue, Command(code, fields=QueueHeader(queue.topic, queue.queue_id).to_fields()))
 
     def _start_ms(self) -> int:
         configured = self._parts.config.consume_timestamp_ms
@@ -236,23 +237,22 @@ class Rebalancer:
         if found is None:
             return None
         answer = self._parts.client.invoke(found[1], command)
-        offset = int((answer.fields or {}).get("offset", -1))
-        if answer.code != ResponseCode.SUCCESS or offset < 0:
+        if answer.code != ResponseCode.SUCCESS:
             log.warning("no start offset of %s: code %d %s", queue, answer.code, answer.remark or "")
             return None
-        return offset
+        return max(0, OffsetAnswer.from_fields(answer.fields).offset)
 
     def _consumer_ids(self, topic: str) -> list[str] | None:
         """From the first broker of the topic that answers; None when none does, or when the group is not known yet."""
         for address in self._brokers_of(topic):
-            command = Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields={"consumerGroup": self._parts.group})
+            command = Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields=ConsumerGroupHeader(self._parts.group).to_fields())
             try:
                 answer = self._parts.client.invoke(address, command)
             except RemotingError as error:
                 log.info("consumers of group %s not told by %s: %s", self._parts.group, address, error)
                 continue
             if answer.code == ResponseCode.SUCCESS:
-                return decode_consumer_ids(b"".join(answer.body) if isinstance(answer.body, tuple) else answer.body)
+                return decode_consumer_ids(answer.body_bytes())
         return None
 
     def _brokers_of(self, topic: str) -> list[Address]:

@@ -310,6 +310,12 @@ class MessageExt:
         return f"MessageExt(topic={self.topic!r}, {place}, message_id={self.message_id!r}, tag={self.tag!r})"
 
 
+def whole_bytes(records: memoryview) -> tuple[bytes, int]:
+    """(bytes, where the records begin in them) for records at the end of a frame: the frame itself if it is ``bytes``, else a copy."""
+    frame = records.obj
+    return (frame, len(frame) - len(records)) if isinstance(frame, bytes) else (bytes(records), 0)
+
+
 def restored(record: bytes, queue: tuple[str, str, int], bounds: tuple[int, int], started_ms: int, reconsume_times: int) -> MessageExt:
     """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is no record."""
     page = Page(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)

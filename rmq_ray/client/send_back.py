@@ -32,9 +32,10 @@ from rmq_ray.model.message import (
     SysFlag,
     encode_properties,
 )
-from rmq_ray.model.topics import CLIENT_INNER_GROUP, DEFAULT_TOPIC, retry_topic
+from rmq_ray.model.topics import CLIENT_INNER_GROUP, retry_topic
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import SendBackHeader, SendHeader
 
 TIMEOUT_MS = 5_000
 BASE_DELAY_LEVEL = 3  # as the broker's own: 3 + how often it failed
@@ -59,21 +60,8 @@ class SendBack:
         return self._write_copy(message, delay_level)
 
     def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
-        address = self._client.broker_address(message.queue.broker_name)
-        if address is None:
-            return False
-        fields = {
-            "offset": str(message.log_offset),
-            "group": self._group,
-            "delayLevel": str(delay_level),
-            "originMsgId": message.message_id,
-            "originTopic": message.topic,
-            "unitMode": "false",
-            "maxReconsumeTimes": str(self._retries_max),
-        }
-        return self._accepted(
-            message, MessageQueue(message.queue.topic, message.queue.broker_name, -1), Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=fields)
-        )
+        header = SendBackHeader(message.log_offset, self._group, delay_level, message.message_id, message.topic, False, self._retries_max)
+        return self._accepted(message, message.queue.broker_name, Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=header.to_fields()))
 
     def _write_copy(self, message: MessageExt, delay_level: int) -> bool:
         """Other brokers first: the one that stores the message has just refused."""
@@ -84,7 +72,7 @@ class SendBack:
             return False
         by_broker = {queue.broker_name: queue for queue in reversed(info.queues)}
         names = sorted(by_broker, key=lambda name: (name == message.queue.broker_name, name))[:BROKERS_MAX]
-        return any(self._accepted(message, by_broker[name], self._copy(message, by_broker[name], delay_level)) for name in names)
+        return any(self._accepted(message, name, self._copy(message, by_broker[name], delay_level)) for name in names)
 
     def _copy(self, message: MessageExt, queue: MessageQueue, delay_level: int) -> Command:
         failed = message.reconsume_times + 1
@@ -96,35 +84,31 @@ class SendBack:
         properties[RETRY_TOPIC] = message.topic
         properties.setdefault(ORIGIN_MESSAGE_ID, message.message_id)
         properties[DELAY] = str(delay_level if delay_level > 0 else BASE_DELAY_LEVEL + message.reconsume_times)
-        fields = {
-            "a": CLIENT_INNER_GROUP,
-            "b": queue.topic,
-            "c": DEFAULT_TOPIC,
-            "d": "4",
-            "e": str(queue.queue_id),
-            "f": str(message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.TRANSACTION_MASK)),
-            "g": str(self._clock.now_ms()),
-            "h": str(message.flag),
-            "i": encode_properties(properties),
-            "j": str(failed),
-            "k": "false",
-            "l": str(self._retries_max),
-            "m": "false",
-            "n": queue.broker_name,
-        }
-        return Command(RequestCode.SEND_MESSAGE_V2, fields=fields, body=message.stored_body)
+        header = SendHeader(
+            producer_group=CLIENT_INNER_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.TRANSACTION_MASK),
+            born_ms=self._clock.now_ms(),
+            flag=message.flag,
+            properties=encode_properties(properties),
+            reconsume_times=failed,
+            unit_mode=False,
+            batch=False,
+            max_reconsume_times=self._retries_max,
+            broker_name=queue.broker_name,
+        )
+        return Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=message.stored_body)
 
-    def _accepted(self, message: MessageExt, queue: MessageQueue, command: Command) -> bool:
-        address = self._client.broker_address(queue.broker_name)
+    def _accepted(self, message: MessageExt, broker_name: str, command: Command) -> bool:
+        address = self._client.broker_address(broker_name)
         if address is None:
             return False
         try:
             answer = self._client.invoke(address, command, TIMEOUT_MS)
         except RemotingError as error:
-            log.warning("message %s not sent back (%d) to %s: %s", message.message_id, command.code, queue.broker_name, error)
+            log.warning("message %s not sent back (%d) to %s: %s", message.message_id, command.code, broker_name, error)
             return False
         if answer.code != ResponseCode.SUCCESS:
-            log.warning(
-                "message %s not sent back (%d) to %s: code %d %s", message.message_id, command.code, queue.broker_name, answer.code, answer.remark or ""
-            )
+            log.warning("message %s not sent back (%d) to %s: code %d %s", message.message_id, command.code, broker_name, answer.code, answer.remark or "")
         return answer.code == ResponseCode.SUCCESS

@@ -215,4 +215,7 @@ def test_an_offset_that_the_broker_refuses_is_no_offset() -> None:
     rig.client.answer(RequestCode.GET_MAX_OFFSET, lambda command, _address: command.answer(1))
     assert rig.rebalancer.first_offset(queue) is None
     rig.client.answer(RequestCode.GET_MAX_OFFSET, lambda command, _address: command.answer())
-    assert rig.rebalancer.first_offset(queue) is None
+    with pytest.raises(RemotingError):
+        rig.rebalancer.first_offset(queue)
+    assert not rig.rebalancer.rebalance()
+    assert held(rig) == []
