@@ -153,7 +153,7 @@ class Rebalancer:
     def _by_topic(self, topic: str) -> bool:
         parts = self._parts
         queues = parts.client.routes.find_subscribe(topic)
-        allotment = allot(self._member, queues, self._consumer_ids(topic) if queues else None)
+        allotment = allot(self._member, queues, self._members(topic) if queues else None)
         if allotment.outcome is not AllotmentOutcome.ALLOTTED:
             self._explain(topic, allotment)
             return False
@@ -241,6 +241,14 @@ class Rebalancer:
             log.warning("no start offset of %s: code %d %s", queue, answer.code, answer.remark or "")
             return None
         return max(0, OffsetAnswer.from_fields(answer.fields).offset)
+
+    def _members(self, topic: str) -> list[str] | None:
+        """The group's consumers; a broker that does not know this one yet (it is new, or has restarted) is told first."""
+        found = self._consumer_ids(topic)
+        if found is None or self._member.client_id not in found:
+            self._parts.client.heartbeat()
+            found = self._consumer_ids(topic)
+        return found
 
     def _consumer_ids(self, topic: str) -> list[str] | None:
         """From the first broker of the topic that answers; None when none does, or when the group is not known yet."""

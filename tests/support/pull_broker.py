@@ -110,6 +110,8 @@ class PullBroker(TinyBroker):
         return None if command.is_oneway else answer
 
     def closed(self, peer: Any) -> None:
+        for parked in self._parked.values():
+            parked[:] = [entry for entry in parked if entry[1] is not peer]
         for group in list(self.members):
             for client_id in [client_id for client_id, other in self.members[group].items() if other is peer]:
                 self._leave(group, client_id)
@@ -140,7 +142,8 @@ class PullBroker(TinyBroker):
         high = low + len(records)
         if not low <= request.offset <= high:
             return command.answer(ResponseCode.PULL_OFFSET_MOVED, body=pack_pull_answer(low if request.offset < low else high, low, high, 1, 0))
-        wanted = self.subscriptions[request.group][request.topic].codes
+        subscription = self.subscriptions[request.group].get(request.topic)
+        wanted = subscription.codes if subscription is not None else frozenset()
         chosen: list[bytes] = []
         at = request.offset
         while at < high and len(chosen) < request.count_max:
