@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from rmq_ray.actors.gateway import node_address
@@ -48,7 +49,7 @@ class BrokerShell:
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
-        return self._broker.status()
+        return {"pid": os.getpid(), **self._broker.status()}
 
     async def stop(self) -> None:
         """Flush everything, close the store cleanly and unregister."""

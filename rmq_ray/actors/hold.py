@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rmq_ray.actors.shell import be_urgent, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.server.hold_service import HoldService
@@ -26,7 +28,7 @@ class HoldShell:
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
-        return self._service.status()
+        return {"pid": os.getpid(), **self._service.status()}
 
     async def stop(self) -> None:
         """Close the port and every connection."""

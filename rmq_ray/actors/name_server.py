@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from rmq_ray.actors.gateway import node_address
@@ -37,7 +38,7 @@ class NameServerShell:
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
-        return self._runner.server.status()
+        return {"pid": os.getpid(), **self._runner.server.status()}
 
     async def stop(self) -> None:
         """Close the port and every connection."""
