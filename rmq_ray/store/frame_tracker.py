@@ -1,7 +1,7 @@
 """Frames in the log again: which are whole, which lack records, which producer sent them (design: a frame is whole or not there).
 
 Decides: where the last frame of a stretch begins if records of it are missing, and what enters the windows of repeats.
-Does not decide: whether an incomplete frame goes (``recovery``: at the very tail only). Called by: recovery.
+Does not decide: whether an incomplete frame goes (``recovery``: at the very tail only). Called by: recovery, inspection.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ class FrameTracker:
         self._windows = windows
         self._since_ms = since_ms
 
-    def incomplete_at_end(self, records: ScannedRecords) -> int:
+    @staticmethod
+    def incomplete_at_end(records: ScannedRecords) -> int:
         """Index of the first record of a frame that begins in ``records`` and is not whole at their end; their number if there is none."""
-        for row, mark in reversed(_marks(records)):
+        for row, mark in reversed(find_marks(records)):
             have = len(records) - row
             if mark.count > have:
-                return row if _members(records, row, have) == have else len(records)
+                return row if count_members(records, row, have) == have else len(records)
             return len(records)  # a later frame cannot begin inside of it
         return len(records)
 
     def add(self, records: ScannedRecords) -> int:
         """Enter whole frames; returns how many frames lack records."""
         incomplete = 0
-        for row, mark in _marks(records):
-            if _members(records, row, min(mark.count, len(records) - row)) < mark.count:
+        for row, mark in find_marks(records):
+            if count_members(records, row, min(mark.count, len(records) - row)) < mark.count:
                 incomplete += row + mark.count <= len(records)  # at the end the caller counts
                 continue
             end = row + mark.count
@@ -45,7 +46,7 @@ class FrameTracker:
         return incomplete
 
 
-def _marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
+def find_marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
     """(record, mark) of every valid mark: its offset is the record's own."""
     if not len(records):
         return []
@@ -61,7 +62,7 @@ def _marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
     return found
 
 
-def _members(records: ScannedRecords, row: int, count: int) -> int:
+def count_members(records: ScannedRecords, row: int, count: int) -> int:
     """How many of ``count`` records from ``row`` on belong together: adjacent, one topic and queue, one store time, offsets that follow one another."""
     part = records.part(row, row + count)
     together = (part.queue_ids == part.queue_ids[0]) & (part.store_ms == part.store_ms[0])

@@ -4,7 +4,9 @@ Decides: where valid records end, and why. Does not decide: what follows from th
 (``redispatch``). Called by: recovery. Pure: works on buffers.
 
 A record is valid when its lengths add up, its magic is right, its PHYSICALOFFSET is its own position and its body has the CRC
-that it names. Boundaries are found one by one, everything else is checked with numpy over all records of a buffer.
+that it names. Topic and properties have no CRC: in what we wrote they hold no zero byte (the append refuses it), so a zero there is
+the mark of a write that was torn, or of a page that never reached the disk. Boundaries are found one by one, everything else is
+checked with numpy over all records of a buffer.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rmq_ray.model.message import SysFlag
 from rmq_ray.store.record import BLANK_MAGIC, CRC_MASK, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers
 from rmq_ray.store.record_batch import Array
 
+NEVER_STRICT = 1 << 62
 _HEAD = struct.Struct(">iI")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
@@ -81,8 +84,10 @@ class ScanResult:
     fault: str = ""
 
 
-def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: bool) -> ScanResult:
-    """Valid records from ``view[0]``, which lies at log offset ``base`` and where a record begins."""
+def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: bool, strict_from: int = NEVER_STRICT) -> ScanResult:
+    """Valid records from ``view[0]``, which lies at log offset ``base`` and where a record begins. Records at and behind log offset
+    ``strict_from`` are ours: no zero bytes in topic and properties.
+    """
     starts, at, stop = _boundaries(view, record_bytes_max)
     records = _gather(view, base, starts, at)
     bad = _first_bad(records, check_crc)
@@ -90,6 +95,10 @@ def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: b
         at = int(records.starts[bad])
         records = records.part(0, bad)
         stop = Stop.BAD
+    torn = _first_torn(records, strict_from)
+    if torn < len(records):
+        at = int(records.starts[torn])
+        return ScanResult(records.part(0, torn), base + at, Stop.BAD, "zero bytes in its topic or properties")
     fault = ""
     if stop is Stop.BAD:
         fault = find_fault(view, at) or "its PHYSICALOFFSET is not its position"
@@ -98,7 +107,7 @@ def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: b
 
 def find_valid(view: memoryview, base: int, at: int) -> int | None:
     """Log offset of the first valid record that begins at byte ``at`` of ``view`` or behind it, None if there is none in it."""
-    data = view.obj if isinstance(view.obj, bytes | bytearray) and len(view.obj) == len(view) else bytes(view)
+    data = _searchable(view)
     found = data.find(_MAGIC_BYTES, at + 4)
     while found >= 0:  # ends: found rises
         start = found - 4
@@ -106,6 +115,25 @@ def find_valid(view: memoryview, base: int, at: int) -> int | None:
             return base + start
         found = data.find(_MAGIC_BYTES, found + 1)
     return None
+
+
+def _searchable(view: memoryview) -> bytes | bytearray:
+    """The same bytes with ``find``, without a copy where the view is a whole object."""
+    return view.obj if isinstance(view.obj, bytes | bytearray) and len(view.obj) == len(view) else bytes(view)
+
+
+def _first_torn(records: ScannedRecords, strict_from: int) -> int:
+    """Index of the first record with a zero byte in topic or properties; their number if there is none."""
+    begin = int(np.searchsorted(records.starts + records.base, strict_from)) if len(records) else 0
+    if begin >= len(records):
+        return len(records)
+    part = records.part(begin, len(records))
+    find = _searchable(records.view).find
+    rows = zip((part.topic_at + 1).tolist(), (part.text_at - 2).tolist(), part.text_at.tolist(), part.ends.tolist(), strict=True)
+    for row, (topic_at, topic_end, text_at, end) in enumerate(rows):
+        if find(0, text_at, end) >= 0 or find(0, topic_at, topic_end) >= 0:
+            return begin + row
+    return len(records)
 
 
 def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int, Stop]:

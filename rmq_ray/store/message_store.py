@@ -95,6 +95,7 @@ class MessageStore(StoreReads):
         self._replicated: int | None = None
         self._last_ms = 0
         self._last_record = -1
+        self._threads = True
         self.report = RecoveryReport()
         """Of the last recovery."""
         self.set_store_host(store_host)
@@ -129,16 +130,18 @@ class MessageStore(StoreReads):
         self._state = StoreState.RECOVERED
         return self.report
 
-    def start(self, on_durable: Callable[[int], None]) -> None:
+    def start(self, on_durable: Callable[[int], None], *, threads: bool = True) -> None:
         """Start the flush threads; appends are accepted on return. ``on_durable(log offset)`` is called from the flush thread, after
-        every sync and once when the log has failed.
+        every sync and once when the log has failed. ``threads`` False: a simulation calls ``flush_step`` and ``flush`` instead.
         """
         if self._state is not StoreState.RECOVERED or self._checkpointer is None:
             raise StoreError(f"start() follows recover(); the store at {self._config.path} is {self._state.value}", self._config.path)
         self._on_durable = on_durable
         self._flusher = LogFlusher(self.opened.log, self._config, self._clock, on_durable)
-        self._flusher.start()
-        self._checkpointer.start()
+        if threads:
+            self._flusher.start()
+            self._checkpointer.start()
+        self._threads = threads
         self._state = StoreState.READY
 
     def shutdown(self) -> None:
@@ -167,7 +170,7 @@ class MessageStore(StoreReads):
             self._parts = None
         self._state = StoreState.OPEN
         report = self.recover()
-        self.start(self._on_durable)
+        self.start(self._on_durable, threads=self._threads)
         return report
 
     def set_store_host(self, store_host: tuple[str, int]) -> None:
@@ -252,6 +255,10 @@ class MessageStore(StoreReads):
         if deleted and self._checkpointer is not None:
             self._checkpointer.write(thorough=True)
         return deleted
+
+    def flush_step(self) -> bool:
+        """What the flush thread does once: sync the log if that is due. False when it has failed."""
+        return self._flusher is not None and self._flusher.step()
 
     def flush(self) -> None:
         """On return everything written is durable, and derived files are too. Any thread."""

@@ -55,6 +55,8 @@ def frame_facts(text: bytes) -> PropertyFacts:
         decoded = text.decode()
     except UnicodeDecodeError as error:
         raise MessageIllegal("the properties are not UTF-8") from error
+    if "\0" in decoded:
+        raise MessageIllegal("the properties hold a zero character; recovery takes that for a torn write")
     if decoded:
         for part in decoded.removesuffix("\x02").split("\x02"):
             name, separator, value = part.partition("\x01")

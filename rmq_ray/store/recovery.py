@@ -65,7 +65,9 @@ class RecoveryReport:
 
 
 class LogRecovery:
-    """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of the cache was lost."""
+    """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of the cache was lost;
+    ``strict_from``: we wrote what begins there or later.
+    """
 
     def __init__(  # noqa: PLR0913 - what it reads, where it goes, and three facts
         self,
@@ -78,6 +80,7 @@ class LogRecovery:
         durable: int,
         same_boot: bool,
         check_crc: bool,
+        strict_from: int,
     ) -> None:
         self._chain = chain
         self._target = target
@@ -87,6 +90,7 @@ class LogRecovery:
         self._durable = durable
         self._same_boot = same_boot
         self._check_crc = check_crc
+        self._strict_from = strict_from
         self._buffer = bytearray(min(BUFFER_BYTES, max(chain.segment_bytes, OVERHEAD_BYTES)))
 
     def run(self, begin: int, report: RecoveryReport) -> int:
@@ -105,7 +109,7 @@ class LogRecovery:
         """One buffer of records from ``at``; (where to go on or None, the end if there is nothing to go on to)."""
         view = memoryview(self._buffer)[: min(len(self._buffer), segment.end - at)]
         view = view[: segment.file.pread_into(view, at - segment.start)]
-        result = scan_buffer(view, at, self._record_max, self._check_crc)
+        result = scan_buffer(view, at, self._record_max, self._check_crc, self._strict_from)
         records, stop = result.records, result.stop
         whole = at + len(view) >= segment.end
         if stop is Stop.MORE and whole:

@@ -3,7 +3,7 @@
 Decides: the grouping (per queue for the consume queues, log order for the index) and what a queue is that starts again at 0
 (its topic was deleted and made anew: the old entries go). Does not decide: which records (``recovery``), the rules of who is
 queued and indexed under what (``dispatcher``, whose rules these are).
-Called by: recovery. Invariant: entries and items that exist already change nothing.
+Called by: recovery; inspection uses the grouping and the hashes. Invariant: entries and items that exist already change nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Redispatcher:
         topics = records.topics()
         hashes: list[Array] = []
         rows: list[Array] = []
-        for (topic_bytes, queue_id), members in _by_queue(topics, records.queue_ids).items():
+        for (topic_bytes, queue_id), members in rows_by_queue(topics, records.queue_ids).items():
             group = records.select(members)
             topic = topic_bytes.decode("utf-8", "replace")
             if not is_storable(topic, queue_id):
@@ -51,7 +51,7 @@ class Redispatcher:
             facts = collect_facts(group.view, group.text_at, group.ends, stored_facts)
             self._queue(topic, queue_id, group, self._codes(topic, facts, group), queued[members])
             if self._index is not None:
-                _collect_hashes(topic, facts, members, hashes, rows)
+                collect_hashes(topic, facts, members, hashes, rows)
         self._dispatcher.store_ms = int(records.store_ms[-1])
         if self._index is not None and hashes:
             self._put(self._index, records, np.concatenate(hashes), np.concatenate(rows), kind != SysFlag.TRANSACTION_ROLLBACK)
@@ -97,7 +97,7 @@ class Redispatcher:
             index.put_many(hashes[begin:end], offsets[begin:end], int(store_ms[begin]))
 
 
-def _by_queue(topics: list[bytes], queue_ids: Array) -> dict[tuple[bytes, int], Array]:
+def rows_by_queue(topics: list[bytes], queue_ids: Array) -> dict[tuple[bytes, int], Array]:
     """Rows of every (topic, queue id), in log order."""
     numbers: dict[bytes, int] = {}
     codes = np.array([numbers.setdefault(topic, len(numbers)) for topic in topics], np.int64)
@@ -112,7 +112,8 @@ def _by_queue(topics: list[bytes], queue_ids: Array) -> dict[tuple[bytes, int], 
     return found
 
 
-def _collect_hashes(topic: str, facts: ManyFacts, members: Array, hashes: list[Array], rows: list[Array]) -> None:
+def collect_hashes(topic: str, facts: ManyFacts, members: Array, hashes: list[Array], rows: list[Array]) -> None:
+    """Append the hashes of all keys of one queue's records, and the row (out of ``members``) that each belongs to."""
     if facts.unique is not None and len(facts.unique):
         hashes.append(hash_unique_keys(topic, facts.unique))
         rows.append(members if facts.unique_rows is None else members[facts.unique_rows])

@@ -22,7 +22,7 @@ from rmq_ray.store.epoch_file import EpochFile
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.index_service import IndexService
-from rmq_ray.store.log_scan import scan_buffer
+from rmq_ray.store.log_scan import NEVER_STRICT, scan_buffer
 from rmq_ray.store.quarantine import Quarantine
 from rmq_ray.store.queue_table import QueueTable
 from rmq_ray.store.reading import LogReader
@@ -99,8 +99,10 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     seen = max(durable, queues.max_log_offset())
     frames = FrameTracker(parts.windows, around.clock.now_ms() - config.deduplication_keep_ms)
     target = Redispatcher(queues, index, parts.dispatcher)
-    check_crc = config.check_crc_on_recover
-    scan = LogRecovery(chain, target, frames, parts.quarantine, config.body_bytes_max, durable=durable, same_boot=same_boot, check_crc=check_crc)
+    scan = LogRecovery(
+        chain, target, frames, parts.quarantine, config.body_bytes_max,
+        durable=durable, same_boot=same_boot, check_crc=config.check_crc_on_recover, strict_from=_ours_from(parts.epochs),
+    )  # fmt: skip
     report.end = scan.run(begin, report)
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
@@ -214,10 +216,15 @@ def _sync(chain: SegmentChain, begin: int, end: int) -> None:
             segment.file.datasync()
 
 
+def _ours_from(epochs: EpochFile) -> int:
+    """Log offset from which on we wrote the log: where the first epoch began."""
+    return epochs.entries[0][1] if epochs.entries else NEVER_STRICT
+
+
 def _begin_epoch(epochs: EpochFile, config: StoreConfig, report: RecoveryReport, was_seen: bool) -> None:
-    """The first one; one after a stop that may have lost what was seen; one after a cut of what was seen."""
+    """The first one, where our writing begins; one after a stop that may have lost what was seen; one after a cut of what was seen."""
     if epochs.current == 0:
-        epochs.begin(0)
+        epochs.begin(report.end)
     elif was_seen or (not report.clean and config.flush is FlushMode.ASYNC_FLUSH):
         epochs.begin(report.end)
         report.epoch_raised = True

@@ -63,9 +63,7 @@ def encode_message(message: StoredMessage, store_host: tuple[str, int], body_byt
         message.topic, message.queue_id, message.body, properties, message.flag, 0, 0, message.sys_flag, message.born_ms, message.born_host, 0, store_host,
         message.reconsume_times, message.prepared_offset,
     )  # fmt: skip
-    encoded_properties = properties.encode()
-    if len(encoded_properties) > PROPERTIES_BYTES_MAX:
-        raise MessageIllegal(f"properties of {len(encoded_properties)} bytes; {PROPERTIES_BYTES_MAX} fit, shorten keys or user properties")
+    encoded_properties = _encode_properties(properties)
     data = bytearray(encode_record(record))
     facts = stored_facts(encoded_properties)
     frame = _frame(message.topic, message.queue_id, [len(data)], [facts])
@@ -86,9 +84,7 @@ def encode_batch(batch: StoredMessage, store_host: tuple[str, int], body_bytes_m
     facts: list[PropertyFacts] = []
     for flag, body, text in split_batch(batch.body):
         properties = _join(strip_mark(text), strip_mark(batch.properties))
-        encoded_properties = properties.encode()
-        if len(encoded_properties) > PROPERTIES_BYTES_MAX:
-            raise MessageIllegal(f"message {len(parts)} of the batch: properties of {len(encoded_properties)} bytes; {PROPERTIES_BYTES_MAX} fit")
+        encoded_properties = _encode_properties(properties)
         record = Record(
             batch.topic, batch.queue_id, body, properties, flag, 0, 0, batch.sys_flag, batch.born_ms, batch.born_host, 0, store_host, batch.reconsume_times, 0
         )
@@ -133,6 +129,15 @@ def is_queued(sys_flag: int) -> bool:
 def _check_queue(topic: str, queue_id: int) -> None:
     if not is_storable(topic, queue_id):
         raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to 65535", topic)
+
+
+def _encode_properties(properties: str) -> bytes:
+    encoded = properties.encode()
+    if len(encoded) > PROPERTIES_BYTES_MAX:
+        raise MessageIllegal(f"properties of {len(encoded)} bytes; {PROPERTIES_BYTES_MAX} fit, shorten keys or user properties")
+    if b"\0" in encoded:
+        raise MessageIllegal("the properties hold a zero character; recovery takes that for a torn write")
+    return encoded
 
 
 def _frame(topic: str, queue_id: int, sizes: list[int], facts: list[PropertyFacts]) -> CheckedFrame:
