@@ -23,6 +23,7 @@ from rmq_ray.remoting.headers import ConsumeStatsHeader, CreateTopicHeader, Rout
 
 TIMEOUT_MS = 10_000
 QUEUES_MAX = 10_000
+POLL_MS = 5
 
 
 class Admin:
@@ -45,11 +46,19 @@ class Admin:
         return decode_cluster_info(self._name_server(Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body)  # type: ignore[arg-type]
 
     def masters(self) -> dict[str, Address]:
-        """Addresses of the masters by broker name. ``AdminError`` where there is none."""
-        found = {data.broker_name: Address.parse(data.addresses[MASTER_ID]) for data in self.brokers() if MASTER_ID in data.addresses}
-        if not found:
-            raise AdminError("no broker is registered at the name servers: is the cluster still starting?")
-        return found
+        """Addresses of the masters by broker name. Waits for the brokers' registration at a name server that has just started.
+
+        ``AdminError`` where there is none after 10 s.
+        """
+        clock = self._client().clock
+        deadline = clock.monotonic_ms() + TIMEOUT_MS
+        while True:
+            found = {data.broker_name: Address.parse(data.addresses[MASTER_ID]) for data in self.brokers() if MASTER_ID in data.addresses}
+            if found:
+                return found
+            if clock.monotonic_ms() > deadline:
+                raise AdminError("no broker is registered at the name servers: see `rmq-ray status`")
+            clock.sleep_ms(POLL_MS)
 
     # --- topics ------------------------------------------------------------------------------------------------------------
 
@@ -203,7 +212,7 @@ class Admin:
                     raise
             if clock.monotonic_ms() > deadline:
                 raise AdminError(f"the name server does not show topic {name!r} on every broker after {TIMEOUT_MS // 1000} s", name)
-            clock.sleep_ms(5)
+            clock.sleep_ms(POLL_MS)
 
 
 def _accepted(answer: Command, failure: str, accept: Iterable[int]) -> Command:

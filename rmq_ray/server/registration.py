@@ -30,7 +30,7 @@ from rmq_ray.server.identity import Identity
 
 log = logging.getLogger("rmq_ray.server")
 SECOND_REGISTRATION_S = 10.0
-FAILURE_PAUSE_S = 1.0
+FAILURE_PAUSE_S = 0.25
 TIMEOUT_MS = 6_000
 UNREGISTER_TIMEOUT_MS = 1_000
 
