@@ -107,7 +107,7 @@ class Writer:
     def _properties(self, number: int, plain: bool) -> str:
         properties: dict[str, str] = {}
         if not plain and number % 3:
-            properties["KEYS"] = f"order-{number} both-{number % 7}" if number % 5 == 0 else f"order-{number}"
+            properties["KEYS"] = f"order-{number} both-{number % 31}" if number % 5 == 0 else f"order-{number}"
         tag = "TagA" if plain else self._random.choice(TAGS)
         if tag:
             properties["TAGS"] = tag

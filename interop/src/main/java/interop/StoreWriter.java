@@ -99,7 +99,7 @@ public final class StoreWriter {
         random.nextBytes(body);
         message.setBody(body);
         if (number % 3 != 0) {
-            message.setKeys(number % 5 == 0 ? "order-" + number + " both-" + number % 7 : "order-" + number);
+            message.setKeys(number % 5 == 0 ? "order-" + number + " both-" + number % 31 : "order-" + number);
         }
         String tag = TAGS[random.nextInt(TAGS.length)];
         if (tag != null) {
