@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
@@ -82,11 +83,9 @@ class AssignedQueue:
 
 def cut(owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: int) -> list[ReadyBatch]:
     """The records of ``page`` that passed the filter, in batches of at most ``batch_size``, in order of their offsets."""
-    if len(indices) <= batch_size:
-        return [ReadyBatch(owner, page, indices, sum(page.body_bytes if len(indices) == len(page) else [page.body_bytes[i] for i in indices]))]
-    lengths = page.body_bytes if len(indices) == len(page) else [page.body_bytes[i] for i in indices]
+    lengths = page.body_bytes if len(indices) == len(page) else page.body_bytes[list(indices)]
     if batch_size == 1:
-        return [ReadyBatch(owner, page, (i,), length) for i, length in zip(indices, lengths, strict=True)]
-    total = [0, *accumulate(lengths)]
+        return [ReadyBatch(owner, page, (i,), length) for i, length in zip(indices, lengths.tolist(), strict=True)]
     edges = range(0, len(indices), batch_size)
-    return [ReadyBatch(owner, page, indices[a : a + batch_size], total[min(a + batch_size, len(indices))] - total[a]) for a in edges]
+    totals = np.add.reduceat(lengths, edges).tolist()
+    return [ReadyBatch(owner, page, indices[at : at + batch_size], total) for at, total in zip(edges, totals, strict=True)]

@@ -4,7 +4,7 @@ A page keeps the answer's bytes and, per record, where it begins and where its b
 page at once. A message is a page and a number: making one costs 0.1 us, its body 0.2 us, its properties 1.5 us.
 
     records:  |-- head (88 bytes, hosts of 4 bytes) --|-- body --|len|topic|len|-- properties --|  next record ...
-              at[i]                                   body_at[i]  body_end[i]                   end = at[i] + size
+              at[i]                                   body_at[i]  body_end[i]                   at[i + 1]
 
 Decides how a stored record looks to a listener: the topic of a retried message is the original one, frame marks are hidden,
 compressed bodies are inflated. Does not filter and does not know offsets other than those in the records.
@@ -56,16 +56,16 @@ _TAGS_MARK = b"TAGS\x01"
 class Page:
     """``count`` records of one queue, back to back in ``raw`` from byte ``start``; ``sizes`` are their lengths in bytes.
 
-    ``min_offset`` and ``max_offset`` are the queue's bounds when it was pulled. Raises ``ConsumeError`` for bytes that are no
+    ``bounds``: the queue's smallest and greatest offset when it was pulled. Raises ``ConsumeError`` for bytes that are no
     records of that many and that long.
     """
 
-    __slots__ = ("at", "body_at", "body_bytes", "body_end", "compressed", "max_offset", "min_offset", "offsets", "queue", "raw", "retry", "sizes")
+    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "offsets", "queue", "raw", "retry")
 
     def __init__(self, queue: MessageQueue, raw: bytes, sizes: np.ndarray[Any, Any], start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
         self.queue = queue
         self.raw = raw
-        self.min_offset, self.max_offset = bounds
+        self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         ends = np.cumsum(sizes, dtype=np.int64) + start
         if len(sizes) == 0 or int(sizes.min()) < OVERHEAD_BYTES or int(ends[-1]) != len(raw):
@@ -80,29 +80,29 @@ class Page:
         if not bool(((head["total"] == sizes) & (head["magic"] == MAGIC) & (lengths >= 0) & (body_end + 3 <= ends)).all()):
             raise ConsumeError(f"a page of {queue} holds bytes that are no records; the broker is broken", str(queue))
         self.compressed = bool((sys_flags & SysFlag.COMPRESSED).any())
-        self.sizes: list[int] = sizes.tolist()
-        self.at: list[int] = starts.tolist()  # plain ints: indexing a numpy array costs 10 times as much
+        self.at: list[int] = [*starts.tolist(), len(raw)]  # plain ints: indexing a numpy array costs 10 times as much
         self.body_at: list[int] = body_at.tolist()
         self.body_end: list[int] = body_end.tolist()
-        self.body_bytes: list[int] = lengths.tolist()
-        self.offsets: list[int] = head["queue_offset"].tolist()
+        self.body_bytes = lengths
+        """Length of each body as stored, an array."""
+        self.offsets = _offsets(head["queue_offset"])
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.body_at)
 
     def messages(self, indices: Sequence[int] | None = None, started_ms: int = 0) -> list[MessageExt]:
         """Messages of these records (None = all). ``started_ms``: when the listener gets them."""
-        return list(map(MessageExt, repeat(self), range(len(self.at)) if indices is None else indices, repeat(started_ms)))
+        return list(map(MessageExt, repeat(self), range(len(self)) if indices is None else indices, repeat(started_ms)))
 
     def tagged(self, tags: frozenset[str]) -> list[int]:
         """Indices of the records whose tag is one of ``tags``, compared as strings: codes may collide."""
         wanted = {tag.encode() for tag in tags}
-        return [i for i in range(len(self.at)) if self.tag_bytes(i) in wanted]
+        return [i for i in range(len(self)) if self.tag_bytes(i) in wanted]
 
     def properties_at(self, i: int) -> tuple[int, int]:
         """First byte and end of record ``i``'s property string."""
         topic_at = self.body_end[i]
-        return topic_at + self.raw[topic_at] + 3, self.at[i] + self.sizes[i]
+        return topic_at + self.raw[topic_at] + 3, self.at[i + 1]
 
     def tag_bytes(self, i: int) -> bytes | None:
         """The TAGS property, found without decoding the others."""
@@ -187,7 +187,7 @@ class MessageExt:
         begin, end = page.properties_at(self._i)
         found = decode_properties(page.raw[begin:end].decode("utf-8", "replace"))
         found.pop(FRAME, None)
-        found[MIN_OFFSET], found[MAX_OFFSET] = str(page.min_offset), str(page.max_offset)
+        found[MIN_OFFSET], found[MAX_OFFSET] = page.bounds
         if self._started_ms:
             found[CONSUME_START_TIME] = str(self._started_ms)
         self._properties: dict[str, str] = found
@@ -197,7 +197,7 @@ class MessageExt:
     def message_id(self) -> str:
         """The unique key that the sender's client made; for others' messages without one, ``offset_message_id``."""
         page = self._page
-        end = page.at[self._i] + page.sizes[self._i]
+        end = page.at[self._i + 1]
         raw = page.raw
         if raw[end - 41 : end - 32] == _UNIQUE_MARK:
             return raw[end - 32 : end].decode("ascii", "replace")
@@ -301,13 +301,19 @@ class MessageExt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         page, i = self._page, self._i
-        record = page.raw[page.at[i] : page.at[i] + page.sizes[i]]
+        record = page.raw[page.at[i] : page.at[i + 1]]
         queue = (page.queue.topic, page.queue.broker_name, page.queue.queue_id)
-        return restored, (record, queue, (page.min_offset, page.max_offset), self._started_ms, self.reconsume_times)
+        return restored, (record, queue, (int(page.bounds[0]), int(page.bounds[1])), self._started_ms, self.reconsume_times)
 
     def __repr__(self) -> str:
         place = f"queue_id={self.queue.queue_id}, queue_offset={self.queue_offset}"
         return f"MessageExt(topic={self.topic!r}, {place}, message_id={self.message_id!r}, tag={self.tag!r})"
+
+
+def _offsets(found: np.ndarray[Any, Any]) -> Sequence[int]:
+    """Queue offsets of a page: rising by one each unless the broker filtered, so mostly a ``range``."""
+    first, last = int(found[0]), int(found[-1])
+    return range(first, last + 1) if last - first + 1 == len(found) else found.tolist()
 
 
 def whole_bytes(records: memoryview) -> tuple[bytes, int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rmq_ray.client.received import INFLATED_BYTES_MAX, Page
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.model.message import SysFlag
+from rmq_ray.model.message import SysFlag, decode_properties
 from rmq_ray.store.record import Record, encode_record
 from tests.support.scripted_client import record
 
@@ -163,5 +163,14 @@ def test_a_message_kept_for_another_try_counts_it_locally() -> None:
 def test_bodies_come_out_as_they_went_in_whatever_their_lengths(bodies: list[bytes]) -> None:
     found = page(*[record(QUEUE, i, body) for i, body in enumerate(bodies)])
     assert [message.body for message in found.messages()] == bodies
-    assert found.body_bytes == [len(body) for body in bodies]
+    assert found.body_bytes.tolist() == [len(body) for body in bodies]
     assert [message.queue_offset for message in found.messages()] == list(range(len(bodies)))
+
+
+@given(
+    st.lists(st.sampled_from(["a\x01b", "KEYS\x01x y", "", "\x01v", "name\x01", "\x01vv", "no separator", "a\x01b\x01c", "é\x01ü"]), max_size=6), st.booleans()
+)
+def test_properties_are_parsed_as_the_format_says_whatever_is_broken_in_them(segments: list[str], ended: bool) -> None:
+    text = "\x02".join(segments) + ("\x02" if ended else "")
+    (message,) = page(record(QUEUE, 0, properties=text)).messages()
+    assert message.all_properties == decode_properties(text) | {"MIN_OFFSET": "3", "MAX_OFFSET": "99"}
