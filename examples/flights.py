@@ -9,6 +9,8 @@ computes departures and mean delay per carrier and origin from the topic; both r
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -36,7 +38,7 @@ CHUNK_ROWS = 4_000
 PRODUCERS = CONSUMERS = 2
 PATIENCE_S = 120.0
 COLUMNS = ["carrier", "origin", "tailnum", "flight", "dest", "dep_delay", "time_hour"]
-console = Console()
+console = Console(file=sys.stdout)  # what Ray prints about the killed process goes elsewhere, see main
 
 
 def send_rows(producer: rmq.Producer, rows: list[tuple[Any, ...]]) -> int:
@@ -202,7 +204,7 @@ def run(store_path: str) -> int:
         timings.consumed = time.perf_counter() - begin
     by_consumers, repeats = consumer_totals(consumers)
     ray.get([actor.stop.remote() for actor in consumers] + [actor.close.remote() for actor in producers])
-    with console.status("Spark reads the topic through RayDP ..."):
+    with console.status("Spark reads the topic through RayDP ..."), quiet_stderr():
         begin = time.perf_counter()
         by_spark = spark_totals()
         timings.spark = time.perf_counter() - begin
@@ -227,12 +229,29 @@ def report(flights: pd.DataFrame, stored: int, by_consumers: pd.DataFrame, by_sp
     return wrong
 
 
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """What the JVMs print while they start goes to a file; it is shown when the block fails."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            file.seek(0)
+            os.write(kept, file.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def main() -> int:
     """Exit code 0 when nothing was lost."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # a killed broker is back three times sooner on a busy machine
     ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)  # a kill is part of it
     try:
-        with tempfile.TemporaryDirectory(prefix="rmq-ray-demo-") as directory:
+        with tempfile.TemporaryDirectory(prefix="rmq-ray-demo-") as directory, contextlib.redirect_stdout(io.StringIO()):
             return 1 if run(directory) else 0
     finally:
         ray.shutdown()

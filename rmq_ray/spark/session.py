@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rmq_ray.actors.gateway import require_ray
-from rmq_ray.config import environment, put_environment
+from rmq_ray.config import put_environment
 from rmq_ray.errors import SparkError
 from rmq_ray.spark.java import ADD_OPENS, ensure_java
 
@@ -50,7 +50,6 @@ def session(
     _require_room(num_executors, executor_memory)
     put_environment("PYSPARK_PYTHON", sys.executable)
     put_environment("PYSPARK_DRIVER_PYTHON", sys.executable)
-    put_environment("RAY_BACKEND_LOG_LEVEL", environment("RAY_BACKEND_LOG_LEVEL", "error") or "error")  # of the JVMs' Ray clients
     import raydp
 
     raydp_init: Any = raydp.init_spark
@@ -80,7 +79,7 @@ def stop() -> None:
 def _settings() -> dict[str, Any]:
     quiet = {"spark.log4j.config.file.name": str(LOG4J), "spark.ray.log4j.config.file.name": str(LOG4J)}
     return {
-        "spark.driver.extraJavaOptions": f"{ADD_OPENS} -Dlog4j2.configurationFile={LOG4J.as_uri()}",
+        "spark.driver.extraJavaOptions": ADD_OPENS,
         "spark.executor.extraJavaOptions": ADD_OPENS,
         "spark.ray.raydp_app_master.extraJavaOptions": ADD_OPENS,
         "spark.ray.raydp_spark_executor.actor.resource.cpu": "0",
