@@ -372,6 +372,8 @@ class MessageStore(StoreReads):
 
     def _write_last_checkpoint(self, checkpointer: Checkpointer) -> bool:
         try:
+            if self._parts is not None and self._parts.index is not None:
+                self._parts.index.flush_slots()  # Apache RocketMQ, and a start without our checkpoint, know only the slots on disk
             checkpointer.write(thorough=True)
         except StoreError as error:
             logger.error("the last checkpoint could not be written, the next start recovers: %s", error)
