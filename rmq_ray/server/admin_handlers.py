@@ -14,7 +14,7 @@ import msgpack
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import MalformedFrame
+from rmq_ray.errors import MalformedFrame, NotAuthorized
 from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.ports import Peer
@@ -102,7 +102,7 @@ class AdminHandlers:
 
     def store_info(self, command: Command, peer: Peer) -> Command:
         """STORE_INFO: what a reader beside the log must know; only for connections that proved the secret (it names a path)."""
-        store = self._store()
+        store = self._store_for(peer)
         info = {
             "host_id": host_id(), "path": self._config.store.path, "identity": store.identity, "epoch": store.epoch, "visible_end": store.visible_offset,
             "segment_bytes": self._config.store.segment_bytes, "consume_queue_entries": self._config.store.consume_queue_entries,
@@ -116,7 +116,7 @@ class AdminHandlers:
         if len(asked) != 3 or not isinstance(asked[0], str) or not isinstance(asked[1], dict) or not isinstance(asked[2], int):
             raise MalformedFrame("body of PIN_SEGMENTS must be [topic, {queue id: first offset}, duration in ms]")
         topic, starts, duration_ms = asked
-        store = self._store()
+        store = self._store_for(peer)
         positions = [store.log_offset_of(topic, int(queue_id), int(offset)) for queue_id, offset in starts.items()]
         known = [position for position in positions if position >= 0]
         deadline_ms = self._clock.now_ms() + min(duration_ms if duration_ms > 0 else PIN_MS_DEFAULT, PIN_MS_MAX)
@@ -127,8 +127,13 @@ class AdminHandlers:
         asked = _unpack(command)
         if len(asked) != 1 or not isinstance(asked[0], int):
             raise MalformedFrame("body of UNPIN_SEGMENTS must be [pin id]")
-        self._store().unpin(asked[0])
+        self._store_for(peer).unpin(asked[0])
         return command.answer()
+
+    def _store_for(self, peer: Peer) -> MessageStore:
+        if not peer.trusted:
+            raise NotAuthorized("this request is for clients of the cluster that proved its secret")
+        return self._store()
 
     def _store(self) -> MessageStore:
         store = self._keeper.store

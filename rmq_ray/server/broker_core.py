@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -167,7 +168,7 @@ class BrokerCore:
         found: dict[str, Any] = {
             "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
             "reopened": keeper.reopened,
-            "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
+            "pid": os.getpid(), "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
             "boot_ms": self.identity.boot_ms, "flush": self.config.store.flush.value, "topics": len(self.tables.topics),
             "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
             "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),

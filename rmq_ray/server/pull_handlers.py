@@ -17,7 +17,7 @@ from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import SubscriptionInvalid, TooManyRequests
 from rmq_ray.model.groups import SQL92, TAG, MessageModel
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.pulling import PullSysFlag
+from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.filter_tag import tag_subscription
@@ -28,6 +28,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import PullHeader
 from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull, unpack_scan
 from rmq_ray.server.counters import Counters
+from rmq_ray.server.epoch_guard import cut_offset
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
@@ -38,7 +39,8 @@ from rmq_ray.server.parked_pulls import ParkedPulls
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_table import TopicTable
-from rmq_ray.store.message_store import GetResult, MessageStore
+from rmq_ray.store.message_store import MessageStore
+from rmq_ray.store.reading import GetResult
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10
@@ -108,8 +110,12 @@ class PullHandlers:
         if count <= 0:
             low, high = store.bounds(scan.topic, scan.queue_id)
             return command.answer(PULL_NOT_FOUND, body=pack_pull_answer(scan.start, low, high, store.epoch, 0))
-        result = store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
         self._counters.scans += 1
+        moved = cut_offset(store, scan.topic, scan.queue_id, scan.start, scan.epoch)
+        if moved is None:
+            result = store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
+        else:
+            result = _moved(store, scan.topic, scan.queue_id, moved)
         code = response_code(result.status, scan.start)
         return command.answer(code, body=self._records_body(result, store, 0))
 
@@ -133,7 +139,8 @@ class PullHandlers:
         group = self._check_group(asked.group)
         self._check_topic(asked.topic, asked.queue_id)
         codes = self._filter(asked, group)
-        result = self._read(store, pull, codes)
+        moved = cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch) if asked.epoch else None
+        result = self._read(store, pull, codes) if moved is None else _moved(store, asked.topic, asked.queue_id, moved)
         code = response_code(result.status, asked.offset)
         if first:
             self._commit(asked, peer)
@@ -244,6 +251,11 @@ class PullHandlers:
         if store is None:
             raise self._keeper.refusal()
         return store
+
+
+def _moved(store: MessageStore, topic: str, queue_id: int, offset: int) -> GetResult:
+    """The result for a reader that lies beyond a cut of the log."""
+    return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, offset, *store.bounds(topic, queue_id))
 
 
 def _no_sql() -> Refused:

@@ -122,11 +122,11 @@ class StoreKeeper:
     def _open(self) -> None:
         if self.state is KeeperState.CLOSED:
             return
+        self._busy = True
         try:
             self._offload.submit(self._opened_store, self._opened)
-            self._busy = True
         except BrokerBusy as error:
-            self.error = error  # the next tick tries again
+            self._busy, self.error = False, error  # the next tick tries again
 
     def _opened_store(self) -> MessageStore:
         """In a thread: a recovered store, or its error."""
