@@ -23,6 +23,7 @@ SEND_STALL_MS = 1_000
 RECEIVE_SLICE_MS = 500
 """How long a blocked send or receive of the open connection lasts before it looks around."""
 _LENGTH = struct.Struct(">i")
+_TOO_LATE = "no answer to the handshake in time; the server is overloaded or stopped"
 
 
 def dial(address: Address, credentials: Credentials | None, limits: RemotingLimits, clock: Clock) -> socket.socket:
@@ -69,7 +70,10 @@ class _Exchange:
         found = b""
         while len(found) < count:
             self._arm()
-            piece = self._sock.recv(count - len(found))
+            try:
+                piece = self._sock.recv(count - len(found))
+            except TimeoutError:
+                raise TimeoutError(_TOO_LATE) from None
             if not piece:
                 raise ConnectionResetError("the server closed the connection during the handshake; it may be full, or no server of this kind")
             found += piece
@@ -78,7 +82,7 @@ class _Exchange:
     def _arm(self) -> None:
         left_ms = self._deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
-            raise TimeoutError("no answer to the handshake in time")
+            raise TimeoutError(_TOO_LATE)
         self._sock.settimeout(left_ms / 1000)
 
 

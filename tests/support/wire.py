@@ -136,6 +136,26 @@ def echo_process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
             process.stdout.close()
 
 
+@contextmanager
+def scripted(script: Callable[[socket.socket], None]) -> Iterator[Address]:
+    """A server that runs a script with its one connection."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def run() -> None:
+        sock, _ = listening.accept()
+        accepted.append(sock)
+        script(sock)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield Address(*listening.getsockname())
+    finally:
+        listening.close()
+        for sock in accepted:
+            sock.close()
+
+
 class RawClient:
     """A socket with frames and no manners."""
 
