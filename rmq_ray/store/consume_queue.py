@@ -44,7 +44,7 @@ class ConsumeQueue:
     def __init__(self, directory: str, entries_per_file: int, files: FileSystem, cache: FileCache | None = None) -> None:
         self.directory = directory
         self._files = files
-        self._cache = cache or FileCache(files)
+        self._cache = cache if cache is not None else FileCache(files)
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._first_start = self._last_start = -1  # bytes; -1 = no file yet
         self._last = ""  # path of the last file
@@ -173,7 +173,7 @@ class ConsumeQueue:
     def set_min_log_offset(self, log_offset: int) -> None:
         """The log begins at ``log_offset`` now: the minimum moves to the first entry that is still in it."""
         if self._min < self._max and self._entry(self._min)[0] < log_offset:
-            self._min = self._search(log_offset)
+            self._min = self._first_kept(self._search(log_offset))
 
     def delete_files_before_min(self) -> int:
         """Remove files whose every entry lies below the minimum, never the last one; returns how many."""

@@ -176,8 +176,8 @@ class IndexService:
         if len(pending) >= PENDING_MAX:
             self._write_pending()
 
-    def put_many(self, hashes: Array, log_offsets: Array, store_ms: int) -> None:
-        """Index many items of one store time; see ``IndexFile.put_many``. Queries find them on return."""
+    def put_many(self, hashes: Array, log_offsets: Array, store_ms: int | Array) -> None:
+        """Index many items; see ``IndexFile.put_many``. Queries find them on return."""
         if len(hashes):
             with self._putting:
                 self._write_pending()

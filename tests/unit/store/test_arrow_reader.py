@@ -67,16 +67,29 @@ def check_same(records: list[Record]) -> None:
 
 
 def test_a_batch_has_the_public_columns_in_their_order() -> None:
-    assert COLUMNS == ("topic", "broker", "queue_id", "queue_offset", "message_id", "keys", "tag", "properties", "body", "born_ts", "store_ts", "reconsume_times")
+    assert COLUMNS == (
+        "topic",
+        "broker",
+        "queue_id",
+        "queue_offset",
+        "message_id",
+        "keys",
+        "tag",
+        "properties",
+        "body",
+        "born_ts",
+        "store_ts",
+        "reconsume_times",
+    )
     assert batch_of(record()).schema.equals(SCHEMA)
 
 
 def test_every_column_says_what_the_record_says() -> None:
-    check_same([record(n, properties=f"KEYS\x01a{n} b\x02TAGS\x01t{n % 3}\x02region\x01eu\x02{KEY % n}", reconsume_times=n) for n in range(40)])
+    check_same([record(n, properties=f"KEYS\x01a{n} b\x02TAGS\x01t{n % 3}\x02region\x01eu\x02{KEY % n}", reconsume_times=n) for n in range(90)])
 
 
 def test_records_of_other_producers_with_the_unique_key_anywhere_read_the_same() -> None:
-    check_same([record(n, properties=f"{KEY % n}\x02WAIT\x01true\x02TAGS\x01TagA\x02CLUSTER\x01c\x02") for n in range(40)])
+    check_same([record(n, properties=f"{KEY % n}\x02WAIT\x01true\x02TAGS\x01TagA\x02CLUSTER\x01c\x02") for n in range(90)])
 
 
 def test_records_without_properties_get_the_offset_message_id() -> None:
@@ -86,7 +99,9 @@ def test_records_without_properties_get_the_offset_message_id() -> None:
 
 
 def test_hosts_of_16_bytes_move_the_fields_behind_them() -> None:
-    check_same([record(n, born_host=("fe80::2", 1), store_host=("fe80::1" if n % 2 else "10.0.0.1", 2), reconsume_times=n, properties=KEY % n) for n in range(6)])
+    check_same(
+        [record(n, born_host=("fe80::2", 1), store_host=("fe80::1" if n % 2 else "10.0.0.1", 2), reconsume_times=n, properties=KEY % n) for n in range(6)]
+    )
 
 
 def test_the_mark_of_a_frame_and_reserved_names_stay_hidden() -> None:
@@ -97,13 +112,25 @@ def test_the_mark_of_a_frame_and_reserved_names_stay_hidden() -> None:
 
 
 def test_malformed_parts_are_skipped_and_of_equal_names_the_last_counts() -> None:
-    check_same([record(n, properties=text) for n, text in enumerate(("\x02\x02", "a\x01", "ab", "=\x01x\x02TAGS\x01one\x02TAGS\x01two\x02k\x011\x02k\x012", "a\x01b\x01c\x02", "KEYS\x01 a  b "))])
+    check_same(
+        [
+            record(n, properties=text)
+            for n, text in enumerate(
+                ("\x02\x02", "a\x01", "ab", "=\x01x\x02TAGS\x01one\x02TAGS\x01two\x02k\x011\x02k\x012", "a\x01b\x01c\x02", "KEYS\x01 a  b ")
+            )
+        ]
+    )
 
 
 def test_random_property_strings_read_as_the_plain_decoder_reads_them() -> None:
     chance = random.Random(5)
-    for _ in range(30):
-        texts = ["".join(chance.choice("\x01\x02\x02aKTÄ ") + chance.choice(("", "KEYS\x01", "TAGS\x01x", "UNIQ_KEY\x01u", "p\x01v")) for _ in range(chance.randrange(9))) for _ in range(20)]
+    for count in [20] * 10 + [90] * 20:  # few distinct strings are parsed one by one, many at once
+        texts = [
+            "".join(
+                chance.choice("\x01\x02\x02aKTÄ ") + chance.choice(("", "KEYS\x01", "TAGS\x01x", "UNIQ_KEY\x01u", "p\x01v")) for _ in range(chance.randrange(9))
+            )
+            for _ in range(count)
+        ]
         check_same([record(n, properties=text) for n, text in enumerate(texts)])
 
 
@@ -114,7 +141,11 @@ def test_text_that_is_not_utf8_gets_replacement_characters() -> None:
 
 
 def test_compressed_bodies_come_out_uncompressed() -> None:
-    records = [record(0), record(1, body=zlib.compress(b"x" * 5000), sys_flag=SysFlag.COMPRESSED), record(2, body=zlib.compress(b"y"), sys_flag=SysFlag.COMPRESSED | 3 << 8)]
+    records = [
+        record(0),
+        record(1, body=zlib.compress(b"x" * 5000), sys_flag=SysFlag.COMPRESSED),
+        record(2, body=zlib.compress(b"y"), sys_flag=SysFlag.COMPRESSED | 3 << 8),
+    ]
     assert batch_of(*records)["body"].to_pylist() == [b"body 0", b"x" * 5000, b"y"]
 
 
