@@ -4,8 +4,8 @@ Two views of every file: ``current`` (the page cache: what a living process read
 the last sync is kept, in order, so that a power loss may keep any of them, drop any one, or tear one at any byte. Names are stable
 after ``sync_dir``. ``survivor()`` builds the file system that the next life finds.
 
-    process death    all writes stay: survivor(keep=ALL), same boot
-    power loss       survivor(keep=NONE | a choice), another boot id
+    process death    after_kill(): all writes stay, synced or not, as does what is not synced yet
+    power loss       survivor(keep_none | keep_all | a choice), another boot id
 
 Faults: ``fail_next(action, path part, error)`` makes one call raise as the real ``FileSystem`` would; a failed ``datasync`` forgets
 the writes it should have synced, as Linux does: readers see them until ``forget_cached``.
@@ -202,6 +202,13 @@ class CrashFileSystem(FileSystem):
                 elif kept is not False:
                     _apply(content, change, kept)
             after.names[path] = after.stable_names[path] = Inode(content, bytearray(content), [], inode.modified_ms)
+        return after
+
+    def after_kill(self) -> CrashFileSystem:
+        """The machine after its process died: page cache, disk and boot are as they were, locks are free. One life per disk."""
+        after = CrashFileSystem(self.boot)
+        after.names, after.stable_names, after.directories = self.names, self.stable_names, self.directories
+        after.random, after.sequence = self.random, self.sequence
         return after
 
     def flip(self, path: str, position: int, bit: int = 1) -> None:

@@ -141,6 +141,17 @@ def test_async_flush_loses_nothing_when_the_process_dies() -> None:
     assert after.report.clean is False and after.report.cut_bytes == 0
 
 
+def test_what_a_new_life_shows_survives_the_next_power_loss() -> None:
+    rig = rig_of(FlushMode.SYNC_FLUSH)
+    rig.send(OLD, 0)
+    rig.settle()
+    rig.store.flush()
+    rig.send(LAST, 1)
+    shown = rig.next_life(rig.disk.after_kill())
+    assert shown.bodies() == [*OLD, *LAST], "the page cache still had it"
+    assert shown.next_life(shown.disk.survivor(keep_none, "boot-2")).bodies() == [*OLD, *LAST]
+
+
 def test_a_cut_leaves_nothing_that_could_be_taken_for_a_record_later() -> None:
     """A frame is torn; another whose first record has the same size takes its place; the old second record must not come back."""
     rig = rig_of(FlushMode.ASYNC_FLUSH)
