@@ -87,7 +87,7 @@ class AsyncFrames:
         """One message, in the frame of this loop turn; special kinds on their own."""
         if message.special:
             queue = message.queue or self.next_queue(await self.queues(message.topic))
-            return await self._send_load(await self._single(message, queue, timeout_ms), queue, message.queue is not None, timeout_ms)
+            return await self._send_load(await self._single(message, timeout_ms), queue, message.queue is not None, timeout_ms)
         key: Key = message.topic if message.queue is None else message.queue
         turn = self._turns.get(key)
         if turn is None:
@@ -108,9 +108,7 @@ class AsyncFrames:
         """One message without an answer, written once."""
         queue = message.queue or self.next_queue(await self.queues(message.topic))
         load = (
-            await self._single(message, queue, timeout_ms)
-            if message.special
-            else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
+            await self._single(message, timeout_ms) if message.special else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
         )
         try:
             connection, _ = await self._connection(queue)
@@ -212,11 +210,11 @@ class AsyncFrames:
                     raise
             await asyncio.sleep(SPAN_PAUSE_S)
 
-    async def _single(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+    async def _single(self, message: Outgoing, timeout_ms: float) -> Load:
         deadline = self._clock.monotonic_ms() + timeout_ms
         while True:
             try:
-                return self._core.make_load(message, queue, 0.0)
+                return self._core.make_load(message, 0.0)
             except BrokerBusy:
                 if self._clock.monotonic_ms() >= deadline:
                     raise

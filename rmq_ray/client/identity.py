@@ -4,23 +4,27 @@ A producer id is 128 random bits per producer and process: never pickled, made a
 through all repeats. Brokers remember the last 1,024 frames of a producer, so no frame may stay unresolved while that many newer
 ones go out: ``take`` waits then.
 
-Called by ``client.producer`` and ``client.async_producer``. Invariant: a sequence is given out once; keys never repeat within 65,536 a millisecond.
+Called by both producers. Invariants: a sequence is given out once; keys do not repeat while fewer than 65,536 are made in a millisecond.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections import OrderedDict
 
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.local_address import process_id
 from rmq_ray.store.record import UniqueKeys
 
-SEQUENCE_SPAN_MAX = 1_000
-"""Newest less oldest unresolved sequence; below the broker's window of 1,024."""
+SEQUENCE_SPAN_MAX = 800
+"""Newest less oldest unresolved sequence at which ``take`` begins to wait; looked at every ``LOOK_EVERY`` sequences, so that it stays below
+the broker's window of 1,024 with up to 96 threads sending at once."""
+LOOK_EVERY = 128
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
+
+_HEX = [f"{value:02X}" for value in range(256)]
 
 
 class ProducerIdentity:
@@ -28,43 +32,63 @@ class ProducerIdentity:
 
     def __init__(self, host: str) -> None:
         self.producer_id = os.urandom(16)
+        self._sequences = itertools.count()
+        self._unresolved: dict[int, None] = {}
+        self._resolved = threading.Condition(threading.Lock())
+        self._holding = 0  # callers that wait for an old frame
         self._keys = UniqueKeys(host, process_id(), int.from_bytes(os.urandom(4)))
         self._keys_lock = threading.Lock()
-        self._resolved = threading.Condition(threading.Lock())
-        self._unresolved: OrderedDict[int, None] = OrderedDict()
-        self._next = 0
+        self._keys_ms = -1
+        self._head = ""
+        self._key_count = 0
 
     def take(self, timeout_ms: float) -> FrameId:
-        """The next frame's id. Waits while the oldest unresolved frame is ``SEQUENCE_SPAN_MAX`` behind; ``BrokerBusy`` after ``timeout_ms``."""
-        with self._resolved:
-            unresolved = self._unresolved
-            if unresolved and self._next - next(iter(unresolved)) >= SEQUENCE_SPAN_MAX:
-                self._wait(timeout_ms)
-            sequence = self._next
-            self._next = sequence + 1
-            unresolved[sequence] = None
+        """The next frame's id. Waits while the oldest unresolved frame is too far behind; ``BrokerBusy`` after ``timeout_ms``."""
+        sequence = next(self._sequences)
+        self._unresolved[sequence] = None
+        if not sequence % LOOK_EVERY or self._holding:
+            self._hold_back(sequence, timeout_ms)
         return FrameId(self.producer_id, sequence)
 
     def release(self, frame_id: FrameId) -> None:
         """The frame is stored or given up: it will not be sent again."""
-        with self._resolved:
-            self._unresolved.pop(frame_id.sequence, None)
-            self._resolved.notify_all()
+        self._unresolved.pop(frame_id.sequence, None)
+        if self._holding:
+            with self._resolved:
+                self._resolved.notify_all()
 
     def unique_key(self, now_ms: int) -> str:
         """One UNIQ_KEY of 32 hex digits."""
         with self._keys_lock:
-            return self._keys.next(now_ms)
+            if now_ms != self._keys_ms:
+                self._keys_ms, self._head = now_ms, self._keys.next(now_ms)[:-4]
+            count = self._key_count
+            self._key_count = count + 1
+            return self._head + _HEX[count >> 8 & 255] + _HEX[count & 255]
 
     def unique_keys(self, now_ms: int, count: int) -> list[str]:
         """``count`` keys in a row."""
         with self._keys_lock:
-            return self._keys.take(now_ms, count)
+            if now_ms != self._keys_ms:
+                self._keys_ms, self._head = now_ms, self._keys.next(now_ms)[:-4]
+            first, head = self._key_count, self._head
+            self._key_count = first + count
+        return [head + _HEX[number >> 8 & 255] + _HEX[number & 255] for number in range(first, first + count)]
 
-    def _wait(self, timeout_ms: float) -> None:
-        slices = max(1, round(timeout_ms / 1000 / WAIT_SLICE_S + 0.5))
-        for _ in range(slices):
-            self._resolved.wait(min(WAIT_SLICE_S, timeout_ms / 1000))
-            if not self._unresolved or self._next - next(iter(self._unresolved)) < SEQUENCE_SPAN_MAX:
-                return
+    def _hold_back(self, sequence: int, timeout_ms: float) -> None:
+        """Wait until no unresolved frame is further behind than the span. A caller that gives up leaves no trace."""
+        if self._near(sequence):
+            return
+        with self._resolved:
+            self._holding += 1
+            try:
+                for _ in range(int(timeout_ms / 1000 / WAIT_SLICE_S) + 1):
+                    if self._resolved.wait_for(lambda: self._near(sequence), min(WAIT_SLICE_S, timeout_ms / 1000)):
+                        return
+            finally:
+                self._holding -= 1
+        self._unresolved.pop(sequence, None)
         raise BrokerBusy(f"a frame has been unanswered while {SEQUENCE_SPAN_MAX} newer ones went out; nothing was sent, send again later")
+
+    def _near(self, sequence: int) -> bool:
+        return sequence - min(list(self._unresolved)) < SEQUENCE_SPAN_MAX

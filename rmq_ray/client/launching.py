@@ -31,14 +31,14 @@ log = logging.getLogger("rmq_ray.client")
 
 
 class Job:
-    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds.
+    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds (None: bounded elsewhere).
 
     ``prepare`` makes its delivery: called once, by whoever launches it first (encoding happens there).
     """
 
     __slots__ = ("delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of")
 
-    def __init__(self, outcome: BatchOutcome, prepare: Callable[[], Delivery], slot_of: str, lane: MessageQueue | None) -> None:
+    def __init__(self, outcome: BatchOutcome, prepare: Callable[[], Delivery], slot_of: str | None, lane: MessageQueue | None) -> None:
         self.outcome = outcome
         self.prepare = prepare
         self.slot_of = slot_of
@@ -189,7 +189,8 @@ class Launcher:
                 return
             job.done = True
             following = self._next_of_lane(job)
-        self._slots.free(job.slot_of)
+        if job.slot_of is not None:
+            self._slots.free(job.slot_of)
         if job.delivery is not None:
             self._finished(job.delivery)
         job.outcome.finish(error)

@@ -1,6 +1,7 @@
 """What a send puts on the wire: a frame of encoded records, or one message as Apache RocketMQ's SEND_MESSAGE_V2.
 
     RecordsLoad   SEND_RECORDS      1..65536 ordinary messages of one topic and queue
+    RecordLoad    SEND_RECORDS      one ordinary message
     SingleLoad    SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false, transaction): the broker encodes it
 
 Decides the form; called by ``client.sending`` and ``client.launching``, which decide where it goes and how often. Invariant: every
@@ -21,7 +22,8 @@ from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.headers import SendHeader
-from rmq_ray.remoting.records import pack_send, unpack_send_answer
+from rmq_ray.remoting.records import pack_send, pack_send_one, unpack_send_answer
+from rmq_ray.store.frame_encoder import encode_single
 from rmq_ray.store.record import headers, parse_offset_message_id
 
 
@@ -62,8 +64,7 @@ class RecordsLoad:
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""
-        stored = unpack_send_answer(answer.body)
-        return stored[0], stored[1]
+        return _frame_stored_at(answer)
 
     def _retarget(self, queue_id: int) -> None:
         """A copy: the old bytes may still be in a connection's queue."""
@@ -71,6 +72,30 @@ class RecordsLoad:
         sizes = self.sizes.astype(np.int64)
         headers(records)["queue_id"][np.cumsum(sizes) - sizes] = queue_id
         self._records, self._queue_id = records, queue_id
+
+
+class RecordLoad:
+    """One ordinary message: a frame of one record, encoded when it is sent. ``properties`` end with UNIQ_KEY."""
+
+    __slots__ = ("_body", "_born_ms", "_flag", "_properties", "frame_id", "message_ids", "topic")
+
+    def __init__(self, topic: str, body: bytes, properties: str, born_ms: int, frame_id: FrameId, message_id: str, flag: int) -> None:  # noqa: PLR0913 - a record
+        self.topic = topic
+        self.frame_id = frame_id
+        self.message_ids = (message_id,)
+        self._body = body
+        self._properties = properties
+        self._born_ms = born_ms
+        self._flag = flag
+
+    def command(self, queue: MessageQueue) -> Command:
+        """See ``Load``."""
+        record = encode_single(self.topic, queue.queue_id, self._body, self._properties, self._born_ms, self.frame_id, self._flag)
+        return Command(RequestCode.SEND_RECORDS, body=pack_send_one(record), serialize=BINARY)
+
+    def stored_at(self, answer: Command) -> tuple[int, int]:
+        """See ``Load``."""
+        return _frame_stored_at(answer)
 
 
 @dataclass(slots=True)
@@ -104,3 +129,8 @@ class SingleLoad:
             return int(fields["queueOffset"]), log_offset
         except (KeyError, ValueError) as error:
             raise MalformedFrame(f"the answer to a send has no usable msgId or queueOffset: {fields}") from error
+
+
+def _frame_stored_at(answer: Command) -> tuple[int, int]:
+    offset, log_offset, _, _ = unpack_send_answer(answer.body)
+    return offset, log_offset

@@ -4,8 +4,8 @@
                                             ──> Accumulator ──> Launcher      batches, futures
                                             ──> ClientInstance                routes, connections, heartbeat
 
-Decides nothing about messages (``client.outgoing``) or retries. Called by ``client.producer`` only. Invariant: every frame id taken is released exactly when its load
-will not be sent again.
+Decides nothing about messages (``client.outgoing``) or retries. Called by ``client.producer`` only. Invariant: every frame id taken is released exactly when
+its load will not be sent again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from rmq_ray.client.batching import Accumulator, encode_load
 from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.combining import Combiner
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
-from rmq_ray.client.loads import Load, SingleLoad
+from rmq_ray.client.loads import Load, RecordLoad, SingleLoad
 from rmq_ray.client.outgoing import Outgoing, Selector
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
@@ -47,6 +48,7 @@ class ProducerCore:
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max)
         self.launcher = Launcher(self.sending, self.slots, self.worker, self._resolved)
+        self.combiner = Combiner(self.sending, self.identity, self.launcher)
         self.batches = Accumulator(self.sending, self.identity, self.launcher, self.slots, self.worker, self.turns, self.find_queues)
 
     # --- as a managed producer -----------------------------------------------------------------------------------------
@@ -100,9 +102,10 @@ class ProducerCore:
         """One message, waited for."""
         if message.ordered and not message.special:
             return self._send_ordered(message, timeout_ms)
-        pinned = message.queue is not None
+        if message.queue is None and not message.special and timeout_ms == self.config.send_timeout_ms:
+            return self._send_shared(message, timeout_ms)
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        return self._send_load(self.make_load(message, queue, timeout_ms), queue, pinned, timeout_ms)
+        return self._send_load(self.make_load(message, timeout_ms), queue, message.queue is not None, timeout_ms)
 
     def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""
@@ -114,7 +117,7 @@ class ProducerCore:
     def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
         """One message without an answer."""
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        load = self.make_load(message, queue, timeout_ms)
+        load = self.make_load(message, timeout_ms)
         try:
             self.sending.oneway(load, queue)
         finally:
@@ -161,18 +164,29 @@ class ProducerCore:
         queues = self.find_queues(message.topic, timeout_ms)
         return checked_choice(selector(list(queues), message, arg), message.topic, queues)
 
-    def make_load(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> Load:
+    def make_load(self, message: Outgoing, timeout_ms: float) -> Load:
         """The message as it goes on the wire, with a frame id of its own, for which it waits up to ``timeout_ms``."""
         now_ms = self.clock.now_ms()
-        if not message.special:
-            return encode_load(self.identity, queue, (message.body,), (message.text,), now_ms, timeout_ms, (message.flag,) if message.flag else None)
         key = self.identity.unique_key(now_ms)
-        return SingleLoad(
-            message.topic, self.group, message.body, f"{message.text}UNIQ_KEY\x01{key}", now_ms, self.identity.take(timeout_ms), (key,), message.flag,
-            default_queues=self.config.default_topic_queues,
-        )  # fmt: skip
+        frame_id = self.identity.take(timeout_ms)
+        text = f"{message.text}UNIQ_KEY\x01{key}"
+        if not message.special:
+            return RecordLoad(message.topic, message.body, text, now_ms, frame_id, key, message.flag)
+        queues = self.config.default_topic_queues
+        return SingleLoad(message.topic, self.group, message.body, text, now_ms, frame_id, (key,), message.flag, default_queues=queues)
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _send_shared(self, message: Outgoing, timeout_ms: float) -> SendResult:
+        """Alone, or in a frame with other threads' messages when enough frames are out."""
+        queue = self.next_queue(message.topic, timeout_ms)
+        place = self.combiner.enter(message, queue)
+        if place is not None:
+            return self.combiner.wait(*place)
+        try:
+            return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms)
+        finally:
+            self.combiner.leave(message.topic)
 
     def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         try:
@@ -194,7 +208,7 @@ class ProducerCore:
         outcome = BatchOutcome(queue)
 
         def prepare() -> Delivery:
-            load = self.make_load(message, queue, timeout_ms)
+            load = self.make_load(message, timeout_ms)
             outcome.message_ids = load.message_ids
             attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)

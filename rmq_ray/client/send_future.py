@@ -32,7 +32,7 @@ class BatchOutcome:
     """What became of a batch. Written once, under ``condition``."""
 
     __slots__ = (
-        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "queue", "sizes", "state", "status",
+        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "sizes", "state", "status",
         "store_id", "waiters",
     )  # fmt: skip
 
@@ -48,6 +48,7 @@ class BatchOutcome:
         self.sizes: Sequence[int] = ()
         self._starts: list[int] = []
         self.store_id: Callable[[int], str] = _no_store_id
+        self.on_finish: Callable[[], None] | None = None
         self.waiters: dict[SendFuture, list[Any]] = {}
         self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
 
@@ -65,6 +66,8 @@ class BatchOutcome:
                         waiter.add_result(future)
             self.condition.notify_all()
             callbacks, self.callbacks = self.callbacks, {}
+        if self.on_finish is not None:
+            self.on_finish()
         for future, functions in callbacks.items():
             for function in functions:
                 _call(function, future)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import lru_cache
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.loads import Load
@@ -109,10 +110,13 @@ class Sending:
 
     def send(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         """Send and wait; blocks up to ``timeout_ms``. Raises ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``."""
-        attempts = self.attempts_since(self.clock.monotonic_ms(), load.topic, pinned, timeout_ms, codes_retried=True)
-        outcome, address = self._attempt(load, queue, attempts.attempt_timeout_ms(attempts.started_ms))
-        if type(outcome) is Command and outcome.code == 0 and address is not None:
-            return self.result(load, queue, outcome, address)
+        started_ms = self.clock.monotonic_ms()
+        config = self.config
+        share = timeout_ms / (config.retries + 1) if config.idempotent or self.alone(load.topic, pinned) else timeout_ms
+        outcome, address = self._attempt(load, queue, share)
+        if outcome.__class__ is Command and outcome.code == 0 and address is not None:
+            return self.result(load, queue, outcome, address)  # type: ignore[arg-type]
+        attempts = self.attempts_since(started_ms, load.topic, pinned, timeout_ms, codes_retried=True)
         return self._go_on(Delivery(load, queue, attempts, pinned), outcome, address)
 
     def oneway(self, load: Load, queue: MessageQueue) -> None:
@@ -204,8 +208,14 @@ class Sending:
 
 def store_id(address: Address, log_offset: int) -> str:
     """RocketMQ's offset message id; empty when the broker is known by a host name and not by an address."""
+    head = _store_id_head(address)
+    return f"{head}{log_offset:016X}" if head else ""
+
+
+@lru_cache(maxsize=1024)
+def _store_id_head(address: Address) -> str:
     try:
-        return offset_message_id(address.host, address.port, log_offset)
+        return offset_message_id(address.host, address.port, 0)[:-16]
     except ValueError:
         return ""
 

@@ -7,9 +7,9 @@ queues. Pure: ``now_ms`` is an argument (monotonic).
                                                and possibly stored on this broker name
     nothing sent; busy, recovering, closing    pause 10 ms doubling to 200 ms, same       counted, another broker
                                                frame, not counted
-    unknown (connection lost, no answer)       counted, the same frame again: the         counted, another broker
+    unknown (connection lost, no answer)       counted, pause, the same frame: the        counted, another broker
                                                broker knows it by its frame id            (may store twice: RocketMQ's way)
-    codes of ``RETRIED_CODES``                 counted, the same frame again              counted, another broker
+    codes of ``RETRIED_CODES``                 counted, pause, the same frame             counted, another broker
     any other code                             given up                                   given up
 
 Invariants: at most 1 + retries counted attempts; nothing begins after the deadline; once an attempt was unknown, the send
@@ -131,14 +131,14 @@ class SendAttempts:
             return self._pause(left)
         if failure is Failure.REFUSED and (code not in RETRIED_CODES or not self._codes_retried):
             return _GIVE_UP
-        return self._counted(stay)
+        return self._counted(stay, left)
 
     def not_stored(self, now_ms: float) -> Decision:
         """The answer was a status below SEND_OK and the settings ask for another broker then; GIVE_UP = return that result."""
         self._maybe_stored = True
         if self._alone or self._idempotent or now_ms >= self.deadline_ms:
             return _GIVE_UP
-        return self._counted(stay=False)
+        return self._counted(False, self.deadline_ms - now_ms)
 
     def error(self, failure: Failure, code: int, reason: str, topic: str, brokers_sent: Sequence[str], now_ms: float) -> SendError:
         """The typed error of a send that was given up: unknown if any attempt was, else the last definite failure."""
@@ -160,11 +160,12 @@ class SendAttempts:
         self._pause_ms = min(pause * 2, BACK_OFF_MAX_MS)
         return Decision(Step.REPEAT, pause)
 
-    def _counted(self, stay: bool) -> Decision:
+    def _counted(self, stay: bool, left_ms: float) -> Decision:
+        """A repeat on the same broker pauses too: three attempts within a millisecond would all meet the same fault."""
         if self.attempts > self._retries:
             return _GIVE_UP
         self.attempts += 1
-        return Decision(Step.REPEAT if stay else Step.ELSEWHERE)
+        return self._pause(left_ms) if stay else Decision(Step.ELSEWHERE)
 
 
 STATUS_OF_CODE = {status.value: status for status in SendStatus}

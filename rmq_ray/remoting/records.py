@@ -34,6 +34,7 @@ RECORD_BYTES_MIN = 91
 """A record with empty body, topic and properties (store-format 2.1)."""
 
 _COUNT = struct.Struct(">i")
+_ONE = struct.Struct(">ii")
 _SEND_ANSWER = struct.Struct(">qqqi")
 _PULL_ANSWER = struct.Struct(">qqqqii")
 _SIZE_TYPE = np.dtype(">i4")
@@ -94,6 +95,11 @@ class ScanRecords:
 def pack_send(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
     """A request's body; the records stay where they are."""
     return _COUNT.pack(len(sizes)), _size_bytes(sizes), records
+
+
+def pack_send_one(record: bytes) -> tuple[Buffer, ...]:
+    """``pack_send`` of a frame of one record."""
+    return (_ONE.pack(1, len(record)), record)
 
 
 def unpack_send(body: Body) -> tuple[memoryview, Sizes]:

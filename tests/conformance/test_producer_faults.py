@@ -37,7 +37,7 @@ def assert_each_stored_once(broker: TinyBroker, bodies: set[bytes]) -> None:
 def test_a_fifth_of_the_answers_lost_stores_every_message_once(cluster: TinyCluster, style: str) -> None:
     chance = random.Random(7)
     cluster.broker.fault = lambda arrival, number: "drop" if chance.random() < 0.2 else None
-    with Producer("web", discovery=cluster, retries=8, send_timeout_ms=10_000, linger_ms=0.0) as producer:
+    with Producer("web", discovery=cluster, retries=16, send_timeout_ms=10_000, linger_ms=0.0) as producer:
         bodies = {b"%d" % n for n in range(60)}
         if style == "send_async":
             results = [future.result(20) for future in [producer.send_async("orders", body) for body in sorted(bodies)]]

@@ -193,7 +193,7 @@ def _in_child(work: Any) -> str:
     if child == 0:
         try:
             text = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the child must report whatever happened
             text = repr(error)
         os.write(write, text.encode())
         os._exit(0)

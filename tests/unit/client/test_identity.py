@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from rmq_ray.client.identity import SEQUENCE_SPAN_MAX, ProducerIdentity
+from rmq_ray.client.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX, ProducerIdentity
 from rmq_ray.errors import BrokerBusy
 
+WINDOW = 1_024  # a broker's window of frames per producer
 NOW = 1_700_000_000_000
 
 
@@ -26,9 +29,18 @@ def test_keys_of_one_millisecond_and_of_two_producers_differ() -> None:
 def test_an_unresolved_frame_holds_back_the_ones_that_would_push_it_out_of_the_brokers_window() -> None:
     identity = ProducerIdentity("127.0.0.1")
     oldest = identity.take(10)
-    for _ in range(SEQUENCE_SPAN_MAX - 1):
-        identity.release(identity.take(10))
     with pytest.raises(BrokerBusy, match="unanswered while"):
-        identity.take(10)
+        for _ in range(WINDOW):
+            identity.release(newest := identity.take(10))
+    assert SEQUENCE_SPAN_MAX <= newest.sequence < WINDOW - LOOK_EVERY
     identity.release(oldest)
-    assert identity.take(10).sequence == SEQUENCE_SPAN_MAX
+    assert identity.take(10).sequence > newest.sequence
+
+
+def test_who_is_held_back_goes_on_when_the_old_frame_is_resolved() -> None:
+    identity = ProducerIdentity("127.0.0.1")
+    oldest = identity.take(10)
+    threading.Timer(0.05, lambda: identity.release(oldest)).start()
+    for _ in range(2 * WINDOW):
+        identity.release(identity.take(5_000))
+    assert identity.take(10).sequence == 2 * WINDOW + 1

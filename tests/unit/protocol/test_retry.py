@@ -63,16 +63,16 @@ def test_with_one_broker_refused_connections_pause_until_the_time_out_and_end_de
 
 
 def test_an_unknown_outcome_is_repeated_on_the_same_broker_when_it_is_the_only_one_or_idempotence_is_asked_for() -> None:
-    assert attempts(alone=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT)
-    assert attempts(idempotent=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT)
+    assert attempts(alone=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
+    assert attempts(idempotent=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
     assert attempts(idempotent=True).failed(Failure.NOT_SENT, 0, 1) == Decision(Step.ELSEWHERE)
 
 
 def test_an_idempotent_send_that_may_be_stored_stays_with_its_broker_whatever_happens_there() -> None:
     send = attempts(idempotent=True)
     send.failed(Failure.UNKNOWN, 0, 1)
-    assert send.failed(Failure.NOT_SENT, 0, 2) == Decision(Step.REPEAT, 10)
-    assert send.failed(Failure.REFUSED, 1, 3) == Decision(Step.REPEAT)
+    assert send.failed(Failure.NOT_SENT, 0, 2) == Decision(Step.REPEAT, 20)
+    assert send.failed(Failure.REFUSED, 1, 3) == Decision(Step.REPEAT, 40)
 
 
 @pytest.mark.seed("S3-031", "S3-043")

@@ -1,0 +1,94 @@
+"""Threads that send at once share frames; each still gets its own result, and an interrupted one holds up nobody for long."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from rmq_ray.client.combining import FRAMES_ALONE_MAX
+from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.producer import Producer
+from rmq_ray.errors import MessageIllegal, SendUnknown
+from rmq_ray.model.message import Message, decode_properties
+from tests.support.tiny_cluster import TinyCluster
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def cluster() -> Iterator[TinyCluster]:
+    with TinyCluster(topics={"orders": 4}) as running:
+        yield running
+
+
+def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    count = FRAMES_ALONE_MAX + 20
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        sends = [pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)]
+        eventually(lambda: len(cluster.broker.arrivals) == FRAMES_ALONE_MAX)
+        combiner = producer._core.combiner  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 20)
+        cluster.release(cluster.broker)
+        results = [send.result(10) for send in sends]
+    assert len(cluster.broker.arrivals) == FRAMES_ALONE_MAX + 1 and len(cluster.broker.arrivals[-1].records) == 20
+    for n, result in enumerate(results):
+        record = cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset]
+        assert record.body == b"%d" % n and record.flag == n
+        assert decode_properties(record.properties)["UNIQ_KEY"] == result.message_id
+    assert combiner._out == {} and combiner._open == {}
+
+
+def test_a_group_fails_for_all_its_threads_and_the_next_one_goes_on(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda arrival, number: 13 if len(arrival.records) > 1 else None
+    cluster.broker.hold.clear()
+    count = FRAMES_ALONE_MAX + 3
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
+        combiner = producer._core.combiner  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 3)
+        cluster.release(cluster.broker)
+        outcomes = Counter(type(send.exception(10)) for send in sends)
+        assert outcomes == {type(None): FRAMES_ALONE_MAX, MessageIllegal: 3}
+        assert producer.send("orders", b"after")
+        assert combiner._out == {}
+
+
+@pytest.mark.parametrize("threads", [2, 16, 64])
+def test_however_many_threads_send_everything_is_stored_once_where_its_result_says(cluster: TinyCluster, threads: int) -> None:
+    cluster.broker.fault = lambda arrival, number: "drop" if number % 17 == 16 else None
+    with Producer("web", discovery=cluster, retries=16, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        bodies = [b"%d" % n for n in range(600)]
+        results = list(pool.map(lambda body: producer.send("orders", body), bodies, timeout=40))
+    for body, result in zip(bodies, results, strict=True):
+        assert cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body == body
+    assert cluster.broker.messages == 600
+
+
+def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        producer.send("orders", b"warm")
+        core = producer._core
+        assert core is not None
+        for _ in range(FRAMES_ALONE_MAX):
+            assert core.combiner.enter(Outgoing("orders", b"interrupted", ""), core.next_queue("orders", 1000.0)) is None
+        assert producer.send("orders", b"rescued")
+        assert producer.send("orders", b"alone again")
+        assert core.combiner._out == {}
+
+
+def test_closing_ends_the_waits_of_a_group(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda arrival, number: "lose"
+    producer = Producer("web", discovery=cluster, send_timeout_ms=400)
+    producer.start()
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        sends = [pool.submit(producer.send, "orders", b"x") for _ in range(12)]
+        eventually(lambda: len(cluster.broker.arrivals) >= FRAMES_ALONE_MAX)
+        producer.close()
+        errors = [send.exception(10) for send in sends]
+    assert all(isinstance(error, Exception) for error in errors)
+    assert sum(isinstance(error, SendUnknown) for error in errors) >= FRAMES_ALONE_MAX
+    assert not [thread for thread in threading.enumerate() if thread.name == "rmq-producer-web"]
