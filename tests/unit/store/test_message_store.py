@@ -385,13 +385,13 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
 def test_a_full_disk_refuses_and_recovers_by_itself() -> None:
     rig = StoreRig()
     rig.send([b"a"], 0)
-    rig.disk.fail_next("pwrite", "commitlog", "ENOSPC", partial=150)
+    rig.disk.fail_next("pwrite", "commitlog", "ENOSPC", partial=600)
     with pytest.raises(StoreFull):
         rig.send([b"b" * 50] * 3, 1)
     assert rig.store.state is StoreState.READY and rig.bodies() == [b"a"]
-    assert rig.send([b"c"], 2).base_queue_offset == 1
+    assert rig.send([b"c" * 50], 2).base_queue_offset == 1
     after = rig.next_life(rig.disk.survivor(keep_all, "boot-2"))
-    assert after.bodies() == [b"a", b"c"], "the half-written frame left nothing"
+    assert after.bodies() == [b"a", b"c" * 50], "the second record of the half-written frame left nothing behind the third frame's only one"
 
 
 def test_a_segment_that_cannot_be_made_is_tried_again_after_a_second() -> None:
