@@ -167,8 +167,8 @@ class BrokerCore:
         store, keeper = self.keeper.store, self.keeper
         found: dict[str, Any] = {
             "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
-            "reopened": keeper.reopened,
-            "pid": os.getpid(), "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
+            "reopened": keeper.reopened, "pid": os.getpid(),
+            "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
             "boot_ms": self.identity.boot_ms, "flush": self.config.store.flush.value, "topics": len(self.tables.topics),
             "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
             "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),
