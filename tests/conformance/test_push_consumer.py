@@ -199,7 +199,8 @@ def test_offsets_travel_with_the_pulls(cluster: PullCluster) -> None:
         cluster.put("orders", 0, [b"a"])
         eventually(lambda: seen.bodies[b"a"])
         cluster.put("orders", 0, [b"b"])
-        eventually(lambda: any(entry[:3] == ("pull", "orders", 0) for entry in cluster.pull_brokers[0].committed))
+        carried = eventually(lambda: [entry for entry in cluster.pull_brokers[0].committed if entry[:3] == ("pull", "orders", 0)])
+    assert carried[0] == ("pull", "orders", 0, 1)
 
 
 def test_offsets_are_persisted_one_way_by_the_instances_timer(cluster: PullCluster) -> None:
@@ -208,7 +209,8 @@ def test_offsets_are_persisted_one_way_by_the_instances_timer(cluster: PullClust
     with consumer(cluster, seen) as running:
         eventually(lambda: len(seen.bodies) == 20 and running.stats()["in_flight"] == 0)
         running.persist_offsets()
-        eventually(lambda: [entry for entry in cluster.pull_brokers[0].committed if entry[0] == "oneway" and entry[3] == 5])
+        told = eventually(lambda: [entry for entry in cluster.pull_brokers[0].committed if entry[0] == "oneway" and entry[3] == 5])
+    assert {(topic, queue_id) for _, topic, queue_id, _ in told} <= {("orders", i) for i in range(4)}
 
 
 @pytest.mark.seed("S4-180", "S4-183")
@@ -294,6 +296,7 @@ def test_while_one_broker_is_away_the_other_is_consumed() -> None:
             cluster.start(cluster.pull_brokers[1])
             cluster.put("orders", 0, [b"back"], broker=1)
             eventually(lambda: seen.bodies[b"back"], timeout_s=3)
+        assert set(seen.bodies.values()) == {1}
 
 
 def test_a_subscription_that_the_broker_forgot_is_told_again(cluster: PullCluster) -> None:
@@ -305,6 +308,7 @@ def test_a_subscription_that_the_broker_forgot_is_told_again(cluster: PullCluste
         eventually(lambda: seen.bodies[b"first"])
         cluster.put("orders", 0, [b"second"])
         eventually(lambda: seen.bodies[b"second"], timeout_s=4)
+    assert seen.bodies == {b"first": 1, b"second": 1}
 
 
 @pytest.mark.seed("S4-069")
@@ -356,6 +360,7 @@ def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(clust
         cluster.add_topic("future", 1)
         cluster.put("future", 0, [b"x"])
         eventually(lambda: seen.bodies[b"x"], timeout_s=4)
+    assert [message.topic for message in seen.messages] == ["future"]
 
 
 @pytest.mark.seed("S3-110", "S3-120", "S1-009", "S1-016")
