@@ -37,7 +37,7 @@ JVM_FLAGS = (
     "-Djava.net.preferIPv4Stack=false",
 )
 SHORT_LIVED = ("-Xmx512m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-LONG_LIVED = ("-Xmx512m", "-Xms512m", "-XX:+UseG1GC")
+LONG_LIVED = ("-Xmx512m", "-Xms512m", "-XX:+UseG1GC", "-Dinterop.log=OFF")  # a broker logs an error for every client that leaves
 
 
 class ToolMissing(RuntimeError):

@@ -7,7 +7,6 @@ process had acknowledged must be there on both sides.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,23 +19,10 @@ from rmq_ray.errors import StoreInUse
 from tests.support.interop_store import GEOMETRY, SEGMENT_BYTES, Dump, copy_of, differences, dump_ours, dump_theirs, open_ours
 from tools import interop
 
-pytestmark = pytest.mark.interop
-
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 200
 MESSAGES = 1_500
 WRITE_TIMEOUT_S = 120
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _java() -> None:
-    """Builds the Java programs; without JDK or Maven skips, or fails where they are required."""
-    try:
-        interop.build()
-    except interop.ToolMissing as missing:
-        if os.environ.get("RMQ_RAY_INTEROP_REQUIRED"):
-            raise
-        pytest.skip(str(missing))
 
 
 @pytest.fixture

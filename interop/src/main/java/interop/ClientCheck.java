@@ -1,0 +1,216 @@
+package interop;
+
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.QueryResult;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.admin.ConsumeStats;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.common.protocol.route.TopicRouteData;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+
+/**
+ * An unmodified Java client does what applications do, and tells what it got as lines; the test judges. Argument: name server.
+ */
+public final class ClientCheck {
+    private static final String TOPIC = "FromJava";
+    private static final String GROUP = "java-group";
+
+    private final String nameServer;
+    private DefaultMQProducer producer;
+
+    private ClientCheck(String nameServer) {
+        this.nameServer = nameServer;
+    }
+
+    public static void main(String[] args) {
+        Stores.orHalt(() -> new ClientCheck(args[0]).check());
+    }
+
+    private void check() throws Exception {
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(20_000L);
+        admin.setNamesrvAddr(nameServer);
+        admin.setInstanceName("admin");
+        admin.start();
+        admin.createTopic("broker-a", TOPIC, 3);
+        Thread.sleep(500);
+        TopicRouteData route = admin.examineTopicRouteInfo(TOPIC);
+        print(new Json().put("check", "route").put("queues", route.getQueueDatas().get(0).getWriteQueueNums()).put("broker", route.getBrokerDatas().get(0).getBrokerName()));
+        producer = new DefaultMQProducer("java-producers");
+        producer.setNamesrvAddr(nameServer);
+        producer.setInstanceName("producer");
+        producer.start();
+        send();
+        look();
+        consume();
+        delay();
+        retry();
+        ConsumeStats stats = admin.examineConsumeStats(GROUP);
+        print(new Json().put("check", "progress").put("diff", stats.computeTotalDiff()).put("queues", stats.getOffsetTable().size()));
+        print(new Json().put("check", "brokers").put("count", admin.examineBrokerClusterInfo().getBrokerAddrTable().size()));
+        producer.shutdown();
+        admin.shutdown();
+    }
+
+    /** Every way of sending. */
+    private void send() throws Exception {
+        for (int i = 0; i < 6; i++) {
+            told("sync", producer.send(message("sync-" + i, i % 2 == 0 ? "even" : "odd")));
+        }
+        MessageQueue second = new MessageQueue(TOPIC, "broker-a", 1);
+        told("queue", producer.send(message("queue", "even"), second));
+        told("selector", producer.send(message("selector", "even"), (queues, message, argument) -> queues.get((Integer) argument), 2));
+        CompletableFuture<SendResult> later = new CompletableFuture<>();
+        producer.send(message("async", "odd"), new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                later.complete(result);
+            }
+
+            @Override
+            public void onException(Throwable failure) {
+                later.completeExceptionally(failure);
+            }
+        });
+        told("async", later.get(10, TimeUnit.SECONDS));
+        producer.sendOneway(message("oneway", "odd"));
+        List<Message> batch = new ArrayList<>();
+        for (int i = 0; i < 5; i++) {
+            batch.add(message("batch-" + i, "even"));
+        }
+        told("batch", producer.send(batch));
+        byte[] large = new byte[200_000];
+        Message compressed = new Message(TOPIC, "even", "large", large);
+        told("compressed", producer.send(compressed));
+    }
+
+    /** Bounds, a pull, and finding messages by id and by key. */
+    private void look() throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java-look");
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setInstanceName("look");
+        consumer.start();
+        Thread.sleep(300);
+        long total = 0;
+        List<String> bodies = new ArrayList<>();
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(TOPIC)) {
+            total += consumer.maxOffset(queue) - consumer.minOffset(queue);
+            PullResult result = consumer.pull(queue, "*", consumer.minOffset(queue), 32);
+            for (MessageExt message : result.getMsgFoundList()) {
+                bodies.add(body(message));
+            }
+        }
+        Collections.sort(bodies);
+        print(new Json().put("check", "pull").put("total", total).put("bodies", String.join(",", bodies)));
+        QueryResult found = consumer.queryMessage(TOPIC, "sync-3", 10, 0, System.currentTimeMillis() + 60_000);
+        MessageExt one = found.getMessageList().get(0);
+        print(new Json().put("check", "query").put("count", found.getMessageList().size()).put("body", body(one)));
+        MessageExt same = consumer.viewMessage(TOPIC, one.getMsgId());
+        print(new Json().put("check", "view").put("body", body(same)).put("tag", same.getTags()).put("property", same.getUserProperty("color")));
+        consumer.shutdown();
+    }
+
+    /** A push consumer with a tag filter, from the first offset. */
+    private void consume() throws Exception {
+        List<String> bodies = Collections.synchronizedList(new ArrayList<>());
+        CountDownLatch enough = new CountDownLatch(11);
+        DefaultMQPushConsumer consumer = consumer(GROUP);
+        consumer.subscribe(TOPIC, "even");
+        consumer.registerMessageListener((org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                bodies.add(body(message));
+                enough.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        boolean all = enough.await(30, TimeUnit.SECONDS);
+        Thread.sleep(500);
+        List<String> sorted = new ArrayList<>(bodies);
+        Collections.sort(sorted);
+        print(new Json().put("check", "consume").put("enough", all ? 1 : 0).put("bodies", String.join(",", sorted)));
+        consumer.shutdown();
+    }
+
+    /** Delay level 1. */
+    private void delay() throws Exception {
+        long[] arrived = new long[1];
+        CountDownLatch done = new CountDownLatch(1);
+        DefaultMQPushConsumer consumer = consumer("java-delay");
+        consumer.subscribe("Delayed", "*");
+        consumer.registerMessageListener((org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently) (messages, context) -> {
+            arrived[0] = System.currentTimeMillis();
+            done.countDown();
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        Message message = new Message("Delayed", "later".getBytes(StandardCharsets.UTF_8));
+        message.setDelayTimeLevel(1);
+        long sent = System.currentTimeMillis();
+        producer.send(message);
+        consumer.start();
+        boolean came = done.await(30, TimeUnit.SECONDS);
+        print(new Json().put("check", "delay").put("came", came ? 1 : 0).put("after_ms", arrived[0] - sent));
+        consumer.shutdown();
+    }
+
+    /** A message that fails twice comes back, with its count; then it is done. */
+    private void retry() throws Exception {
+        List<Long> times = Collections.synchronizedList(new ArrayList<>());
+        CountDownLatch done = new CountDownLatch(3);
+        DefaultMQPushConsumer consumer = consumer("java-retry");
+        consumer.subscribe("Retried", "*");
+        consumer.registerMessageListener((org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently) (messages, context) -> {
+            times.add((long) messages.get(0).getReconsumeTimes());
+            context.setDelayLevelWhenNextConsume(1);
+            done.countDown();
+            return done.getCount() > 0 ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        producer.send(new Message("Retried", "again".getBytes(StandardCharsets.UTF_8)));
+        consumer.start();
+        boolean came = done.await(40, TimeUnit.SECONDS);
+        print(new Json().put("check", "retry").put("came", came ? 1 : 0).put("times", times));
+        consumer.shutdown();
+    }
+
+    private DefaultMQPushConsumer consumer(String group) {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setInstanceName(group);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        return consumer;
+    }
+
+    private static Message message(String body, String tag) {
+        Message message = new Message(TOPIC, tag, body, body.getBytes(StandardCharsets.UTF_8));
+        message.putUserProperty("color", "gr\u00fcn");
+        return message;
+    }
+
+    private static String body(MessageExt message) {
+        return message.getBody().length > 100 ? "large:" + message.getBody().length : new String(message.getBody(), StandardCharsets.UTF_8);
+    }
+
+    private static void told(String how, SendResult result) {
+        print(new Json().put("check", "send").put("how", how).put("status", result.getSendStatus().name()).put("id", result.getMsgId())
+            .put("offset_id", result.getOffsetMsgId()).put("queue", result.getMessageQueue().getQueueId()).put("offset", result.getQueueOffset()));
+    }
+
+    private static void print(Json line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+}
