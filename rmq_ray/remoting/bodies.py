@@ -12,39 +12,19 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmq_ray.errors import RemotingError
 from rmq_ray.model import fastjson
 from rmq_ray.model.groups import SUBSCRIBE_ALL, TAG, ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel, Subscription
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
+from rmq_ray.remoting.body_json import BodyInvalid, enum_of, objects_of, parse, shaped, text_of, write
+from rmq_ray.remoting.frame import Buffer
 
-STANDARD_JSON_SINCE = 401  # V4_9_4: routes in standard JSON
+__all__ = ["BodyInvalid", "parse", "write"]
+
 COUNT = struct.Struct(">i")
 REGISTRATION_BYTES_MAX = 64 << 20
-Buffer = bytes | bytearray | memoryview
-
-
-class BodyInvalid(RemotingError):
-    """A body is no JSON, or not of the shape that its code has."""
-
-
-def parse(body: Any) -> dict[Any, Any]:
-    """The object in a body; an empty body is an empty object."""
-    text = b"".join(bytes(part) for part in body) if isinstance(body, tuple) else bytes(body)
-    if not text:
-        return {}
-    try:
-        found = fastjson.loads(text)
-    except ValueError as error:
-        raise BodyInvalid(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BodyInvalid(f"the body must be a JSON object, not {type(found).__name__}")
-    return found
-
-
-def write(value: Any) -> bytes:
-    """A body in the dialect."""
-    return fastjson.dumps(value).encode()
+_DEPRECATED_FROM_WHERE = frozenset(("CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET"))
+"""Old clients still send them; RocketMQ has treated them as the last offset since 3.x."""
 
 
 # --- heartbeats (3.3) ------------------------------------------------------------------------------------------------------
@@ -63,10 +43,11 @@ def encode_subscription(subscription: Subscription) -> dict[str, Any]:
     }
 
 
+@shaped
 def decode_subscription(found: Mapping[str, Any]) -> Subscription:
     """Missing members take RocketMQ's defaults."""
     return Subscription(
-        topic=_text(found, "topic"),
+        topic=text_of(found, "topic"),
         expression=str(found.get("subString") or SUBSCRIBE_ALL),
         tags=frozenset(map(str, found.get("tagsSet") or ())),
         codes=frozenset(int(code) for code in found.get("codeSet") or ()),
@@ -97,22 +78,28 @@ def _consumer(consumer: ConsumerData) -> dict[str, Any]:
     }
 
 
+@shaped
 def decode_heartbeat(body: Buffer) -> Heartbeat:
     """Misspelt enum names raise ``BodyInvalid`` (RocketMQ takes them as null and breaks later)."""
     found = parse(body)
-    consumers = tuple(_decode_consumer(item) for item in _objects(found, "consumerDataSet"))
-    return Heartbeat(_text(found, "clientID"), tuple(_text(item, "groupName") for item in _objects(found, "producerDataSet")), consumers)
+    consumers = tuple(_decode_consumer(item) for item in objects_of(found, "consumerDataSet"))
+    return Heartbeat(text_of(found, "clientID"), tuple(text_of(item, "groupName") for item in objects_of(found, "producerDataSet")), consumers)
 
 
 def _decode_consumer(found: Mapping[str, Any]) -> ConsumerData:
     return ConsumerData(
-        group=_text(found, "groupName"),
-        consume_type=_enum(ConsumeType, found.get("consumeType"), ConsumeType.CONSUME_PASSIVELY),
-        model=_enum(MessageModel, found.get("messageModel"), MessageModel.CLUSTERING),
-        from_where=_enum(ConsumeFromWhere, found.get("consumeFromWhere"), ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET),
-        subscriptions=tuple(decode_subscription(item) for item in _objects(found, "subscriptionDataSet")),
+        group=text_of(found, "groupName"),
+        consume_type=enum_of(ConsumeType, found.get("consumeType"), ConsumeType.CONSUME_PASSIVELY),
+        model=enum_of(MessageModel, found.get("messageModel"), MessageModel.CLUSTERING),
+        from_where=_from_where(found.get("consumeFromWhere")),
+        subscriptions=tuple(decode_subscription(item) for item in objects_of(found, "subscriptionDataSet")),
         unit_mode=bool(found.get("unitMode")),
     )
+
+
+def _from_where(name: Any) -> ConsumeFromWhere:
+    last = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    return last if name in _DEPRECATED_FROM_WHERE else enum_of(ConsumeFromWhere, name, last)
 
 
 def encode_consumer_ids(ids: Iterable[str]) -> bytes:
@@ -120,6 +107,7 @@ def encode_consumer_ids(ids: Iterable[str]) -> bytes:
     return write({"consumerIdList": list(ids)})
 
 
+@shaped
 def decode_consumer_ids(body: Buffer) -> list[str]:
     """Client ids of a group."""
     return [str(item) for item in parse(body).get("consumerIdList") or ()]
@@ -133,10 +121,11 @@ def encode_queue(queue: MessageQueue) -> dict[str, Any]:
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
+@shaped
 def decode_queue(found: Any) -> MessageQueue:
     """From an object, or from an object key (pairs)."""
     values = dict(found)
-    return MessageQueue(_text(values, "topic"), _text(values, "brokerName"), int(values.get("queueId") or 0))
+    return MessageQueue(text_of(values, "topic"), text_of(values, "brokerName"), int(values.get("queueId") or 0))
 
 
 def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> bytes:
@@ -144,10 +133,11 @@ def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> b
     return write({"clientId": client_id, "consumerGroup": group, "mqSet": [encode_queue(queue) for queue in queues]})
 
 
+@shaped
 def decode_lock(body: Buffer) -> tuple[str, str, list[MessageQueue]]:
     """(group, client id, queues)."""
     found = parse(body)
-    return _text(found, "consumerGroup"), _text(found, "clientId"), [decode_queue(item) for item in _objects(found, "mqSet")]
+    return text_of(found, "consumerGroup"), text_of(found, "clientId"), [decode_queue(item) for item in objects_of(found, "mqSet")]
 
 
 def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
@@ -155,9 +145,10 @@ def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
     return write({"lockOKMQSet": [encode_queue(queue) for queue in queues]})
 
 
+@shaped
 def decode_locked(body: Buffer) -> list[MessageQueue]:
     """The granted subset."""
-    return [decode_queue(item) for item in _objects(parse(body), "lockOKMQSet")]
+    return [decode_queue(item) for item in objects_of(parse(body), "lockOKMQSet")]
 
 
 # --- routes (6) ------------------------------------------------------------------------------------------------------------
@@ -181,22 +172,23 @@ def encode_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() if standard else write(value)
 
 
+@shaped
 def decode_route(body: Buffer) -> TopicRoute:
     """Both forms of keys; ``topicSynFlag`` is the older name of topicSysFlag."""
     found = parse(body)
     queues = tuple(
         QueueData(
-            _text(item, "brokerName"),
+            text_of(item, "brokerName"),
             int(item.get("readQueueNums") or 0),
             int(item.get("writeQueueNums") or 0),
             int(item.get("perm") or 0),
             int(item.get("topicSysFlag") or item.get("topicSynFlag") or 0),
         )
-        for item in _objects(found, "queueDatas")
+        for item in objects_of(found, "queueDatas")
     )
     brokers = tuple(
-        BrokerData(str(item.get("cluster") or ""), _text(item, "brokerName"), {int(i): str(a) for i, a in (item.get("brokerAddrs") or {}).items()})
-        for item in _objects(found, "brokerDatas")
+        BrokerData(str(item.get("cluster") or ""), text_of(item, "brokerName"), {int(i): str(a) for i, a in (item.get("brokerAddrs") or {}).items()})
+        for item in objects_of(found, "brokerDatas")
     )
     order = found.get("orderTopicConf")
     return TopicRoute(queues, brokers, str(order) if order else None)
@@ -204,13 +196,15 @@ def decode_route(body: Buffer) -> TopicRoute:
 
 def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
     """Answer to 106."""
-    table, clusters = {}, dict[str, list[str]]()
+    table: dict[str, Any] = {}
+    clusters: dict[str, list[str]] = {}
     for data in sorted(brokers, key=lambda data: data.broker_name):
         table[data.broker_name] = {"brokerAddrs": dict(data.addresses), "brokerName": data.broker_name, "cluster": data.cluster}
         clusters.setdefault(data.cluster, []).append(data.broker_name)
     return write({"brokerAddrTable": table, "clusterAddrTable": clusters})
 
 
+@shaped
 def decode_cluster_info(body: Buffer) -> list[BrokerData]:
     """Brokers by name."""
     table = parse(body).get("brokerAddrTable") or {}
@@ -228,6 +222,7 @@ def encode_version(version: DataVersion) -> dict[str, int]:
     return {"counter": version.counter, "timestamp": version.timestamp_ms}
 
 
+@shaped
 def decode_version(found: Any) -> DataVersion:
     """Missing = the first version."""
     found = found if isinstance(found, dict) else {}
@@ -247,10 +242,11 @@ def encode_topic(topic: TopicConfig) -> dict[str, Any]:
     }
 
 
+@shaped
 def decode_topic(found: Mapping[str, Any]) -> TopicConfig:
     """Missing members take the defaults of RocketMQ's class."""
     return TopicConfig(
-        name=_text(found, "topicName"),
+        name=text_of(found, "topicName"),
         read_queues=int(found.get("readQueueNums", 16)),
         write_queues=int(found.get("writeQueueNums", 16)),
         permission=int(found.get("perm", 6)),
@@ -265,6 +261,7 @@ def encode_topic_configs(topics: Mapping[str, TopicConfig], version: DataVersion
     return write(_wrapper(topics, version))
 
 
+@shaped
 def decode_topic_configs(body: Buffer) -> tuple[dict[str, TopicConfig], DataVersion]:
     """(topics by name, their version)."""
     return _unwrap(parse(body))
@@ -275,6 +272,7 @@ def encode_registration(topics: Mapping[str, TopicConfig], version: DataVersion,
     return write({"filterServerList": list(filter_servers), "topicConfigSerializeWrapper": _wrapper(topics, version)})
 
 
+@shaped
 def decode_registration(body: Buffer, *, compressed: bool = False) -> tuple[dict[str, TopicConfig], DataVersion]:
     """(topics, version) of either form; an empty body is no topics."""
     if compressed:
@@ -340,6 +338,7 @@ def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) 
     return write({"brokerAddr": broker_address, "topicList": list(topics)})
 
 
+@shaped
 def decode_topic_list(body: Buffer) -> list[str]:
     """Topic names."""
     return [str(item) for item in parse(body).get("topicList") or ()]
@@ -350,29 +349,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
     return write({"table": dict(table)})
 
 
+@shaped
 def decode_table(body: Buffer) -> dict[str, str]:
     """Names and texts."""
     return {str(name): str(value) for name, value in (parse(body).get("table") or {}).items()}
-
-
-def _text(found: Mapping[str, Any], name: str) -> str:
-    value = found.get(name)
-    if not isinstance(value, str) or not value:
-        raise BodyInvalid(f"the member {name!r} is missing or no text: {value!r}", name)
-    return value
-
-
-def _objects(found: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    items = found.get(name) or []
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BodyInvalid(f"the member {name!r} must be a list of objects", name)
-    return items
-
-
-def _enum(kind: Any, name: Any, default: Any) -> Any:
-    if name is None:
-        return default
-    try:
-        return kind[name]
-    except KeyError:
-        raise BodyInvalid(f"{name!r} is no {kind.__name__}: {', '.join(kind.__members__)}", str(name)) from None

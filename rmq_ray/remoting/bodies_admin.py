@@ -11,7 +11,9 @@ from rmq_ray.model import fastjson
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel, Subscription
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig
-from rmq_ray.remoting.bodies import BodyInvalid, Buffer, decode_queue, decode_version, encode_queue, encode_subscription, encode_version, parse, write
+from rmq_ray.remoting.bodies import decode_queue, decode_version, encode_queue, encode_subscription, encode_version
+from rmq_ray.remoting.body_json import BodyInvalid, parse, shaped, write
+from rmq_ray.remoting.frame import Buffer
 
 
 def _key(queue: MessageQueue) -> tuple[tuple[str, Any], ...]:
@@ -33,6 +35,7 @@ def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
     return write({"offsetTable": table})
 
 
+@shaped
 def decode_topic_stats(body: Buffer) -> dict[MessageQueue, QueueStats]:
     """Queues and what they hold."""
     return {
@@ -55,6 +58,7 @@ def encode_consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps:
     return write({"consumeTps": consume_tps, "offsetTable": table})
 
 
+@shaped
 def decode_consume_stats(body: Buffer) -> dict[MessageQueue, Progress]:
     """Queues and how far the group is."""
     return {
@@ -94,6 +98,7 @@ def encode_group(group: GroupConfig) -> dict[str, Any]:
     }
 
 
+@shaped
 def decode_group(found: Mapping[str, Any]) -> GroupConfig:
     """Missing members take the class defaults."""
     base = GroupConfig(str(found.get("groupName") or ""))
@@ -117,6 +122,7 @@ def encode_group_configs(groups: Mapping[str, GroupConfig], version: DataVersion
     return write({"dataVersion": encode_version(version), "subscriptionGroupTable": {name: encode_group(group) for name, group in groups.items()}})
 
 
+@shaped
 def decode_group_configs(body: Buffer) -> tuple[dict[str, GroupConfig], DataVersion]:
     """(groups by name, their version)."""
     found = parse(body)
@@ -158,6 +164,7 @@ def encode_consumer_connections(
     )
 
 
+@shaped
 def decode_connections(body: Buffer) -> list[ClientConnection]:
     """Clients of a group, from 203 or 204."""
     items = parse(body).get("connectionSet") or []
@@ -169,6 +176,7 @@ def encode_group_list(groups: Iterable[str]) -> bytes:
     return write({"groupList": list(groups)})
 
 
+@shaped
 def decode_group_list(body: Buffer) -> list[str]:
     """Group names."""
     return [str(item) for item in parse(body).get("groupList") or ()]
@@ -179,6 +187,7 @@ def encode_offset_table(table: Mapping[str, Mapping[int, int]]) -> bytes:
     return write({"offsetTable": {name: dict(offsets) for name, offsets in table.items()}})
 
 
+@shaped
 def decode_offset_table(body: Buffer) -> dict[str, dict[int, int]]:
     """Quoted and unquoted queue ids."""
     table = parse(body).get("offsetTable") or {}

@@ -7,100 +7,10 @@ All values are text on the wire. A required field that is missing or cannot be p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, dataclass_transform
-
-from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import FrameId
+from rmq_ray.remoting.header import Fields, Header, HeaderInvalid, Int32, header
 
-Fields = Mapping[str, str] | None
-
-
-class HeaderInvalid(RemotingError):
-    """A required ext field is missing or has no sense (args[1] = its name)."""
-
-
-def _boolean(text: str) -> bool:
-    return text == "true" or text == "True"
-
-
-def _frame_id(text: str) -> FrameId:
-    return FrameId(bytes.fromhex(text[:32]), int(text[32:], 16))
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "str": str,
-    "bool": _boolean,
-    "int | None": int,
-    "str | None": str,
-    "bool | None": _boolean,
-    "FrameId | None": _frame_id,
-}
-
-
-@dataclass_transform(frozen_default=True)
-def header(**names: str) -> Callable[[type], type]:
-    """Make a frozen header class; ``names`` gives the wire name where it is not the field's own in camel case."""
-
-    def make(cls: type) -> type:
-        made = dataclass(frozen=True, slots=True)(cls)
-        made._spec = tuple(  # type: ignore[attr-defined]
-            (f.name, names.get(f.name, _camel(f.name)), _PARSERS[str(f.type)], f.default is MISSING, None if f.default is MISSING else f.default)
-            for f in fields(made)
-        )
-        return made
-
-    return make
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-class Header:
-    """What all headers share."""
-
-    __slots__ = ()
-    _spec: ClassVar[tuple[tuple[str, str, Callable[[str], Any], bool, Any], ...]] = ()
-
-    @classmethod
-    def from_fields(cls, found: Fields) -> Self:
-        """Parse; unknown fields are ignored."""
-        source: Mapping[str, str] = found or {}
-        values: dict[str, Any] = {}
-        for name, wire, parse, required, default in cls._spec:
-            text = source.get(wire)
-            if text is None:
-                if required:
-                    raise HeaderInvalid(f"the field {wire!r} is missing in a {cls.__name__}", wire)
-                values[name] = default
-                continue
-            try:
-                values[name] = parse(text)
-            except ValueError:
-                raise HeaderInvalid(f"the field {wire!r} of a {cls.__name__} cannot be {text!r}", wire) from None
-        return cls(**values)
-
-    def to_fields(self) -> dict[str, str]:
-        """Fields in alphabetical order, None omitted, booleans ``true`` and ``false``."""
-        found: dict[str, str] = {}
-        for name, wire, *_ in self._spec:
-            value = getattr(self, name)
-            if value is not None:
-                found[wire] = _text(value)
-        return dict(sorted(found.items()))
-
-
-def _text(value: Any) -> str:
-    if type(value) is bool:
-        return "true" if value else "false"
-    if type(value) is FrameId:
-        return f"{value.producer_id.hex()}{value.sequence:016x}"
-    return str(value)
-
+__all__ = ["HeaderInvalid"]
 
 @header(default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame")
 class SendHeader(Header):
@@ -111,17 +21,17 @@ class SendHeader(Header):
 
     producer_group: str
     topic: str
-    queue_id: int
-    sys_flag: int
+    queue_id: Int32
+    sys_flag: Int32
     born_ms: int
-    flag: int
+    flag: Int32
     default_topic: str = "TBW102"
-    default_topic_queues: int = 4
+    default_topic_queues: Int32 = 4
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
     batch: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     broker_name: str | None = None
     frame_id: FrameId | None = None
 
@@ -161,7 +71,7 @@ class SendAnswer(Header):
     """Answer to a send: the offset id, the queue and its offset."""
 
     message_id: str
-    queue_id: int
+    queue_id: Int32
     queue_offset: int
     transaction_id: str | None = None
 
@@ -172,10 +82,10 @@ class PullHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     queue_offset: int
-    max_count: int
-    sys_flag: int
+    max_count: Int32
+    sys_flag: Int32
     commit_offset: int
     suspend_ms: int
     sub_version: int
@@ -198,7 +108,7 @@ class QueueHeader(Header):
     """30, 31, 32: a queue of a topic."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 @header(timestamp_ms="timestamp")
@@ -206,7 +116,7 @@ class SearchOffsetHeader(Header):
     """SEARCH_OFFSET_BY_TIMESTAMP 29."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     timestamp_ms: int
 
 
@@ -216,7 +126,7 @@ class QueryOffsetHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 @header()
@@ -225,7 +135,7 @@ class UpdateOffsetHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     commit_offset: int
 
 
@@ -256,7 +166,7 @@ class QueryMessageHeader(Header):
 
     topic: str
     key: str
-    max_count: int
+    max_count: Int32
     begin_ms: int
     end_ms: int
     unique_key: bool | None = None
@@ -285,11 +195,11 @@ class SendBackHeader(Header):
 
     offset: int
     group: str
-    delay_level: int
+    delay_level: Int32
     origin_message_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 @header(state_table_offset="tranStateTableOffset", message_id="msgId")
@@ -299,7 +209,7 @@ class EndTransactionHeader(Header):
     producer_group: str
     state_table_offset: int
     commit_log_offset: int
-    commit_or_rollback: int
+    commit_or_rollback: Int32
     message_id: str
     from_transaction_check: bool | None = None
     transaction_id: str | None = None
@@ -325,11 +235,11 @@ class CreateTopicHeader(Header):
 
     topic: str
     default_topic: str
-    read_queues: int
-    write_queues: int
-    permission: int
+    read_queues: Int32
+    write_queues: Int32
+    permission: Int32
     filter_type: str = "SINGLE_TAG"
-    sys_flag: int | None = None
+    sys_flag: Int32 | None = None
     order: bool = False
 
 
@@ -362,9 +272,9 @@ class ConsumeQueueHeader(Header):
     """QUERY_CONSUME_QUEUE 321."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     index: int
-    count: int
+    count: Int32
     consumer_group: str | None = None
 
 

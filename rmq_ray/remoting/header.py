@@ -1,0 +1,120 @@
+"""What every header class shares: from ext fields (text) to typed values and back (remoting 3).
+
+A header class lists its fields; ``header`` gives it the wire names and parsers. Decides what text is an integer or a boolean; the
+classes themselves are in ``headers``. Invariants: pure; a field that is required and missing, or cannot be parsed, raises ``HeaderInvalid``
+and nothing else; unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.ids import FrameId
+
+Int32 = int
+"""Marks a field that RocketMQ reads as a Java int; plain ``int`` fields are longs."""
+
+Fields = Mapping[str, str] | None
+
+
+class HeaderInvalid(RemotingError):
+    """A required ext field is missing or has no sense (args[1] = its name)."""
+
+
+def _boolean(text: str) -> bool:
+    return text.lower() == "true"  # as Java's Boolean.parseBoolean
+
+
+def _long(text: str) -> int:
+    return _bounded(text, 1 << 63)
+
+
+def _int(text: str) -> int:
+    return _bounded(text, 1 << 31)
+
+
+def _bounded(text: str, limit: int) -> int:
+    value = int(text) if len(text) <= 20 and "_" not in text else limit
+    if not -limit <= value < limit:
+        raise ValueError(f"{text[:40]!r} is no integer below {limit}")
+    return value
+
+
+def _frame_id(text: str) -> FrameId:
+    if len(text) != 48:
+        raise ValueError("a frame id has 48 hex digits")
+    return FrameId(bytes.fromhex(text[:32]), int(text[32:], 16))
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": _long, "int | None": _long, "Int32": _int, "Int32 | None": _int, "str": str, "str | None": str, "bool": _boolean, "bool | None": _boolean,
+    "FrameId | None": _frame_id,
+}  # fmt: skip
+
+
+@dataclass_transform(frozen_default=True)
+def header(**names: str) -> Callable[[type], type]:
+    """Make a frozen header class; ``names`` gives the wire name where it is not the field's own in camel case."""
+
+    def make(cls: type) -> type:
+        made: Any = dataclass(frozen=True, slots=True)(cls)
+        made._spec = tuple(_spec_of(field, names) for field in fields(made))
+        found: type = made
+        return found
+
+    return make
+
+
+def _spec_of(field: Any, names: Mapping[str, str]) -> tuple[str, str, Callable[[str], Any], bool, Any]:
+    required = field.default is MISSING
+    return field.name, names.get(field.name, _camel(field.name)), _PARSERS[str(field.type)], required, None if required else field.default
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class Header:
+    """What all headers share."""
+
+    __slots__ = ()
+    _spec: ClassVar[tuple[tuple[str, str, Callable[[str], Any], bool, Any], ...]] = ()
+
+    @classmethod
+    def from_fields(cls, found: Fields) -> Self:
+        """Parse; unknown fields are ignored."""
+        source: Mapping[str, str] = found or {}
+        values: dict[str, Any] = {}
+        for name, wire, parse, required, default in cls._spec:
+            text = source.get(wire)
+            if text is None:
+                if required:
+                    raise HeaderInvalid(f"the field {wire!r} is missing in a {cls.__name__}", wire)
+                values[name] = default
+                continue
+            try:
+                values[name] = parse(text)
+            except ValueError:
+                raise HeaderInvalid(f"the field {wire!r} of a {cls.__name__} cannot be {text[:100]!r}", wire) from None
+        return cls(**values)
+
+    def to_fields(self) -> dict[str, str]:
+        """Fields in alphabetical order, None omitted, booleans ``true`` and ``false``."""
+        found: dict[str, str] = {}
+        for name, wire, *_ in self._spec:
+            value = getattr(self, name)
+            if value is not None:
+                found[wire] = _text(value)
+        return dict(sorted(found.items()))
+
+
+def _text(value: Any) -> str:
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is FrameId:
+        return f"{value.producer_id.hex()}{value.sequence:016x}"
+    return str(value)
