@@ -73,7 +73,8 @@ def test_both_styles_are_read(text: str | bytes, value: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", " ", "{", "}", "[1,]", "{0}", "{0:}", "{0:1", "{0:1,}", "{,}", "{true:1}", "{null:1}", "{1.5:1}", "{[1]:1}", '{{"a":[1]}:1}', '{{"a":{}}:1}',
-     "{{0:1}:2}", "{0:1}x", "NaN", "[Infinity]", "{0:NaN}", "{0:01}", '{0:"\n"}', '{0:"\\x"}', '{0:"\\u12"}', "{a:1}", "'a'", "{0:" + "9" * 50 + "}", "1" * 5000, b"\xff{}"],
+     "{{0:1}:2}", "{0:1}x", "NaN", "[Infinity]", "{0:NaN}", "{0:01}", '{0:"\n"}', '{0:"\\x"}', '{0:"\\u12"}', "{a:1}", "'a'",
+     "{0:" + "9" * 50 + "}", "1" * 5000, b"\xff{}"],
 )  # fmt: skip
 def test_what_is_not_in_the_dialect_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):

@@ -74,7 +74,8 @@ def test_a_pull_and_a_scan_are_lists_in_their_fixed_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "value"), [(0, b"group"), (0, 1), (2, "3"), (2, True), (3, -2), (3, 1 << 63), (3, None), (4, 1.0), (10, None), (11, 5), (12, "0"), (1, ["topic"]), (1, {})]
+    ("at", "value"),
+    [(0, b"group"), (0, 1), (2, "3"), (2, True), (3, -2), (3, 1 << 63), (3, None), (4, 1.0), (10, None), (11, 5), (12, "0"), (1, ["topic"]), (1, {})],
 )
 def test_a_pull_with_a_value_of_another_kind_is_refused(at: int, value: object) -> None:
     values = msgpack.unpackb(records.pack_pull(PULL))
