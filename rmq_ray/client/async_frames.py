@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
 from rmq_ray.client.loads import Load
@@ -61,9 +62,11 @@ class AsyncFrames:
         self._clock = core.clock
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._lookups: dict[str, asyncio.Task[Sequence[MessageQueue]]] = {}
         self._turns: dict[Key, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._links: dict[Address, asyncio.Task[AsyncConnection]] = {}
+        self._links: dict[Address, AsyncConnection] = {}
+        self._dialling: dict[Address, asyncio.Task[AsyncConnection]] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self._config.frames_in_flight_max))
         self._lanes: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -73,11 +76,17 @@ class AsyncFrames:
             raise ClientError(f"producer {self._core.group!r} belongs to another event loop; make one per loop")
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's queues; only the first call for a topic waits."""
-        info = self._core.instance.routes.publish(topic)
-        if info is not None and info.queues:
-            return info.queues
-        return await asyncio.to_thread(self._core.find_queues, topic, float(self._config.send_timeout_ms))
+        """The topic's queues. Only the first calls for a topic wait, and go on in the order in which they came."""
+        lookup = self._lookups.get(topic)
+        if lookup is None:
+            info = self._core.instance.routes.publish(topic)
+            if info is not None and info.queues:
+                return info.queues
+            lookup = self._lookups[topic] = self._loop.create_task(asyncio.to_thread(self._core.find_queues, topic, float(self._config.send_timeout_ms)))
+            lookup.add_done_callback(partial(self._looked_up, topic))
+        while lookup.done() and self._lookups.get(topic) is lookup:  # those who waited longer come first
+            await asyncio.sleep(0)
+        return await asyncio.shield(lookup)
 
     def next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Round robin."""
@@ -93,7 +102,7 @@ class AsyncFrames:
         if turn is None:
             queues = (message.queue,) if message.queue is not None else await self.queues(message.topic)
             turn = self._turns.get(key) or self._open(key, self.next_queue(queues), timeout_ms)
-        future = self._loop.create_future()
+        future: asyncio.Future[SendResult] = self._loop.create_future()
         turn.bodies.append(message.body)
         turn.texts.append(message.text)
         turn.flags.append(message.flag)
@@ -111,7 +120,7 @@ class AsyncFrames:
             await self._single(message, timeout_ms) if message.special else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
         )
         try:
-            connection, _ = await self._connection(queue)
+            connection = await self._connection(queue)
             connection.oneway(load.command(queue))
         except RemotingError as error:
             kind = BrokerUnreachable if classify(error)[0] is Failure.NOT_SENT else SendUnknown
@@ -143,11 +152,15 @@ class AsyncFrames:
         for task in list(self._tasks):
             task.cancel()
         links, self._links = self._links, {}
+        for dialling in self._dialling.values():
+            dialling.cancel()
         for link in links.values():
-            if link.done() and not link.cancelled() and link.exception() is None:
-                await link.result().close()
-            else:
-                link.cancel()
+            await link.close()
+
+    def _looked_up(self, topic: str, lookup: asyncio.Task[Sequence[MessageQueue]]) -> None:
+        if not lookup.cancelled():
+            lookup.exception()  # looked at even if every caller was cancelled
+        self._loop.call_soon(self._lookups.pop, topic, None)  # behind the callers that are being woken
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
@@ -255,23 +268,32 @@ class AsyncFrames:
     async def _attempt(self, delivery: Delivery, timeout_ms: float) -> Outcome:
         delivery.address = self._core.instance.broker_address(delivery.queue.broker_name)
         try:
-            connection, _ = await self._connection(delivery.queue)
+            connection = await self._connection(delivery.queue)
             return await connection.request(delivery.load.command(delivery.queue), timeout_ms)
         except RemotingError as error:
             return error
 
-    async def _connection(self, queue: MessageQueue) -> tuple[AsyncConnection, Address]:
+    async def _connection(self, queue: MessageQueue) -> AsyncConnection:
         """The loop's connection to the queue's broker; opened once however many ask at the same time."""
         address = self._core.instance.broker_address(queue.broker_name)
         if address is None:
             raise ConnectFailed(f"no address of broker {queue.broker_name!r} is known")
         link = self._links.get(address)
-        if link is None or (link.done() and (link.cancelled() or link.exception() is not None or not link.result().alive)):
-            link = self._links[address] = self._loop.create_task(self._connect(address))
-        return await asyncio.shield(link), address
+        if link is not None and link.alive:
+            return link
+        dialling = self._dialling.get(address)
+        if dialling is None:
+            dialling = self._dialling[address] = self._loop.create_task(self._connect(address))
+            dialling.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at even if every caller was cancelled
+        return await asyncio.shield(dialling)
 
     async def _connect(self, address: Address) -> AsyncConnection:
-        return await AsyncConnection.open(address, self._core.instance.link.credentials("broker"), self._limits, self._clock, _refuse, _ignore)
+        try:
+            link = await AsyncConnection.open(address, self._core.instance.link.credentials("broker"), self._limits, self._clock, _refuse, _ignore)
+            self._links[address] = link
+            return link
+        finally:
+            del self._dialling[address]
 
 
 def _spread(turn: Turn, stored: tuple[SendResult, Load, Address]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
@@ -111,11 +112,16 @@ class BrokerLink:
                 return answer
         raise last if last is not None else ConnectFailed("no name server address is known; start the client first")
 
+    def every_name_server_invoke(self, command: Command, timeout_ms: float) -> list[Command]:
+        """Ask each name server (they exchange nothing with one another). Raises the first ``RemotingError``."""
+        pool = self._need(self._name_servers)
+        return [pool.request(server, Command(command.code, fields=command.fields, body=command.body), timeout_ms) for server in self._servers]
+
     def tell_all(self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: int) -> None:
         """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged."""
         answered = threading.Semaphore(0)
 
-        def done(answer: Command | RemotingError, address: Address) -> None:
+        def done(address: Address, answer: Command | RemotingError) -> None:
             if isinstance(answer, RemotingError):
                 log.info("broker %s did not answer: %s", address, answer)
             answered.release()
@@ -123,7 +129,7 @@ class BrokerLink:
         waiting = 0
         for address in addresses:
             try:
-                self.invoke_async(address, make(), timeout_ms, lambda answer, address=address: done(answer, address))
+                self.invoke_async(address, make(), timeout_ms, partial(done, address))
                 waiting += 1
             except RemotingError as error:
                 log.info("broker %s not reached: %s", address, error)

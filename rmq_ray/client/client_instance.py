@@ -141,11 +141,11 @@ class ClientInstance:
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
-    def invoke(self, address: Address, command: Command, timeout_ms: int = CALL_TIMEOUT_MS) -> Command:
+    def invoke(self, address: Address, command: Command, timeout_ms: float = CALL_TIMEOUT_MS) -> Command:
         """Ask a broker and wait for its answer, whatever its code. Raises ``RemotingError`` (``ConnectFailed``: nothing was sent)."""
         return self.link.invoke(address, command, timeout_ms)
 
-    def invoke_async(self, address: Address, command: Command, timeout_ms: int, callback: Callable[[Command | RemotingError], None]) -> None:
+    def invoke_async(self, address: Address, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
         """Ask a broker; the callback gets the answer or the error, in a reader or timer thread: it must be quick.
 
         Connecting happens in the calling thread; ``ConnectFailed`` and ``TooManyRequests`` are raised, not handed to the callback.
@@ -156,7 +156,7 @@ class ClientInstance:
         """Send without an answer. Raises ``ConnectFailed`` or ``ConnectionLost``."""
         self.link.oneway(address, command)
 
-    def name_server_invoke(self, command: Command, timeout_ms: int = CALL_TIMEOUT_MS) -> Command:
+    def name_server_invoke(self, command: Command, timeout_ms: float = CALL_TIMEOUT_MS) -> Command:
         """Ask the chosen name server; when it fails, the others in turn. Raises the last ``RemotingError``."""
         return self.link.name_server_invoke(command, timeout_ms)
 

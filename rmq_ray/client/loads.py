@@ -82,7 +82,7 @@ class RecordLoad:
     def __init__(self, topic: str, body: bytes, properties: str, born_ms: int, frame_id: FrameId, message_id: str, flag: int) -> None:  # noqa: PLR0913 - a record
         self.topic = topic
         self.frame_id = frame_id
-        self.message_ids = (message_id,)
+        self.message_ids: Sequence[str] = (message_id,)
         self._body = body
         self._properties = properties
         self._born_ms = born_ms

@@ -76,7 +76,7 @@ def special_text(delay_level: int, wait_store_ok: bool) -> str:
     return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
 
 
-def check_placement(queue: MessageQueue | None, selector: Selector | None, message_group: str | None) -> None:
+def check_placement(queue: MessageQueue | None, selector: Selector | None, message_group: object) -> None:
     """At most one way to choose the queue may be used, and a group must have a name."""
     if sum(way is not None for way in (queue, selector, message_group)) > 1:
         raise ClientError("queue, selector and message_group each choose the queue; give one of them")

@@ -170,13 +170,12 @@ class Producer:
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
-        if queue is selector is message_group is None and not delay_level and topic_or_message.__class__ is str and body.__class__ is bytes:
-            topic: str = topic_or_message  # type: ignore[assignment]
-            check_send_topic(topic)
-            content = body if 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)  # type: ignore[arg-type]
-            if not is_special(topic, 0, True):
+        if queue is None and selector is None and message_group is None and not delay_level and isinstance(topic_or_message, str):
+            check_send_topic(topic_or_message)
+            content = body if isinstance(body, bytes) and 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)
+            if not is_special(topic_or_message, 0, True):
                 text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
-                return core.batches.append(topic, content, text, timeout_ms)  # type: ignore[arg-type]
+                return core.batches.append(topic_or_message, content, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             _place(core, message, queue, selector, arg, message_group, timeout_ms)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,7 +45,7 @@ class BatchOutcome:
         self.base_offset = -1
         self.base_log_offset = -1
         self.message_ids: Sequence[str] = ()
-        self.sizes: Sequence[int] = ()
+        self.sizes: Iterable[int] = ()
         self._starts: list[int] = []
         self.store_id: Callable[[int], str] = _no_store_id
         self.on_finish: Callable[[], None] | None = None
@@ -134,7 +134,7 @@ class SendFuture(Future[SendResult]):
         return self._outcome.waiters.setdefault(self, [])
 
     @property
-    def _done_callbacks(self) -> list[Callable[[Any], object]]:  # type: ignore[override]
+    def _done_callbacks(self) -> list[Callable[[Any], object]]:
         return self._outcome.callbacks.setdefault(self, [])
 
     def cancel(self) -> bool:

@@ -114,8 +114,8 @@ class Sending:
         config = self.config
         share = timeout_ms / (config.retries + 1) if config.idempotent or self.alone(load.topic, pinned) else timeout_ms
         outcome, address = self._attempt(load, queue, share)
-        if outcome.__class__ is Command and outcome.code == 0 and address is not None:
-            return self.result(load, queue, outcome, address)  # type: ignore[arg-type]
+        if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
+            return self.result(load, queue, outcome, address)
         attempts = self.attempts_since(started_ms, load.topic, pinned, timeout_ms, codes_retried=True)
         return self._go_on(Delivery(load, queue, attempts, pinned), outcome, address)
 

@@ -87,6 +87,9 @@ class Timers:
             except Exception as error:  # noqa: BLE001 - one failing action must not end the others
                 log.warning("%s: %s failed, next time again: %r", self._name, name, error)
 
+    def _ended(self) -> bool:
+        return self._closed
+
     def _take_due(self) -> list[tuple[str, Callable[[], None]]]:
         now = self._clock.monotonic_ms()
         with self._wake:
@@ -101,10 +104,10 @@ class Timers:
             return taken
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._ended():
             self.run_due()
             with self._wake:
-                if self._closed or self._soon:
+                if self._soon or self._ended():
                     continue
                 next_due = min((due for due, _, _ in self._due.values()), default=float("inf"))
                 if self._later:

@@ -76,7 +76,7 @@ def check_body(body: object, body_bytes_max: int) -> bytes:
     return body
 
 
-def check_delay_level(level: int) -> None:
+def check_delay_level(level: object) -> None:
     """0 (none) to 18, else ``MessageIllegal``."""
     if not isinstance(level, int) or not 0 <= level <= DELAY_LEVEL_MAX:
         raise MessageIllegal(f"delay_level is {level!r}; 0 (none) to {DELAY_LEVEL_MAX} exist")

@@ -38,6 +38,8 @@ _ONE = struct.Struct(">ii")
 _SEND_ANSWER = struct.Struct(">qqqi")
 _PULL_ANSWER = struct.Struct(">qqqqii")
 _SIZE_TYPE = np.dtype(">i4")
+_FEW = 16  # below, numpy's fixed cost of a sum is more than a loop's
+_FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(_FEW))
 
 
 class SendAnswer(NamedTuple):
@@ -172,10 +174,15 @@ def _records(view: memoryview, at: int, count: int, count_min: int) -> tuple[mem
     if not count_min <= count <= RECORDS_MAX or start > len(view):
         raise MalformedFrame(f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} with a size each may be in it")
     sizes: Sizes = np.frombuffer(view, _SIZE_TYPE, count, at)
-    if count and int(sizes.min()) < RECORD_BYTES_MIN:
-        raise MalformedFrame(f"a record of {int(sizes.min())} bytes; {RECORD_BYTES_MIN} at least")
-    if int(sizes.sum(dtype=np.int64)) != len(view) - start:
-        raise MalformedFrame(f"{count} records of {int(sizes.sum(dtype=np.int64))} bytes in all, but {len(view) - start} bytes follow their sizes")
+    if count < _FEW:
+        few = _FEW_SIZES[count].unpack_from(view, at)
+        smallest, total = min(few, default=RECORD_BYTES_MIN), sum(few)
+    else:
+        smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
+    if smallest < RECORD_BYTES_MIN:
+        raise MalformedFrame(f"a record of {smallest} bytes; {RECORD_BYTES_MIN} at least")
+    if total != len(view) - start:
+        raise MalformedFrame(f"{count} records of {total} bytes in all, but {len(view) - start} bytes follow their sizes")
     return view[start:], sizes
 
 
