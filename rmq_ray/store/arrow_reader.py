@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def to_batch(topic: str, broker: str, records: bytes | bytearray | memoryview, s
     for name in names:
         if name not in COLUMNS:
             raise ClientError(f"there is no column {name!r}; columns are {', '.join(COLUMNS)}", name)
-    schema = pa.schema([SCHEMA.field(name) for name in names])
+    schema = _schema(names)
     lengths = np.asarray(sizes).astype(np.int64)
     if not len(lengths):
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
@@ -52,6 +52,11 @@ def to_batch(topic: str, broker: str, records: bytes | bytearray | memoryview, s
         raise ClientError(f"{len(records)} bytes are too many for one Arrow batch; read in chunks of at most {BATCH_BYTES_MAX} bytes")
     source = _Records(topic, broker, records, lengths)
     return pa.RecordBatch.from_arrays([_COLUMNS[name](source) for name in names], schema=schema)
+
+
+@lru_cache(maxsize=64)
+def _schema(names: tuple[str, ...]) -> Any:
+    return pa.schema([SCHEMA.field(name) for name in names])
 
 
 class _Records(RecordLayout):
