@@ -186,6 +186,16 @@ def test_messages_whose_tag_only_shares_the_hash_are_dropped_and_pulling_goes_on
     assert batch.take(0)[0].tag == "Aa"
 
 
+def test_the_next_pull_begins_behind_what_the_broker_scanned_not_behind_the_last_message() -> None:
+    rig = ConsumerRig()
+    work = rig.take()
+    rig.pull(work)
+    batches = rig.found(work, [3, 5], next_offset=90)
+    assert rig.client.pulls[-1].request.offset == 90
+    rig.consume(*batches)
+    assert rig.offset(work.queue) == 90
+
+
 @pytest.mark.seed("S4-119")
 def test_a_pull_interval_delays_the_next_pull() -> None:
     rig = ConsumerRig(pull_interval_ms=200)
