@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, headers
 from rmq_ray.store.record_batch import (
@@ -26,13 +27,14 @@ from rmq_ray.store.record_batch import (
     MARK_BYTES,
     MARK_OFFSET_AT,
     MARK_PREFIX,
+    UNKNOWN_OFFSET,
     Array,
     CheckedFrame,
     FrameMark,
     frame_crc,
     read_mark,
 )
-from rmq_ray.store.record_properties import collect_facts, frame_facts
+from rmq_ray.store.record_properties import collect_facts, frame_facts, split_facts
 
 _MANY = 32  # from here numpy's fixed cost is less than a loop's
 _TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
@@ -42,6 +44,12 @@ _TWO = struct.Struct(">qq")
 _HOSTS = struct.Struct(">8sq8s")
 _OFFSETS_AT, _HOSTS_AT = 20, 48
 _I16 = struct.Struct(">h")
+_SIZE_AND_CRC = struct.Struct(">iI")
+_PREFIX_BYTES = len(MARK_PREFIX)
+_COUNT_AT = MARK_OFFSET_AT - 8
+_ONE_RECORD = b"00000001" + UNKNOWN_OFFSET
+_MARK_ENDS = (b"", b"\x02")
+_frame_crc = zlib.crc32  # sizes and CRCs back to back: the same as frame_crc() of both
 
 
 def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: int) -> CheckedFrame:
@@ -53,6 +61,8 @@ def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: i
     if not 0 < count <= FRAME_RECORDS_MAX:
         raise MessageIllegal(f"a frame has 1 to {FRAME_RECORDS_MAX} records, not {count}")
     view = memoryview(records)
+    if count == 1:
+        return _check_single(view, int(sizes[0]), body_bytes_max)
     if count >= _MANY:
         many = _check_many(view, sizes.astype(np.int64), body_bytes_max)
         if many is not None:
@@ -167,22 +177,57 @@ def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int) -> Chec
         elif (queue_id, topic) != first:
             raise MessageIllegal(f"record {index}: topic and queue must be those of the first record", index)
         try:
-            facts = frame_facts(bytes(view[text_at : start + size]))
+            unique, facts = split_facts(bytes(view[text_at : start + size]))
         except MessageIllegal as error:
             raise MessageIllegal(f"record {index}: {error.message}", index) from error
         starts.append(start)
         crcs.append(crc)
         codes.append(facts.tag_code)
-        if facts.unique is not None:
-            keys.append((index, facts.unique))
-        for key in facts.keys:
-            keys.append((index, key))
+        if unique is not None:
+            keys.append((index, unique))
+        if facts.keys:
+            keys += [(index, key) for key in facts.keys]
         start += size
     if start != length:
         raise MessageIllegal(f"the sizes add up to {start} bytes, the records have {length}")
     queue_id, topic = first
     crc = frame_crc(struct.pack(f">{count}i", *sizes), struct.pack(f">{count}I", *crcs))
     return CheckedFrame(_topic_text(topic), queue_id, count, length, sizes, starts, codes, mark.frame_id if mark else None, crc, mark_at, None, None, keys)
+
+
+def _check_single(view: memoryview, size: int, body_bytes_max: int) -> CheckedFrame:
+    """A frame of one record, the most frequent one of those who wait for every answer."""
+    if size != len(view):
+        raise MessageIllegal(f"record 0: size {size}, but {len(view)} bytes came", 0)
+    crc, queue_id, topic, text_at = _check_one(view, 0, size, 0, body_bytes_max)
+    text = bytes(view[text_at:])
+    frame_id, mark_at = None, -1
+    if text[:_PREFIX_BYTES] == MARK_PREFIX:
+        frame_id, mark_at, text = _single_mark(text), text_at + MARK_OFFSET_AT, text[MARK_BYTES + 1 :]
+    try:
+        unique, facts = split_facts(text)
+    except MessageIllegal as error:
+        raise MessageIllegal(f"record 0: {error.message}", 0) from error
+    keys = [(0, unique)] if unique is not None else []
+    if facts.keys:
+        keys += [(0, key) for key in facts.keys]
+    content = _frame_crc(_SIZE_AND_CRC.pack(size, crc))
+    return CheckedFrame(_topic_text(topic), queue_id, 1, size, [size], [0], [facts.tag_code], frame_id, content, mark_at, None, None, keys)
+
+
+def _single_mark(text: bytes) -> FrameId:
+    """The frame's id; the mark must be that of one record."""
+    name = text[_PREFIX_BYTES:_COUNT_AT]
+    if text[_COUNT_AT:MARK_BYTES] == _ONE_RECORD and text[MARK_BYTES : MARK_BYTES + 1] in _MARK_ENDS and not name.strip(b"0123456789abcdef"):
+        return FrameId(_producer(name[:32]), int(name[32:], 16))
+    mark = _frame_mark(text, 1)
+    assert mark is not None, "it has the prefix"
+    return mark.frame_id
+
+
+@lru_cache(maxsize=4096)
+def _producer(digits: bytes) -> bytes:
+    return bytes.fromhex(digits.decode())
 
 
 def _check_one(view: memoryview, start: int, size: int, index: int, body_bytes_max: int) -> tuple[int, int, bytes, int]:
@@ -228,8 +273,8 @@ def _frame_mark(text: bytes, count: int) -> FrameMark | None:
         if count > 1 or text.startswith(MARK_PREFIX):
             raise MessageIllegal("record 0: several records need the frame property in its fixed form as the first property")
         return None
-    if mark.count != count or mark.log_offset != -1:
-        raise MessageIllegal(f"record 0: the frame property says {mark.count} records at offset {mark.log_offset}, sent were {count} without offset")
+    if mark.records != count or mark.log_offset != -1:
+        raise MessageIllegal(f"record 0: the frame property says {mark.records} records at offset {mark.log_offset}, sent were {count} without offset")
     return mark
 
 

@@ -27,7 +27,7 @@ class FrameTracker:
         """Index of the first record of a frame that begins in ``records`` and is not whole at their end; their number if there is none."""
         for row, mark in reversed(find_marks(records)):
             have = len(records) - row
-            if mark.count > have:
+            if mark.records > have:
                 return row if count_members(records, row, have) == have else len(records)
             return len(records)  # a later frame cannot begin inside of it
         return len(records)
@@ -36,10 +36,10 @@ class FrameTracker:
         """Enter whole frames; returns how many frames lack records."""
         incomplete = 0
         for row, mark in find_marks(records):
-            if count_members(records, row, min(mark.count, len(records) - row)) < mark.count:
-                incomplete += row + mark.count <= len(records)  # at the end the caller counts
+            if count_members(records, row, min(mark.records, len(records) - row)) < mark.records:
+                incomplete += row + mark.records <= len(records)  # at the end the caller counts
                 continue
-            end = row + mark.count
+            end = row + mark.records
             store_ms = int(records.store_ms[row])
             if store_ms >= self._since_ms:
                 self._windows.add(mark.frame_id, _stored(records, row, end), store_ms)
@@ -57,7 +57,7 @@ def find_marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
     found = []
     for row, at, end in zip(rows.tolist(), records.text_at[rows].tolist(), records.ends[rows].tolist(), strict=True):
         mark = read_mark(bytes(view[at : min(at + MARK_BYTES + 1, end)]))
-        if mark is not None and mark.log_offset == records.base + int(records.starts[row]) and mark.count > 0:
+        if mark is not None and mark.log_offset == records.base + int(records.starts[row]) and mark.records > 0:
             found.append((row, mark))
     return found
 

@@ -194,7 +194,7 @@ class MessageStore(StoreReads):
         if frame.frame_id is not None:
             known = parts.windows.find(frame.frame_id, frame.crc)
             if known is not None:
-                self.counters["repeats"] += 1
+                self._repeats += 1
                 return AppendResult(
                     known.topic, known.queue_id, known.queue_offset, known.log_offset, known.end_log_offset, known.store_ms, True, known.records
                 )
@@ -303,10 +303,9 @@ class MessageStore(StoreReads):
             stored = StoredFrame(frame.crc, frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, count)
             with self._lock:
                 parts.windows.add(frame.frame_id, stored, store_ms)
-        counters = self.counters
-        counters["frames"] += 1
-        counters["records"] += count
-        counters["bytes"] += frame.length
+        self._frames += 1
+        self._records += count
+        self._bytes += frame.length
         at_once = not self._is_sync and not self._waiting and self._replicated is None
         if not at_once or not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
             self._waiting.append((frame, queue_offset, log_offset, store_ms, sys_flag))

@@ -106,20 +106,36 @@ class LogReader:
     def _read_entries(self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> GetResult:
         scanned = len(raw) // ENTRY_BYTES
         if scanned <= _FEW:
-            wanted, scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
+            (rows, offsets, sizes), scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
         else:
-            wanted, scanned = _choose_many(raw, max_count, max_bytes, codes)
+            (rows, offsets, sizes), scanned = _choose_many(raw, max_count, max_bytes, codes)
         result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, queue.min_offset, queue.max_offset)
-        rows, offsets, sizes = wanted
-        if not rows:
+        if not len(rows):
             return result
-        result.suggest_slave = self._log.end - offsets[-1] > self._memory_bytes
+        result.suggest_slave = self._log.end - int(offsets[-1]) > self._memory_bytes
+        data = self._read_adjacent(offset, rows, offsets, sizes) if len(rows) > _FEW else None
+        if data is not None:
+            result.sizes, result.parts, result.status = sizes.astype(np.int32), [data], GetMessageStatus.FOUND
+            return result
+        if len(rows) > _FEW or isinstance(rows, np.ndarray):
+            rows, offsets, sizes = rows.tolist(), offsets.tolist(), sizes.tolist()
         kept, result.parts = self._read_records(offset, rows, offsets, sizes)
         result.sizes = np.array(kept, np.int32)
         result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
         if not kept:
             result.next_offset = max(result.next_offset, queue.min_offset)
         return result
+
+    def _read_adjacent(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> bytes | None:
+        """The bytes of many records that lie back to back and are all sound; None when it is not as simple as that."""
+        first, length = int(offsets[0]), int(sizes.sum())
+        if int(offsets[-1]) + int(sizes[-1]) - first != length or length > _SPAN_MAX:
+            return None
+        try:
+            data = self._log.read(first, length)
+        except StoreMissing:
+            return None
+        return data if len(data) == length and _are_sound(data, first, offset + rows, offsets, sizes) else None
 
     def _read_records(self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]) -> tuple[list[int], list[Any]]:
         """(sizes, buffers) of the records that are sound."""
@@ -133,8 +149,7 @@ class LogReader:
                 continue  # retention was faster
             if len(data) < length:
                 continue
-            good = _sound_many if end - begin >= _FEW else _sound_few
-            sound = good(data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end])
+            sound = _find_sound(data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end])
             if all(sound) and sum(sizes[begin:end]) == length:
                 kept += sizes[begin:end]
                 parts.append(data)
@@ -181,11 +196,12 @@ def _outside(offset: int, low: int, high: int) -> GetResult | None:
     return None
 
 
-Wanted = tuple[list[int], list[int], list[int]]
+Wanted = tuple[Any, Any, Any]
+"""Rows, log offsets, sizes: lists when there are few entries, arrays when there are many."""
 
 
 def _choose_few(raw: bytes, count: int, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> tuple[Wanted, int]:
-    """((rows, log offsets, sizes) of the entries to read, how many entries were gone through)."""
+    """(the entries to read, how many entries were gone through)."""
     rows: list[int] = []
     offsets: list[int] = []
     sizes: list[int] = []
@@ -214,10 +230,10 @@ def _choose_many(raw: bytes, max_count: int, max_bytes: int, codes: frozenset[in
     fit = max(1, min(max_count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, "right"))))
     scanned = int(rows[fit]) if fit < len(rows) else count
     rows = rows[:fit]
-    return (rows.tolist(), entries["log_offset"][rows].tolist(), sizes[:fit].tolist()), scanned
+    return (rows, entries["log_offset"][rows].astype(np.int64), sizes[:fit].astype(np.int64)), scanned
 
 
-def _sound_few(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
+def _find_sound(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
     """Which records are what their entries say. ``data`` begins at log offset ``first``; entry ``rows[i]`` has queue offset ``offset + rows[i]``."""
     sound: list[bool] = []
     view = memoryview(data)
@@ -234,18 +250,15 @@ def _sound_few(data: bytes, first: int, offset: int, rows: Sequence[int], offset
     return sound
 
 
-def _sound_many(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
-    starts = np.array(offsets, np.int64)
-    head = headers(data)[starts - first]
-    length = np.array(sizes, np.int64)
-    good = (head["total"] == length) & (head["magic"] == MAGIC) & (head["log_offset"] == starts) & (head["queue_offset"] == np.array(rows, np.int64) + offset)
+def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, sizes: Array) -> bool:
+    """Whether all records are what their entries say, and have IPv4 hosts."""
+    starts = offsets - first
+    head = headers(data)[starts]
     body_len = head["body_len"].astype(np.int64)
-    plain = (head["sys_flag"] & _V6) == 0
-    good &= ~plain | ((body_len >= 0) & (body_len <= length - OVERHEAD_BYTES))
-    if not (good.all() and plain.all()):
-        return _sound_few(data, first, offset, rows, offsets, sizes)
-    body_at = starts + (HEADER_BYTES - first)
+    good = (head["total"] == sizes) & (head["log_offset"] == offsets) & (head["queue_offset"] == queue_offsets) & (body_len <= sizes - OVERHEAD_BYTES)
+    if not good.all() or (head["magic"] != MAGIC).any() or (body_len < 0).any() or (head["sys_flag"] & _V6).any():
+        return False
+    starts += HEADER_BYTES
     view, crc32 = memoryview(data), zlib.crc32
-    found = [crc32(view[begin:end]) for begin, end in zip(body_at.tolist(), (body_at + body_len).tolist(), strict=True)]
-    sound: list[bool] = ((np.array(found, np.uint32) & CRC_MASK) == head["crc"]).tolist()
-    return sound
+    found = [crc32(view[begin:end]) for begin, end in zip(starts.tolist(), (starts + body_len).tolist(), strict=True)]
+    return bool(((np.array(found, np.uint32) & CRC_MASK) == head["crc"]).all())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rmq_ray.model.message import FRAME, NAME_SEPARATOR, PROPERTY_SEPARATOR
 
 MARK_PREFIX = FRAME.encode() + b"\x01"
 MARK_BYTES = len(MARK_PREFIX) + 72
+_DIGITS_AT = len(MARK_PREFIX)
 MARK_OFFSET_AT = MARK_BYTES - 16
 """Where the own log offset begins, counted from the mark's first byte."""
 UNKNOWN_OFFSET = b"f" * 16
@@ -37,12 +38,11 @@ UNIQUE_TAIL_BYTES = len(UNIQUE_KEY_PREFIX) + UNIQUE_KEY_CHARS
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FrameMark:
+class FrameMark(NamedTuple):
     """The mark as found in a record. ``log_offset`` is -1 where the producer left it to the broker."""
 
     frame_id: FrameId
-    count: int
+    records: int
     log_offset: int
 
 
@@ -82,17 +82,14 @@ def pack_mark(frame_id: FrameId, count: int) -> bytes:
 
 def read_mark(properties: bytes) -> FrameMark | None:
     """The mark at the beginning of a property string; None when there is none, or not in this form."""
-    if not properties.startswith(MARK_PREFIX) or len(properties) < MARK_BYTES:
+    if properties[:_DIGITS_AT] != MARK_PREFIX or len(properties) < MARK_BYTES or (len(properties) > MARK_BYTES and properties[MARK_BYTES] != 2):
         return None
-    if len(properties) > MARK_BYTES and properties[MARK_BYTES] != 2:
-        return None
-    digits = properties[len(MARK_PREFIX) : MARK_BYTES]
+    digits = properties[_DIGITS_AT:MARK_BYTES]
     if digits.strip(b"0123456789abcdef"):
         return None
-    count, offset = int(digits[48:56], 16), digits[56:]
-    sequence = int(digits[32:48], 16)
+    offset = digits[56:]
     log_offset = -1 if offset == UNKNOWN_OFFSET else int(offset, 16)
-    return FrameMark(FrameId(bytes.fromhex(digits[:32].decode()), sequence), count, log_offset)
+    return FrameMark(FrameId(bytes.fromhex(digits[:32].decode()), int(digits[32:48], 16)), int(digits[48:56], 16), log_offset)
 
 
 def strip_mark(properties: str) -> str:

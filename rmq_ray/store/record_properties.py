@@ -37,6 +37,9 @@ class PropertyFacts:
     delay: str | None = None
 
 
+_NOTHING = PropertyFacts()
+
+
 @dataclass(slots=True)
 class ManyFacts:
     """Of many: see ``CheckedFrame`` for the fields. ``delays``: (record, level as written) where there is one."""
@@ -65,6 +68,17 @@ def frame_facts(text: bytes) -> PropertyFacts:
             if name in _REFUSED:
                 raise MessageIllegal(f"the reserved property {name} may not come in a frame; send this message by itself")
     return _facts(decoded)
+
+
+def split_facts(text: bytes) -> tuple[str | None, PropertyFacts]:
+    """(unique key, facts of the rest) of one string that a client sent; raises as ``frame_facts``, which sees the part that repeats only."""
+    if text[-UNIQUE_TAIL_BYTES:-UNIQUE_KEY_CHARS] == UNIQUE_KEY_PREFIX and (key := text[-UNIQUE_KEY_CHARS:]).isalnum():
+        if len(text) == UNIQUE_TAIL_BYTES:
+            return key.decode("ascii"), _NOTHING
+        if text[-UNIQUE_TAIL_BYTES - 1] == 2:
+            return key.decode("ascii"), frame_facts(text[: -UNIQUE_TAIL_BYTES - 1])
+    facts = frame_facts(text)
+    return facts.unique, facts
 
 
 @lru_cache(maxsize=8192)

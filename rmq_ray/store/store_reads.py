@@ -37,7 +37,12 @@ class StoreReads:
         self._parts: StoreParts | None = None
         self._visible = 0
         self.identity = ""
-        self.counters = {"frames": 0, "records": 0, "bytes": 0, "repeats": 0}
+        self._frames = self._records = self._bytes = self._repeats = 0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was appended since the store was made, and how many repeats were answered."""
+        return {"frames": self._frames, "records": self._records, "bytes": self._bytes, "repeats": self._repeats}
 
     @property
     def state(self) -> StoreState:
