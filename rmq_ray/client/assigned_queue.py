@@ -54,7 +54,21 @@ class QueueCounters:
 class AssignedQueue:
     """State of one queue while this consumer holds it."""
 
-    __slots__ = ("broker_id", "counters", "empty_in_a_row", "epoch", "last_begun", "lock", "max_offset", "min_offset", "process", "pulling", "queue", "waiting")
+    __slots__ = (
+        "broker_id",
+        "counters",
+        "empty_in_a_row",
+        "epoch",
+        "failures",
+        "last_begun",
+        "lock",
+        "max_offset",
+        "min_offset",
+        "process",
+        "pulling",
+        "queue",
+        "waiting",
+    )
 
     def __init__(self, queue: MessageQueue, next_offset: int, now_ms: int) -> None:
         self.queue = queue
@@ -72,6 +86,8 @@ class AssignedQueue:
         self.min_offset = self.max_offset = 0
         self.last_begun = -1
         """First offset of the latest batch that a listener got: on stop, earlier ones are still worked off."""
+        self.failures = 0
+        """Pulls in a row that brought no page; only some of them are worth a line in the log."""
         self.empty_in_a_row = 0
         """Answers without messages that came at once instead of being held by the broker."""
 

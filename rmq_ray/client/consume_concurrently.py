@@ -116,12 +116,14 @@ class ConcurrentConsumption:
             self._settle_failures(batch, verdict)
 
     def _finish(self, batch: ReadyBatch, done: int, failed: int) -> None:
+        """``failed`` messages were sent back, the others are done."""
         work = batch.owner
         with work.lock:
             if not work.process.dropped:
                 self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
+            work.counters.sent_back += failed
         if work.waiting:
             self._drained(work)
 
@@ -138,7 +140,6 @@ class ConcurrentConsumption:
                 work.counters.consumed_failed += len(failed)
             return
         kept = [message for message in failed if not self._send_back.send_back(message, verdict.delay_level)]
-        work.counters.sent_back += len(failed) - len(kept)
         if kept:
             self._keep(batch, kept, verdict.done, len(failed))
         else:
@@ -156,6 +157,7 @@ class ConcurrentConsumption:
                 parts.offsets.update(work.queue, work.process.keep(batch, kept[0].queue_offset, len(kept), size), increase_only=True)
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
+            work.counters.sent_back += failed - len(kept)
         batch.messages = kept
         log.warning("%d messages of %s are kept and tried again in %d ms: no broker took them back", len(kept), work.queue, parts.config.send_back_retry_ms)
         parts.delayed.after(parts.config.send_back_retry_ms, partial(self.submit, (batch,)))

@@ -38,6 +38,7 @@ BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
 QUICK_ANSWER_MS = 5
 QUICK_EMPTY_MAX = 8  # a broker that does not hold pulls is asked every 50 ms, not in a tight loop
 HELD_BACK_LOG_EVERY = 1_000
+FAILURE_LOG_EVERY = 60  # a minute of failures, one each second
 
 STATUS_OF_CODE = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -203,6 +204,7 @@ class Puller:
         work.epoch, work.broker_id = answer.epoch, answer.suggested_broker
         work.min_offset, work.max_offset = answer.min_offset, answer.max_offset
         work.counters.pulls += 1
+        work.failures = 0
         if status is PullStatus.OFFSET_ILLEGAL:
             with work.lock:
                 work.process.drop()
@@ -290,15 +292,19 @@ class Puller:
             self._events.tell_brokers()
         elif outcome.code == ResponseCode.STILL_RECOVERING:
             self._events.broker_lost(work.queue.broker_name)
-        elif not is_retry_topic(work.queue.topic):
+        elif self._worth_a_line(work):
             log.warning("pull of %s refused: code %d %s", work.queue, outcome.code, outcome.remark or "")
         self._again(work, delay_ms)
+
+    def _worth_a_line(self, work: AssignedQueue) -> bool:
+        work.failures += 1
+        return work.failures % FAILURE_LOG_EVERY == 1 and not is_retry_topic(work.queue.topic)
 
     def _failed(self, work: AssignedQueue, error: RemotingError) -> None:
         """No answer. A broken connection is brought back as soon as the broker listens again; 1 s is the latest."""
         if isinstance(error, ConnectionLost | ConnectFailed):
             work.broker_id = MASTER_ID
             self._events.broker_lost(work.queue.broker_name)
-        if not is_retry_topic(work.queue.topic):
+        if self._worth_a_line(work):
             log.info("pull of %s failed: %s", work.queue, error)
         self._again(work, self._parts.config.exception_delay_ms)

@@ -156,6 +156,8 @@ class PushConsumer:
     def subscribe(self, topic: str, expression: str | None = "*") -> None:
         """Add a topic, or change its filter; a running consumer rebalances at once."""
         self._subscriptions.put(topic, check_subscriptions({topic: expression})[topic], self._clock.now_ms())
+        if self._engine is not None:
+            self._engine.rebalancer.beat()
         self.rebalance_now()
 
     def unsubscribe(self, topic: str) -> None:

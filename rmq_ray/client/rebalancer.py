@@ -144,8 +144,11 @@ class Rebalancer:
                 if not is_retry_topic(topic):
                     log.warning("rebalance of group %s, topic %s failed: %s", parts.group, topic, error)
         held = parts.assigned.snapshot()
-        for queue in foreign_queues(subscribed, held.keys()):
+        foreign = foreign_queues(subscribed, held.keys())
+        for queue in foreign:
             self._drop(held[queue])
+        if foreign:
+            parts.client.heartbeat()
         self.balanced = balanced
         self.runs += 1
         return balanced

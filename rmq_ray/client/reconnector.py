@@ -33,6 +33,7 @@ WAIT_MS_MAX = 1_000
 TIMEOUT_MS = 3_000
 ROUTES_MS = 1_000  # the routes are looked at again this often: the broker may come back at another address
 GIVE_UP_MS = 600_000
+AGAIN_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client.reconnector")
 
@@ -48,6 +49,7 @@ class Reconnector:
         self._back = back
         self._lock = threading.Lock()
         self._down: set[str] = set()
+        self._last: dict[str, tuple[float, float]] = {}  # broker name -> (when it answered, how long was waited before)
         self._stop = threading.Event()
 
     def lost(self, broker_name: str) -> None:
@@ -67,7 +69,7 @@ class Reconnector:
         self._stop.set()
 
     def _run(self, broker_name: str) -> None:
-        wait_ms = FIRST_WAIT_MS
+        wait_ms = self._first_wait_ms(broker_name)
         began = wanted_ms = routes_ms = self._clock.monotonic_ms()
         answered = False
         try:
@@ -88,8 +90,15 @@ class Reconnector:
             with self._lock:
                 self._down.discard(broker_name)
             if answered:
+                self._last[broker_name] = (self._clock.monotonic_ms(), wait_ms)
                 log.info("broker %s answers again", broker_name)
                 self._back(broker_name)
+
+    def _first_wait_ms(self, broker_name: str) -> float:
+        """20 ms; twice the last wait for a broker that was lost again within a second: it answers, but its connections break."""
+        when_ms, waited_ms = self._last.get(broker_name, (float("-inf"), 0.0))
+        again = self._clock.monotonic_ms() - when_ms < AGAIN_MS
+        return min(2 * waited_ms, WAIT_MS_MAX) if again else FIRST_WAIT_MS
 
     def _answers(self, broker_name: str) -> bool:
         found = self._client.routes.subscribe_address(broker_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections import Counter
@@ -289,6 +290,20 @@ def test_a_broker_that_restarts_is_pulled_again_as_soon_as_it_listens_and_withou
     assert set(seen.bodies.values()) == {1}
 
 
+def test_a_broker_that_hangs_up_on_every_pull_is_asked_less_and_less_often(cluster: PullCluster) -> None:
+    seen = Seen()
+    broker = cluster.pull_brokers[0]
+    with consumer(cluster, seen, config=PATIENT):
+        eventually(lambda: len(broker.pulls) == 5)
+        broker.hang_up = True
+        cluster.put("orders", 0, [b"x"])
+        threading.Event().wait(1.5)
+        assert len(broker.pulls) < 60
+        broker.hang_up = False
+        eventually(lambda: seen.bodies[b"x"])
+    assert seen.bodies == {b"x": 1}
+
+
 def test_while_one_broker_is_away_the_other_is_consumed() -> None:
     with PullCluster(brokers=2, topics={"orders": 4}) as cluster:
         seen = Seen()
@@ -365,6 +380,51 @@ def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(clust
         cluster.put("future", 0, [b"x"])
         eventually(lambda: seen.bodies[b"x"], timeout_s=4)
     assert [message.topic for message in seen.messages] == ["future"]
+
+
+@pytest.mark.seed("S0-061", "S1-042")
+def test_a_topic_that_gets_more_queues_is_consumed_from_all_of_them_after_the_next_route(cluster: PullCluster) -> None:
+    seen = Seen()
+    with consumer(cluster, seen) as running:
+        eventually(lambda: len(running.assignment()) == 5)
+        cluster.add_topic("orders", 6)
+        engine = running._engine
+        assert engine is not None and engine.client.routes.refresh("orders")
+        cluster.put("orders", 5, [b"x"])
+        eventually(lambda: seen.bodies[b"x"], timeout_s=3)
+        assert len(running.assignment()) == 7
+
+
+@pytest.mark.seed("S4-166", "S4-055")
+def test_two_groups_in_one_client_instance_each_divide_the_queues_for_themselves(cluster: PullCluster) -> None:
+    fill(cluster, 10)
+    a, b = Seen(), Seen()
+    with consumer(cluster, a, "group-a", client_id="one") as first, consumer(cluster, b, "group-b", client_id="one") as second:
+        eventually(lambda: len(a.bodies) == 40 and len(b.bodies) == 40)
+        assert first.client_id == second.client_id == "one"
+        assert {queue for queue in first.assignment() if queue.topic == "orders"} == {queue for queue in second.assignment() if queue.topic == "orders"}
+    assert {"clientID": "one", "consumerGroup": "group-b"} in cluster.pull_brokers[0].unregistered
+
+
+@pytest.mark.seed("S3-112", "S3-133")
+def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_alive(cluster: PullCluster) -> None:
+    with consumer(cluster, Seen()) as running:
+        host, _, rest = running.client_id.partition("@")
+        assert host == "127.0.0.1" and rest.split("#")[0] == str(os.getpid())
+        mine = [thread for thread in threading.enumerate() if thread.name.startswith("rmq-")]
+        assert len(mine) > 20 and all(thread.daemon for thread in mine)
+
+
+@pytest.mark.seed("S4-178")
+def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_held(cluster: PullCluster) -> None:
+    fill(cluster, 10)
+    cluster.put("orders", 0, [b"bad"] * 3)
+    seen = Seen(lambda messages, _ctx: RECONSUME_LATER if messages[0].body == b"bad" and messages[0].reconsume_times == 0 else None)
+    with consumer(cluster, seen) as running:
+        eventually(lambda: running.stats()["consumed_ok"] == 43)
+        found = running.stats()
+    assert (found["pulled"], found["consumed_failed"], found["sent_back"], found["in_flight"], found["lag"]) == (46, 3, 3, 0, 0)
+    assert found["state"] == "RUNNING" and found["balanced"] and len(found["queues"]) == 5
 
 
 @pytest.mark.seed("S3-110", "S3-120", "S1-009", "S1-016")

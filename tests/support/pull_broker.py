@@ -48,6 +48,8 @@ class PullBroker(TinyBroker):
         self.sent_back: list[SendBackHeader] = []
         self.refuse_send_back = 0
         self.pulls: list[PullRecords] = []
+        self.hang_up = False
+        """Close the connection instead of answering a pull."""
         self.refuse: Callable[[PullRecords], int | None] = lambda _request: None
         self._parked: dict[Place, list[tuple[Command, Any, PullRecords]]] = defaultdict(list)
         self._end = 0
@@ -119,6 +121,9 @@ class PullBroker(TinyBroker):
     def _pull(self, command: Command, peer: Any) -> Command | None:
         request = unpack_pull(command.body)
         self.pulls.append(request)
+        if self.hang_up:
+            peer.close("told to")
+            return None
         code = self.refuse(request)
         if code is None and request.topic not in self.subscriptions[request.group]:
             code = int(ResponseCode.SUBSCRIPTION_NOT_EXIST)

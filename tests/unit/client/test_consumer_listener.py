@@ -72,6 +72,7 @@ def test_defaults_of_pulls_and_batches_are_rocketmqs() -> None:
     assert (config.pull_interval_ms, config.batch_size, config.max_reconsume_times, config.suspend_ms, config.pull_timeout_ms) == (0, 1, -1, 15_000, 30_000)
 
 
+@pytest.mark.seed("S3-111")
 def test_options_are_put_over_the_configuration() -> None:
     settings = push_settings(
         "g", ConsumerConfig("other", concurrency=3), {"batch_size": 32, "start_from": "timestamp", "start_at": 77, "allocate": "avg_by_circle"}
@@ -98,6 +99,7 @@ def test_an_illegal_group_is_refused(name: str) -> None:
         push_settings(name, None, {})
 
 
+@pytest.mark.seed("S3-111")
 def test_subscriptions_are_tag_expressions_of_legal_topics() -> None:
     assert check_subscriptions({"a": "x || y", "b": None}) == {"a": "x || y", "b": None}
     for subscriptions, error in (({}, ConfigError), ({"a": object()}, ConfigError), ({"a": "||"}, SubscriptionInvalid), ({"a/b": "*"}, ClientError)):

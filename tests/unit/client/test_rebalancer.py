@@ -137,6 +137,23 @@ def test_without_consumer_ids_or_route_everything_stays_as_it_is() -> None:
         assert held(rig) == queues
 
 
+@pytest.mark.seed("S1-039", "S1-049", "S4-059")
+def test_a_queue_taken_carries_its_process_queue_and_next_offset_and_is_pulled_for_the_group() -> None:
+    rig, (queue,) = rig_of(1, offset=8)
+    rig.rebalancer.rebalance()
+    work = rig.parts.assigned.snapshot()[queue]
+    assert (work.queue, work.process.next_offset, work.pulling) == (queue, 8, True)
+    assert [pull.request.group for pull in rig.client.pulls] == ["g"]
+
+
+def test_a_broker_that_does_not_know_the_consumer_is_told_before_its_list_counts() -> None:
+    rig, (queue,) = rig_of(1)
+    complete = rig.client.answers[IDS]
+    rig.client.answer(IDS, lambda command, address: complete(command, address) if rig.client.heartbeats else command.answer(1))
+    assert rig.rebalancer.rebalance()
+    assert held(rig) == [queue]
+
+
 def test_another_broker_is_asked_for_the_consumers_when_one_does_not_answer() -> None:
     rig, queues = rig_of(1, brokers=("broker-a", "broker-b"))
     good = rig.client.answers[IDS]
