@@ -92,6 +92,10 @@ def test_records_of_other_producers_with_the_unique_key_anywhere_read_the_same()
     check_same([record(n, properties=f"{KEY % n}\x02WAIT\x01true\x02TAGS\x01TagA\x02CLUSTER\x01c\x02") for n in range(90)])
 
 
+def test_a_users_property_whose_name_ends_like_the_unique_key_is_not_it() -> None:
+    check_same([record(n, properties=f"MY_{KEY % n}") for n in range(3)])
+
+
 def test_records_without_properties_get_the_offset_message_id() -> None:
     batch = batch_of(record(log_offset=1000), record(1, store_host=("fe80::1", 10911), log_offset=1001))
     assert batch["message_id"].to_pylist() == ["0A00000100002A9F00000000000003E8", offset_message_id("fe80::1", 10911, 1001)]

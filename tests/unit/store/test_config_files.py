@@ -103,8 +103,11 @@ def test_a_broken_file_without_a_bak_is_an_error_and_no_file_is_an_empty_start(t
 def test_the_good_bak_is_not_overwritten_by_a_broken_main_file(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     file = kv_file(FileSystem(), str(path))
-    for value in ("1", "2"):
+    for value in ("0", "1"):
         file.save({"N": {"k": value}})
+    file = kv_file(FileSystem(), str(path))
+    assert file.load() == {"N": {"k": "1"}}
+    file.save({"N": {"k": "2"}})  # the first save of another life keeps what it found
     path.write_text("{")
     again = kv_file(FileSystem(), str(path))
     assert again.load() == {"N": {"k": "1"}}

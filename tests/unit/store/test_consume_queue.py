@@ -116,6 +116,13 @@ def test_entries_that_exist_are_ignored_by_queue_offset_and_by_log_offset(tmp_pa
     assert queue.max_offset == 7 and queue.read(0, 7) == entries(0, 7)
 
 
+def test_a_record_with_a_known_queue_offset_is_ignored_wherever_it_lies_in_the_log(tmp_path: Path) -> None:
+    queue = a_queue(tmp_path)
+    queue.append(0, entries(0, 5))
+    assert queue.append(3, entries(100, 3)) == 1
+    assert queue.read(0, 9) == entries(0, 5) + entries(102, 1)
+
+
 def test_where_the_log_lost_records_blank_entries_keep_the_count_dense(tmp_path: Path) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 2))
@@ -188,6 +195,13 @@ def test_files_that_contradict_the_format_stop_the_load(tmp_path: Path, name: st
         a_queue(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["00000000000000000321", "0000000000000000000x", "notes.txt"])
+def test_a_name_that_is_no_start_of_a_file_stops_the_load(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes(320))
+    with pytest.raises(StoreCorrupt, match=name):
+        a_queue(tmp_path)
+
+
 @pytest.mark.parametrize("keep", range(41))
 def test_a_cut_of_the_log_at_any_record_leaves_exactly_the_entries_before_it(tmp_path: Path, keep: int) -> None:
     queue = a_queue(tmp_path)
@@ -198,6 +212,19 @@ def test_a_cut_of_the_log_at_any_record_leaves_exactly_the_entries_before_it(tmp
         assert state.max_log_offset == (1000 + keep * SIZE if keep else 0)
     queue.append(keep, entries(keep, 20, code=8))
     assert a_queue(tmp_path).read(0, 100) == entries(0, keep) + entries(keep, 20, code=8)
+
+
+def test_a_cut_leaves_files_of_the_right_size_and_what_is_written_again_is_flushed_again(tmp_path: Path) -> None:
+    queue = a_queue(tmp_path)
+    queue.append(0, entries(0, 40))
+    queue.flush()
+    queue.truncate_to(20)
+    assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [320, 320]
+    queue.append(20, entries(20, 20))
+    assert queue.is_flush_due(0)
+    queue.set_min_log_offset(1000 + 35 * SIZE)
+    queue.truncate_to(34)
+    assert (queue.min_offset, queue.max_offset) == (34, 34)
 
 
 def test_a_cut_inside_a_record_keeps_the_records_that_begin_before_it(tmp_path: Path) -> None:
@@ -259,6 +286,27 @@ def test_flushed_entries_survive_a_power_loss_and_a_torn_rest_is_cut_by_the_chec
         assert again.restore_maxima(maxima)
         assert again.maxima() == {("T", 1): 20}
         assert again.get_or_create("T", 1).read(0, 100) == entries(0, 20)
+
+
+def test_a_flush_syncs_the_names_of_new_files_and_new_directories_once(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Noting(FileSystem):
+        def sync_dir(self, path: str) -> None:
+            synced.append(path.removeprefix(str(tmp_path)))
+
+    table = QueueTable(str(tmp_path / "q"), PER_FILE, Noting())
+    for queue_id in (0, 1):
+        table.get_or_create("T", queue_id).append(0, entries(0, 3))
+    table.flush_all()
+    assert sorted(synced) == ["/q", "/q/T", "/q/T/0", "/q/T/1"]
+    del synced[:]
+    table.get_or_create("T", 0).append(3, entries(3, 3))
+    table.flush_all()
+    assert synced == []
+    table.get_or_create("T", 1).append(3, entries(3, 20))
+    table.flush_all()
+    assert synced == ["/q/T/1"]
 
 
 def test_queues_that_hold_less_than_the_checkpoint_says_are_not_believed(tmp_path: Path) -> None:

@@ -203,6 +203,14 @@ def test_times_are_seconds_after_the_files_begin_and_bound_a_query(tmp_path: Pat
     assert service.query("T", "k", 64, START_MS + 49_000, START_MS + 49_000) == [99, 98]
 
 
+def test_a_query_ends_at_the_first_item_and_file_that_are_too_old_as_rocketmqs_does(tmp_path: Path) -> None:
+    service = a_service(tmp_path, 7, 5)  # four items a file
+    for seconds, offset in ((0, 0), (60, 1), (70, 2), (80, 3), (5, 4), (20, 5), (15, 6), (30, 7)):
+        service.put("T", ("k",), offset, START_MS + seconds * 1000)
+    assert service.query("T", "k", 64, START_MS + 18_000, FOREVER) == [7]  # 15 s ends the chain, 5 s ends the files
+    assert service.query("T", "k", 64, START_MS + 5_000, FOREVER) == [7, 6, 5, 4, 3, 2, 1]
+
+
 def test_a_store_time_before_the_files_begin_counts_as_its_begin(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     service.put("T", ("a",), 1, START_MS)

@@ -150,6 +150,16 @@ def test_an_entry_that_points_at_another_record_hands_out_nothing_else() -> None
     assert read(rig, a_split(rig, end=8)) == [*wanted(0, 0, 5), *wanted(0, 7, 8)]
 
 
+@pytest.mark.parametrize("topic", ["T1", "T0x", "T"])
+def test_an_entry_that_points_at_the_same_place_of_another_topic_hands_out_nothing(topic: str) -> None:
+    rig = StoreRig()
+    for number, name in enumerate(("T0", topic)):
+        rig.send([b"0-%d-" % n for n in range(3)], sequence=number, topic=name, queue_id=0)
+    entry = rig.disk.open(f"{ROOT}/consumequeue/{topic}/0/{0:020d}").pread(20, 20)
+    rig.disk.open(f"{ROOT}/consumequeue/T0/0/{0:020d}").pwrite(entry, 20)
+    assert read(rig, a_split(rig)) == [*wanted(0, 0, 1), *wanted(0, 2, 3)]
+
+
 def test_another_stores_files_are_refused() -> None:
     rig = a_store(2)
     with pytest.raises(StoreForeign, match="plan the read again"):
