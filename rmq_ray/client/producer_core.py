@@ -186,7 +186,7 @@ class ProducerCore:
         try:
             return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms)
         finally:
-            self.combiner.leave(message.topic)
+            self.combiner.leave(queue)
 
     def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         try:

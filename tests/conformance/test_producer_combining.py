@@ -92,3 +92,19 @@ def test_closing_ends_the_waits_of_a_group(cluster: TinyCluster) -> None:
     assert all(isinstance(error, Exception) for error in errors)
     assert sum(isinstance(error, SendUnknown) for error in errors) >= FRAMES_ALONE_MAX
     assert not [thread for thread in threading.enumerate() if thread.name == "rmq-producer-web"]
+
+
+def test_a_broker_that_hangs_does_not_hold_up_sends_to_the_other() -> None:
+    with (
+        TinyCluster(brokers=2, topics={"orders": 1}) as pair,
+        Producer("web", discovery=pair, send_timeout_ms=20_000) as producer,
+        concurrent.futures.ThreadPoolExecutor(16) as pool,
+    ):
+        producer.send("orders", b"warm")
+        hanging, healthy = pair.brokers
+        hanging.hold.clear()
+        sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(8)]
+        eventually(lambda: len([send for send in sends if send.done()]) >= 4)
+        assert {send.result(0).queue.broker_name for send in sends if send.done()} == {healthy.name}
+        pair.release(hanging)
+        assert all(send.result(10) for send in sends)

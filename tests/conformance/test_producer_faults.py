@@ -14,6 +14,7 @@ from rmq_ray.errors import BrokerBusy, BrokerUnreachable, DuplicateMismatch, Mes
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus
 from tests.support.tiny_cluster import TinyBroker, TinyCluster
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -125,6 +126,8 @@ def test_a_broker_that_stays_away_is_a_definite_failure_after_the_time_out(clust
     with Producer("web", discovery=cluster, send_timeout_ms=200) as producer:
         producer.send("orders", b"before")
         cluster.stop(cluster.broker)
+        reader = f"rmq-reader-{cluster.broker.address}"
+        eventually(lambda: reader not in {thread.name for thread in threading.enumerate()})  # the client knows: what follows is not sent
         with pytest.raises(BrokerUnreachable, match="nothing was sent"):
             producer.send("orders", b"x")
         with pytest.raises(BrokerUnreachable):

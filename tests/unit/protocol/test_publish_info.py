@@ -34,7 +34,9 @@ def test_every_queue_is_named_by_topic_broker_and_id() -> None:
 
 @pytest.mark.seed("S0-039")
 def test_a_broker_that_forbids_writing_is_left_out_of_publishing_only() -> None:
-    route = TopicRoute((QueueData("a", 2, 2, 4), QueueData("b", 2, 2, 6)), two_brokers().brokers + (BrokerData("c", "a", {0: "h:1"}), BrokerData("c", "b", {0: "h:2"})))
+    route = TopicRoute(
+        (QueueData("a", 2, 2, 4), QueueData("b", 2, 2, 6)), two_brokers().brokers + (BrokerData("c", "a", {0: "h:1"}), BrokerData("c", "b", {0: "h:2"}))
+    )
     assert publish_info("T", route).brokers == ("b",)
     assert {queue.broker_name for queue in subscribe_queues("T", route)} == {"a", "b"}
 

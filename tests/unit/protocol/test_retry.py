@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.errors import BrokerBusy, BrokerUnreachable, DuplicateMismatch, MessageIllegal, SendError, SendTimeout, SendUnknown, TopicNotFound, TopicNotWritable
+from rmq_ray.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    DuplicateMismatch,
+    MessageIllegal,
+    SendError,
+    SendTimeout,
+    SendUnknown,
+    TopicNotFound,
+    TopicNotWritable,
+)
 from rmq_ray.model.message import SendStatus
 from rmq_ray.protocol.retry import RETRIED_CODES, STATUS_OF_CODE, TRANSIENT_CODES, Decision, Failure, SendAttempts, Step, refusal
 
@@ -119,7 +129,17 @@ def test_a_status_below_ok_goes_to_another_broker_as_long_as_attempts_are_left()
 
 
 def test_refusals_have_types() -> None:
-    kinds = {17: TopicNotFound, 16: TopicNotWritable, 2: BrokerBusy, 14: BrokerBusy, 20002: BrokerBusy, 13: MessageIllegal, 20003: MessageIllegal, 20001: DuplicateMismatch, 99: SendError}
+    kinds = {
+        17: TopicNotFound,
+        16: TopicNotWritable,
+        2: BrokerBusy,
+        14: BrokerBusy,
+        20002: BrokerBusy,
+        13: MessageIllegal,
+        20003: MessageIllegal,
+        20001: DuplicateMismatch,
+        99: SendError,
+    }
     assert {code: type(refusal(code, "no", "T")) for code in kinds} == kinds
     assert not any(isinstance(refusal(code, "no", "T"), SendUnknown) for code in kinds)
 

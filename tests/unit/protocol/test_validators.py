@@ -10,7 +10,15 @@ from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNo
 from rmq_ray.model.message import RESERVED_PROPERTIES, decode_properties
 from rmq_ray.model.topics import FORBIDDEN_SEND_TOPICS, retry_topic
 from rmq_ray.protocol.validators import (
-    GROUP_CHARS_MAX, USER_PROPERTIES_BYTES_MAX, check_body, check_delay_level, check_group, check_new_topic, check_send_topic, check_topic, property_text,
+    GROUP_CHARS_MAX,
+    USER_PROPERTIES_BYTES_MAX,
+    check_body,
+    check_delay_level,
+    check_group,
+    check_new_topic,
+    check_send_topic,
+    check_topic,
+    property_text,
 )  # fmt: skip
 
 
@@ -86,10 +94,16 @@ def test_properties_fit_a_record_with_its_mark_and_key() -> None:
         property_text(None, (), {"n": "ä" * (USER_PROPERTIES_BYTES_MAX // 2 + 1)})
 
 
-NAMES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8).filter(lambda name: name not in RESERVED_PROPERTIES)
+NAMES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8).filter(
+    lambda name: name not in RESERVED_PROPERTIES
+)
 
 
-@given(st.one_of(st.none(), NAMES.filter(lambda tag: tag.strip())), st.lists(NAMES.filter(lambda key: " " not in key), max_size=3), st.dictionaries(NAMES, NAMES, max_size=4))
+@given(
+    st.one_of(st.none(), NAMES.filter(lambda tag: tag.strip())),
+    st.lists(NAMES.filter(lambda key: " " not in key), max_size=3),
+    st.dictionaries(NAMES, NAMES, max_size=4),
+)
 def test_what_is_written_reads_back_the_same(tag: str | None, keys: list[str], properties: dict[str, str]) -> None:
     text = property_text(tag, keys, properties)
     wanted = dict(properties) | ({"TAGS": tag} if tag else {}) | ({"KEYS": " ".join(keys)} if keys else {})
