@@ -129,10 +129,7 @@ class ConsumeQueue:
 
     def truncate_from(self, log_offset: int) -> int:
         """Drop the entries of records that begin at ``log_offset`` or behind it (the log was cut there); returns how many."""
-        keep = self._search(log_offset)
-        while keep > self._min and self._entry(keep - 1)[1] == BLANK_SIZE:  # ends: keep falls
-            keep -= 1
-        return self.truncate_to(keep)
+        return self.truncate_to(self._search(log_offset))
 
     def truncate_to(self, offset: int) -> int:
         """Drop the entries from queue offset ``offset`` on; returns how many. What was cut reads as zeros again."""

@@ -329,6 +329,19 @@ def test_many_queues_share_a_bounded_number_of_descriptors(tmp_path: Path) -> No
     assert all(queue.read(0, 9) == entries(0, 3) for _, _, queue in again.all())
 
 
+def test_the_file_that_was_used_longest_ago_is_let_go(tmp_path: Path) -> None:
+    cache = FileCache(FileSystem(), limit=2)
+    first = cache.create(str(tmp_path / "a"), 8)
+    cache.create(str(tmp_path / "b"), 8)
+    assert cache.get(str(tmp_path / "a")) is first
+    cache.create(str(tmp_path / "c"), 8)
+    assert cache.get(str(tmp_path / "a")) is first and len(cache) == 2
+    cache.drop(str(tmp_path / "a"))
+    assert cache.get(str(tmp_path / "a")) is not first
+    cache.close()
+    assert len(cache) == 0
+
+
 def test_a_file_that_is_let_go_while_it_is_read_stays_open_for_the_reader(tmp_path: Path) -> None:
     files = FileSystem()
     cache = FileCache(files, limit=1)

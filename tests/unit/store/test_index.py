@@ -344,6 +344,7 @@ def test_a_state_that_the_files_contradict_is_refused(tmp_path: Path) -> None:
     again = a_service(tmp_path)
     again.load()
     assert not again.restore({**state, "header": [*state["header"][:5], 15]})
+    assert not again.restore({**state, "header": [START_MS - 1, *state["header"][1:]]})
     assert again.restore({}) and not list(tmp_path.iterdir())
 
 
@@ -412,3 +413,20 @@ def test_a_damaged_chain_ends_a_query_instead_of_going_in_circles(tmp_path: Path
     path.write_bytes(data)
     again = IndexFile.load(str(path), 7, 20, FileSystem())
     assert again.query(3, 64, 0, FOREVER) == [30, 20, 10]
+
+
+def test_slots_that_point_behind_the_last_item_count_as_empty(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    service.put("T", ("a",), 1, START_MS)
+    service.close()
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    slot = 40 + 4 * (hash_key("T", "b") % 7)
+    data[slot : slot + 4] = (15).to_bytes(4)  # as Apache RocketMQ's mapped pages may be after a power loss
+    path.write_bytes(data)
+    again = a_service(tmp_path)
+    again.load()
+    again.put("T", ("b",), 2, START_MS)
+    assert again.query("T", "b", 32, 0, FOREVER) == [2] and again.query("T", "a", 32, 0, FOREVER) == [1]
+    again.close()
+    assert ITEM.unpack(path.read_bytes()[40 + 28 + 40 :][:20])[3] in (0, 1)
