@@ -42,6 +42,7 @@ from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.send_back import SendBack
 from rmq_ray.server.send_handlers import SendHandlers
+from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.timers import Timers
 from rmq_ray.server.topic_gate import TopicGate
@@ -81,6 +82,7 @@ class BrokerCore:
         self.acks = Acknowledgements(config.store.sync_flush_timeout_ms, config.in_flight_bytes_max)
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
+        self.repeats = SingleRepeats(config.store, clock)
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = False
         self._started: list[Callable[[RmqError | None], None]] = []
@@ -114,6 +116,16 @@ class BrokerCore:
             answer = self._refuse(command, peer, error)
         if answer is not None and not command.flag & FLAG_ONEWAY:
             peer.send(answer)
+
+    def answer_from(self, command: Command, peer: Peer, read: Callable[[], Any], build: Callable[[Any], Command | None]) -> None:
+        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop. Raises ``BrokerBusy`` when too much waits."""
+
+        def run(outcome: Any) -> Command | None:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return build(outcome)
+
+        self.offload.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
@@ -206,16 +218,16 @@ class BrokerCore:
             self.config.store.flush is FlushMode.SYNC_FLUSH, self.serve,
         )  # fmt: skip
         records = RecordsHandlers(path)
-        sends = SendHandlers(path, self.writer, tables.groups, identity, self.config.store.body_bytes_max, self._store_host)
-        back = SendBack(path, self.writer, tables.groups, identity)
+        sends = SendHandlers(path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host)
+        back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
         self.pulls = pulls = PullHandlers(
             keeper, PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets), MovedEvents(self.writer, self.clock), self.counters,
-            self.clock, self.config, make_hold, self.answer,
+            self.clock, self.config, make_hold, self.answer, self.answer_from,
         )  # fmt: skip
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
-        offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members)
+        offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
         topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, self.offload, tables.save_topics, tables.save_groups)
-        queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.offload, self.clock)
+        queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.answer_from, self.clock)
         admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
@@ -290,6 +302,7 @@ class BrokerCore:
 
     def _lost(self) -> None:
         self.acks.fail_all()
+        self.repeats.forget()
 
     def _durable(self) -> None:
         store = self.keeper.store

@@ -8,6 +8,8 @@ Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that c
 
 from __future__ import annotations
 
+from typing import cast
+
 from rmq_ray.clock import Clock
 from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import ConsumerData
@@ -39,7 +41,7 @@ class GroupHandlers:
 
     def heartbeat(self, command: Command, peer: Peer) -> Command:
         """HEART_BEAT 34."""
-        beat = bodies.decode_heartbeat(command.body)  # type: ignore[arg-type]
+        beat = bodies.decode_heartbeat(command.body_bytes())
         if len(beat.consumers) + len(beat.producer_groups) > GROUPS_PER_HEARTBEAT_MAX:
             return command.answer(
                 ResponseCode.SYSTEM_ERROR, remark=f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several client instances"
@@ -71,13 +73,13 @@ class GroupHandlers:
 
     def lock(self, command: Command, peer: Peer) -> Command:
         """LOCK_BATCH_MQ 41."""
-        group, client_id, queues = bodies.decode_lock(command.body)  # type: ignore[arg-type]
+        group, client_id, queues = bodies.decode_lock(command.body_bytes())
         granted = self._members.locks.lock(group, client_id, queues, self._clock.monotonic_ms())
         return command.answer(body=bodies.encode_locked(granted))
 
     def unlock(self, command: Command, peer: Peer) -> Command:
         """UNLOCK_BATCH_MQ 42."""
-        group, client_id, queues = bodies.decode_lock(command.body)  # type: ignore[arg-type]
+        group, client_id, queues = bodies.decode_lock(command.body_bytes())
         self._members.locks.unlock(group, client_id, queues)
         return command.answer()
 
@@ -94,7 +96,7 @@ class GroupHandlers:
         for change in expired.changes:
             self._tell(change)
         for peer in dict.fromkeys((*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))):
-            peer.close(f"no heartbeat for {expiry_ms} ms")  # type: ignore[attr-defined]
+            cast(Peer, peer).close(f"no heartbeat for {expiry_ms} ms")
         self._members.locks.expire(self._clock.monotonic_ms())
 
     def _join(self, data: ConsumerData, peer: Peer, client: Client) -> None:
@@ -115,6 +117,4 @@ class GroupHandlers:
         for peer in change.notify:
             self._notice += 1
             self._counters.notices += 1
-            peer.send(  # type: ignore[attr-defined]
-                Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notice & 0x7FFFFFFF, FLAG_ONEWAY, {"consumerGroup": change.group})
-            )
+            cast(Peer, peer).send(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notice & 0x7FFFFFFF, FLAG_ONEWAY, {"consumerGroup": change.group}))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rmq_ray.model.topics import Permission
 
+_WRITE, _READ = int(Permission.WRITE), int(Permission.READ)
+
 
 @dataclass(slots=True)
 class Identity:
@@ -22,12 +24,12 @@ class Identity:
     @property
     def writable(self) -> bool:
         """Whether clients may send."""
-        return bool(self.permission & Permission.WRITE)
+        return bool(self.permission & _WRITE)
 
     @property
     def readable(self) -> bool:
         """Whether clients may pull."""
-        return bool(self.permission & Permission.READ)
+        return bool(self.permission & _READ)
 
     @property
     def is_slave(self) -> bool:

@@ -45,7 +45,7 @@ class MessageWriter:
         self._clock = clock
         self._host = host
 
-    def put(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin = NEW) -> AppendResult:
+    def put(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin = NEW) -> AppendResult:
         """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors.
 
         A DELAY property above 0 parks it in the schedule topic, except for transactional messages.
@@ -60,7 +60,7 @@ class MessageWriter:
             raise self._keeper.refusal()
         return store.append_message(self._message(topic, queue_id, body, kept, origin))
 
-    def put_batch(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin) -> AppendResult:
+    def put_batch(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:
         """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises as ``put`` does."""
         kept = {name: value for name, value in properties.items() if name != FRAME}
         kept.setdefault(CLUSTER, self._identity.cluster)
@@ -69,8 +69,8 @@ class MessageWriter:
             raise self._keeper.refusal()
         return store.append_batch_body(self._message(topic, queue_id, body, kept, origin))
 
-    def _message(self, topic: str, queue_id: int, body: bytes | memoryview, properties: dict[str, str], origin: Origin) -> StoredMessage:
+    def _message(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> StoredMessage:
         return StoredMessage(
-            topic, queue_id, bytes(body), encode_properties(properties), origin.flag, origin.sys_flag,
+            topic, queue_id, body, encode_properties(properties), origin.flag, origin.sys_flag,
             self._clock.now_ms() if origin.born_ms is None else origin.born_ms, origin.born_host or self._host, origin.reconsume_times,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from rmq_ray.remoting import bodies_admin
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
+from rmq_ray.server.later import AnswerFrom
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.offset_table import Commit, OffsetTable
 from rmq_ray.server.store_keeper import StoreKeeper
@@ -28,7 +29,8 @@ TOPICS_PER_REQUEST_MAX = 10_000
 class OffsetHandlers:
     """See the module."""
 
-    def __init__(self, keeper: StoreKeeper, topics: TopicTable, offsets: OffsetTable, members: Membership) -> None:
+    def __init__(self, keeper: StoreKeeper, topics: TopicTable, offsets: OffsetTable, members: Membership, answer_from: AnswerFrom) -> None:
+        self._later = answer_from
         self._keeper = keeper
         self._topics = topics
         self._offsets = offsets
@@ -74,15 +76,27 @@ class OffsetHandlers:
         header = QueueHeader.from_fields(command.fields)
         return command.answer(fields={"offset": str(self._store().bounds(header.topic, header.queue_id)[0])})
 
-    def by_time(self, command: Command, peer: Peer) -> Command:
+    def by_time(self, command: Command, peer: Peer) -> None:
         """29: the first message stored at or after a time; past the last one: the last."""
         header = SearchOffsetHeader.from_fields(command.fields)
-        return command.answer(fields={"offset": str(self._store().offset_by_time(header.topic, header.queue_id, header.timestamp_ms))})
+        store = self._store()
+        self._later(
+            command,
+            peer,
+            lambda: store.offset_by_time(header.topic, header.queue_id, header.timestamp_ms),
+            lambda offset: command.answer(fields={"offset": str(offset)}),
+        )
 
-    def earliest(self, command: Command, peer: Peer) -> Command:
+    def earliest(self, command: Command, peer: Peer) -> None:
         """32: store time of the queue's first message, -1 without one."""
         header = QueueHeader.from_fields(command.fields)
-        return command.answer(fields={"timestamp": str(self._store().earliest_store_ms(header.topic, header.queue_id))})
+        store = self._store()
+        self._later(
+            command,
+            peer,
+            lambda: store.earliest_store_ms(header.topic, header.queue_id),
+            lambda stored_ms: command.answer(fields={"timestamp": str(stored_ms)}),
+        )
 
     def bounds(self, command: Command, peer: Peer) -> Command:
         """QUEUE_BOUNDS: {topic: {queue id: [min, max]}} of the asked topics, all for an empty list."""

@@ -10,12 +10,12 @@ second answer is final. Both forms of request become one ``PullRecords``; they d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import SubscriptionInvalid, TooManyRequests
-from rmq_ray.model.groups import SQL92, TAG, MessageModel
+from rmq_ray.model.groups import SQL92, SUBSCRIBE_ALL, TAG, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import GroupConfig, Permission
@@ -27,11 +27,13 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import PullHeader
 from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull, unpack_scan
+from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.epoch_guard import cut_offset
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
+from rmq_ray.server.later import Answer, AnswerFrom
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.moved_events import MovedEvents
 from rmq_ray.server.offset_table import OffsetTable
@@ -47,6 +49,8 @@ FOREIGN_BYTES_MAX = 256 << 10
 SCAN_BYTES_MAX = 4 << 20
 SUSPEND_MS_MAX = 120_000
 COMMIT, SUSPEND, INLINE = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEND), int(PullSysFlag.SUBSCRIPTION)
+
+READ = int(Permission.READ)
 
 Codes = frozenset[int] | None
 
@@ -72,11 +76,11 @@ class _Pull:
 
 
 class PullHandlers:
-    """``make_hold(on_wake)`` builds the hold; ``serve_held(run)`` wraps the second pass (errors become answers)."""
+    """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see ``later``."""
 
     def __init__(  # noqa: PLR0913 - what a pull touches
         self, keeper: StoreKeeper, tables: PullTables, moved: MovedEvents, counters: Counters, clock: Clock, config: BrokerConfig,
-        make_hold: Callable[[OnWake], Hold], answer: Callable[[Command, Peer, Callable[[], Command | None]], None],
+        make_hold: Callable[[OnWake], Hold], answer: Answer, answer_from: AnswerFrom,
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._tables = tables
@@ -85,6 +89,7 @@ class PullHandlers:
         self._clock = clock
         self._config = config
         self._answer = answer
+        self._answer_from = answer_from
         self.parked: ParkedPulls[_Pull] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
 
     def pull_message(self, command: Command, peer: Peer) -> Command | None:
@@ -94,15 +99,17 @@ class PullHandlers:
             header.consumer_group, header.topic, header.queue_id, header.queue_offset, min(header.max_count, FOREIGN_RECORDS_MAX), FOREIGN_BYTES_MAX,
             header.sys_flag, header.commit_offset, header.suspend_ms, header.sub_version, header.expression_type or TAG, header.subscription, 0,
         )  # fmt: skip
-        return self._run(_Pull(asked, replace(command, body=b""), False), peer, first=True)
+        command.body = b""
+        return self._run(_Pull(asked, command, False), peer, first=True)
 
     def pull_records(self, command: Command, peer: Peer) -> Command | None:
         """Our pull: as many records as the byte limit allows, with an array of their sizes."""
         asked = unpack_pull(command.body)
-        return self._run(_Pull(asked, replace(command, body=b""), True), peer, first=True)
+        command.body = b""  # it is the connection's buffer; the command stays while the pull is held
+        return self._run(_Pull(asked, command, True), peer, first=True)
 
-    def scan_records(self, command: Command, peer: Peer) -> Command:
-        """A bulk read: queue offsets [start, end) without a group, never held."""
+    def scan_records(self, command: Command, peer: Peer) -> Command | None:
+        """A bulk read: queue offsets [start, end) without a group, never held. Reads beside the loop: pages are large and often cold."""
         scan = unpack_scan(command.body)
         store = self._store()
         self._check_topic(scan.topic, scan.queue_id)
@@ -111,13 +118,19 @@ class PullHandlers:
             low, high = store.bounds(scan.topic, scan.queue_id)
             return command.answer(PULL_NOT_FOUND, body=pack_pull_answer(scan.start, low, high, store.epoch, 0))
         self._counters.scans += 1
-        moved = cut_offset(store, scan.topic, scan.queue_id, scan.start, scan.epoch)
-        if moved is None:
-            result = store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
-        else:
-            result = _moved(store, scan.topic, scan.queue_id, moved)
-        code = response_code(result.status, scan.start)
-        return command.answer(code, body=self._records_body(result, store, 0))
+        command.body = b""
+
+        def read() -> GetResult:
+            moved = cut_offset(store, scan.topic, scan.queue_id, scan.start, scan.epoch)
+            if moved is not None:
+                return _moved(store, scan.topic, scan.queue_id, moved)
+            return store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
+
+        def answer(result: GetResult) -> Command:
+            return command.answer(response_code(result.status, scan.start), body=self._records_body(result, store, 0))
+
+        self._answer_from(command, peer, read, answer)
+        return None
 
     def check_client(self, command: Command, peer: Peer) -> Command:
         """CHECK_CLIENT_CONFIG 46: whether a subscription can be served here."""
@@ -134,13 +147,19 @@ class PullHandlers:
         self._answer(pull.command, peer, lambda: self._run(pull, peer, first=False))
 
     def _run(self, pull: _Pull, peer: Peer, first: bool) -> Command | None:
-        store = self._store()
-        asked, tables = pull.asked, self._tables
+        store, asked = self._store(), pull.asked
         group = self._check_group(asked.group)
         self._check_topic(asked.topic, asked.queue_id)
         codes = self._filter(asked, group)
-        moved = cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch) if asked.epoch else None
-        result = self._read(store, pull, codes) if moved is None else _moved(store, asked.topic, asked.queue_id, moved)
+        if is_cold_pull(store, asked.topic, asked.queue_id, asked.offset):
+            self._answer_from(
+                pull.command, peer, lambda: self._read(store, pull, codes), lambda result: self._conclude(pull, peer, group, codes, result, first)
+            )
+            return None
+        return self._conclude(pull, peer, group, codes, self._read(store, pull, codes), first)
+
+    def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, codes: Codes, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
+        asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
         if first:
             self._commit(asked, peer)
@@ -154,7 +173,7 @@ class PullHandlers:
             self._moved.tell(asked.group, MessageQueue(asked.topic, tables.identity.name, asked.queue_id), asked.offset, result.next_offset)
         suggested = suggested_broker(result.suggest_slave, False, group.broker_id, group.broker_when_slow)
         if pull.ours:
-            return pull.command.answer(code, None, self._records_body(result, store, suggested))
+            return pull.command.answer(code, None, self._records_body(result, self._store(), suggested))
         fields = {
             "maxOffset": str(result.max_offset), "minOffset": str(result.min_offset), "nextBeginOffset": str(result.next_offset),
             "suggestWhichBrokerId": str(suggested),
@@ -163,6 +182,9 @@ class PullHandlers:
 
     def _read(self, store: MessageStore, pull: _Pull, codes: Codes) -> GetResult:
         asked = pull.asked
+        moved = cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch) if asked.epoch else None
+        if moved is not None:
+            return _moved(store, asked.topic, asked.queue_id, moved)
         if pull.ours:
             count, size = min(asked.count_max, self._config.pull_records_max), min(asked.bytes_max, self._config.pull_bytes_max)
         else:
@@ -206,7 +228,7 @@ class PullHandlers:
         config = self._tables.topics.get(topic)
         if config is None:
             raise Refused(f"topic[{topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST)
-        if not config.permission & Permission.READ:
+        if not config.permission & READ:
             raise Refused(f"the topic[{topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
         if not 0 <= queue_id < config.read_queues:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]", ResponseCode.SYSTEM_ERROR)
@@ -230,6 +252,8 @@ class PullHandlers:
         return subscription.codes or None
 
     def _inline_filter(self, asked: PullRecords) -> Codes:
+        if asked.expression == SUBSCRIBE_ALL:
+            return None
         if asked.expression_type == SQL92:
             raise _no_sql()
         try:
@@ -242,7 +266,7 @@ class PullHandlers:
         counters.pulls += 1
         if code == SUCCESS:
             counters.got_messages += len(result.sizes)
-            counters.got_bytes += int(result.sizes.sum())
+            counters.got_bytes += sum(map(len, result.parts))
         else:
             counters.pulls_missed += 1
 

@@ -5,10 +5,7 @@ Decides: how many records a query returns. Key queries and statistics read the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rmq_ray.clock import Clock
-from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.remoting import bodies_admin
@@ -17,8 +14,8 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import LANGUAGES, Command
 from rmq_ray.remoting.headers import ConsumerGroupHeader, ConsumeStatsHeader, ProducerGroupHeader, QueryMessageHeader, TopicHeader, ViewMessageHeader
 from rmq_ray.server.identity import Identity
+from rmq_ray.server.later import AnswerFrom
 from rmq_ray.server.membership import Membership
-from rmq_ray.server.offload import Offload
 from rmq_ray.server.offset_table import OffsetTable
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
@@ -33,7 +30,7 @@ class QueryHandlers:
     """See the module."""
 
     def __init__(
-        self, keeper: StoreKeeper, identity: Identity, topics: TopicTable, offsets: OffsetTable, members: Membership, offload: Offload, clock: Clock
+        self, keeper: StoreKeeper, identity: Identity, topics: TopicTable, offsets: OffsetTable, members: Membership, answer_from: AnswerFrom, clock: Clock
     ) -> None:
         self._clock = clock
         self._keeper = keeper
@@ -41,7 +38,7 @@ class QueryHandlers:
         self._topics = topics
         self._offsets = offsets
         self._members = members
-        self._offload = offload
+        self._later = answer_from
 
     def by_key(self, command: Command, peer: Peer) -> None:
         """12: records of a topic with a key, newest first; 22 without any."""
@@ -128,19 +125,6 @@ class QueryHandlers:
         found = self._members.consumers.find(group)
         subscribed = list(found.subscriptions) if found is not None else []
         return list(dict.fromkeys((*self._offsets.of_group(group), *subscribed)))
-
-    def _later(self, command: Command, peer: Peer, read: Callable[[], object], answer: Callable[..., Command]) -> None:
-        """Read beside the loop, then answer."""
-
-        def done(outcome: object) -> None:
-            if isinstance(outcome, RmqError):
-                peer.send(command.answer(outcome.code, remark=outcome.message))
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                peer.send(answer(outcome))
-
-        self._offload.submit(read, done)
 
     def _store(self) -> MessageStore:
         store = self._keeper.store

@@ -48,7 +48,7 @@ class SendPath:
 
     def later(self, command: Command, peer: Peer, topic: str) -> None:
         """Run ``command`` again when its new topic is on disk; its body is copied, the connection reuses its buffer."""
-        body = bytearray(command.body)  # type: ignore[arg-type]
+        body = bytearray(command.body_bytes())
         copy = replace(command, body=body)
 
         def resume(error: Exception | None) -> None:

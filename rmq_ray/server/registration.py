@@ -126,7 +126,7 @@ class Registration:
         if answer.code != 0:
             raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
         if len(answer.body):
-            self._on_order(bodies.decode_table(answer.body))  # type: ignore[arg-type]
+            self._on_order(bodies.decode_table(answer.body_bytes()))
 
     async def _unregister(self, server: _Server) -> None:
         if server.connection is None:

@@ -14,18 +14,21 @@ from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import SendBackHeader
+from rmq_ray.server.cold_reads import is_cold
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.identity import Identity
+from rmq_ray.server.later import AnswerFrom
 from rmq_ray.server.message_writer import MessageWriter, Origin
 from rmq_ray.server.records_handlers import SendPath
 from rmq_ray.server.refusal import Refused
-from rmq_ray.store.record import Record, decode_record, offset_message_id
+from rmq_ray.store.record import decode_record, offset_message_id
 
 
 class SendBack:
     """Request code 36."""
 
-    def __init__(self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity) -> None:
+    def __init__(self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, answer_from: AnswerFrom) -> None:
+        self._later = answer_from
         self._path = path
         self._writer = writer
         self._groups = groups
@@ -43,7 +46,19 @@ class SendBack:
             raise Refused(f"the broker[{self._identity.address}] sending message is forbidden", ResponseCode.NO_PERMISSION)
         if group.retry_queues <= 0:
             return command.answer(fields={})
-        record = self._look_up(header.offset)
+        store = path.keeper.store
+        if store is None:
+            raise path.keeper.refusal()
+        if is_cold(store, header.offset):
+            self._later(command, peer, lambda: store.record_at(header.offset), lambda raw: self._copy(command, peer, header, group, raw))
+            return None
+        return self._copy(command, peer, header, group, store.record_at(header.offset))
+
+    def _copy(self, command: Command, peer: Peer, header: SendBackHeader, group: GroupConfig, raw: bytes | None) -> Command | None:
+        """Store the copy of the record ``raw``; ``None`` = there is none at that offset."""
+        if raw is None:
+            raise Refused(f"look message by offset failed, {header.offset}", ResponseCode.SYSTEM_ERROR)
+        path, record = self._path, decode_record(raw)
         plan = decide(group, record.reconsume_times, header.delay_level, max_times(group, header.max_reconsume_times))
         topic, queue_id = self._target(group, plan.topic, plan.dead)
         if topic in path.fresh:
@@ -62,15 +77,6 @@ class SendBack:
             return command.answer(fields={})
         path.when_durable(result.end_log_offset, len(record.body), lambda code: peer.send(_answer(command, code)))
         return None
-
-    def _look_up(self, log_offset: int) -> Record:
-        store = self._path.keeper.store
-        if store is None:
-            raise self._path.keeper.refusal()
-        raw = store.record_at(log_offset)
-        if raw is None:
-            raise Refused(f"look message by offset failed, {log_offset}", ResponseCode.SYSTEM_ERROR)
-        return decode_record(raw)
 
     def _target(self, group: GroupConfig, topic: str, dead: bool) -> tuple[str, int]:
         """The topic, made where it is missing, and the queue whose turn it is."""

@@ -9,13 +9,13 @@ carries MSG_REGION and TRACE_ON.
 
 from __future__ import annotations
 
-from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotFound, TopicNotWritable
+from rmq_ray.errors import ClientError, DuplicateMismatch, MessageIllegal, MessageTooLarge, TopicNotFound, TopicNotWritable
 from rmq_ray.model.message import DELAY, TRANSACTION_PREPARED, WAIT, SysFlag, decode_properties
 from rmq_ray.model.topics import GroupConfig, dlq_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
 from rmq_ray.remoting.bodies import BodyInvalid
-from rmq_ray.remoting.bodies_admin import split_batch
+from rmq_ray.remoting.bodies_admin import BatchElement, split_batch
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import SendHeader
@@ -24,17 +24,22 @@ from rmq_ray.server.identity import Identity
 from rmq_ray.server.message_writer import MessageWriter, Origin
 from rmq_ray.server.records_handlers import SendPath
 from rmq_ray.server.refusal import Refused
+from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.store.message_store import AppendResult
 from rmq_ray.store.record import offset_message_id
 
 PROPERTIES_BYTES_MAX = 32_767
-RECORD_OVERHEAD_MAX = 65_536
+SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01")
+"""Bytes without which no message of a batch can be of a kind that batches may not hold."""
 
 
 class SendHandlers:
     """10, 310, 320."""
 
-    def __init__(self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, body_bytes_max: int, host: tuple[str, int]) -> None:
+    def __init__(  # noqa: PLR0913 - what a send of any kind touches
+        self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, repeats: SingleRepeats, body_bytes_max: int, host: tuple[str, int]
+    ) -> None:
+        self._repeats = repeats
         self._path = path
         self._writer = writer
         self._groups = groups
@@ -62,6 +67,8 @@ class SendHandlers:
             return command.answer(error.response_code, self._extras, remark=error.message)
         except (MessageIllegal, MessageTooLarge, BodyInvalid) as error:
             return command.answer(ResponseCode.MESSAGE_ILLEGAL, self._extras, remark=error.message)
+        except DuplicateMismatch as error:
+            return command.answer(ResponseCode.DUPLICATE_MISMATCH, self._extras, remark=error.message)
         except (TopicNotFound, TopicNotWritable) as error:
             return command.answer(error.code, self._extras, remark=error.message)
         except ClientError as error:
@@ -85,8 +92,20 @@ class SendHandlers:
         if group_name is not None:
             topic, queue_id, properties = self._retried(self._group(group_name), header, queue_id, properties)
         origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag & ~SysFlag.TRANSACTION_MASK, header.reconsume_times or 0)
-        result = self._writer.put(topic, queue_id, command.body, properties, origin)  # type: ignore[arg-type]
+        result = self._put(header, topic, queue_id, command.body_bytes(), properties, origin)
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
+
+    def _put(self, header: SendHeader, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:  # noqa: PLR0913 - a record
+        """Store the message, unless it is a repeat of one of ours."""
+        if header.frame_id is None:
+            return self._writer.put(topic, queue_id, body, properties, origin)
+        known, crc = self._repeats.find(header.frame_id, header.topic, header.properties or "", body)
+        if known is not None:
+            self._path.counters.put_repeats += 1
+            return known
+        result = self._writer.put(topic, queue_id, body, properties, origin)
+        self._repeats.add(header.frame_id, crc, result)
+        return result
 
     def _check(self, header: SendHeader, properties: dict[str, str], body_length: int) -> None:
         if body_length > self._body_bytes_max:
@@ -116,22 +135,27 @@ class SendHandlers:
     def _put_batch(self, command: Command, peer: Peer, header: SendHeader, queue_id: int, properties: dict[str, str]) -> Command | None:
         if group_of_retry_topic(header.topic) is not None:
             raise MessageIllegal("batches to retry topics are not taken; send single messages")
-        for element in split_batch(command.body):  # type: ignore[arg-type]
-            own = decode_properties(element.properties)
-            if DELAY in own or own.get(TRANSACTION_PREPARED) == "true":
-                raise MessageIllegal("a batch holds neither delayed nor transactional messages; send them one by one")
+        body = command.body_bytes()
+        if any(name in body for name in SUSPICIOUS) and any(map(_is_special, split_batch(body))):
+            raise MessageIllegal("a batch holds neither delayed nor transactional messages; send them one by one")
         origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag, 0)
-        result = self._writer.put_batch(header.topic, queue_id, command.body, properties, origin)  # type: ignore[arg-type]
+        result = self._writer.put_batch(header.topic, queue_id, body, properties, origin)
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
     def _answer(self, command: Command, peer: Peer, result: AppendResult, wait: bool) -> Command | None:
         """The answer now, or later when the log is durable that far (SYNC_FLUSH)."""
         path = self._path
-        path.counters.put_messages += result.count
-        path.counters.put_bytes += result.end_log_offset - result.base_log_offset
+        if not result.repeat:
+            path.counters.put_messages += result.count
+            path.counters.put_bytes += result.end_log_offset - result.base_log_offset
         ids = ",".join([offset_message_id(*self._host, log_offset) for log_offset in result.log_offsets])
         fields = {**self._extras, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
         if not (path.sync and wait):
             return command.answer(0, fields)
         path.when_durable(result.end_log_offset, len(command.body), lambda code: peer.send(command.answer(code, fields)))
         return None
+
+
+def _is_special(element: BatchElement) -> bool:
+    properties = decode_properties(element.properties)
+    return DELAY in properties or properties.get(TRANSACTION_PREPARED) == "true"

@@ -14,6 +14,8 @@ from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.topic_table import CLIENT_DEFAULT_QUEUES, TopicTable
 
+WRITE = int(Permission.WRITE)
+
 
 class TopicGate:
     """Looks up or makes the topic of a send."""
@@ -37,7 +39,7 @@ class TopicGate:
             config = self._create(topic, default_topic, default_queues)
         if topic in FORBIDDEN_SEND_TOPICS:
             raise TopicNotWritable(f"Sending message to topic[{topic}] is forbidden.", topic)
-        if not config.permission & Permission.WRITE or (config.order and not self._identity.writable):
+        if not config.permission & WRITE or (config.order and not self._identity.writable):
             raise TopicNotWritable(f"the broker[{self._identity.address}] sending message to topic[{topic}] is forbidden: it is not writable", topic)
         return config
 

@@ -55,7 +55,7 @@ class TopicTable:
 
     def add_built_in(self, cluster: str, broker: str, default_queues: int, delay_levels: int) -> None:
         """The topics that every broker has. Existing entries stay, but the schedule topic grows to the number of levels."""
-        inherit = Permission.READ_WRITE | Permission.INHERIT
+        inherit = int(Permission.READ_WRITE | Permission.INHERIT)
         built_in = [
             TopicConfig(SELF_TEST_TOPIC, 1, 1), TopicConfig(BENCHMARK_TOPIC, BENCHMARK_QUEUES, BENCHMARK_QUEUES),
             TopicConfig(cluster, CLUSTER_QUEUES, CLUSTER_QUEUES, inherit),
@@ -86,7 +86,7 @@ class TopicTable:
         if not template.permission & Permission.INHERIT:
             raise TopicNotFound(f"topic {topic} does not exist and {default_topic} cannot be inherited; create the topic", topic)
         count = max(0, min(queues, template.write_queues))
-        return self.put(TopicConfig(topic, count, count, template.permission & ~Permission.INHERIT, template.filter_type, sys_flag))
+        return self.put(TopicConfig(topic, count, count, int(template.permission & ~Permission.INHERIT), template.filter_type, sys_flag))
 
     def create_internal(self, topic: str, queues: int) -> TopicConfig:
         """A topic that the broker needs itself (retry, dead letter): made with permission 6 where it is missing."""

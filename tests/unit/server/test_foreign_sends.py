@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.config import FlushMode
+from rmq_ray.errors import StoreFailed
+from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.remoting.bodies_admin import BatchElement, join_batch
@@ -191,3 +193,23 @@ def test_sync_flush_waits_unless_the_message_says_not_to(tmp_path: Path) -> None
     bench.offload.run_until(lambda: bool(peer.sent))
     assert peer.sent[0].code == 0 and peer.sent[0].fields["queueOffset"] == "0"
     bench.close()
+
+
+# --- repeats of our own single messages ---
+
+
+def test_a_repeated_single_message_of_ours_is_answered_with_the_first_result(bench: Bench) -> None:
+    frame_id = FrameId(b"p" * 16, 3)
+    first = send(bench, frame_id=frame_id, properties="DELAY\x011")
+    again = send(bench, frame_id=frame_id, properties="DELAY\x011")
+    assert first.code == again.code == 0 and first.fields == again.fields
+    assert bench.core.counters.put_messages == 1 and bench.core.counters.put_repeats == 1
+    assert send(bench, b"other", frame_id=frame_id, properties="DELAY\x011").code == ResponseCode.DUPLICATE_MISMATCH
+
+
+def test_a_failed_log_forgets_repeats_because_the_first_may_be_lost(bench: Bench) -> None:
+    frame_id = FrameId(b"p" * 16, 3)
+    send(bench, frame_id=frame_id)
+    bench.core.keeper.check(StoreFailed("EIO"))
+    bench.offload.drain()
+    assert send(bench, frame_id=frame_id).code == 0 and bench.core.counters.put_repeats == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.config import FlushMode
+from rmq_ray.errors import StoreFailed
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
 from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.protocol.filter_tag import tag_subscription
@@ -18,6 +19,7 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import PullHeader
 from rmq_ray.remoting.records import ScanRecords, pack_scan
+from rmq_ray.server import cold_reads
 from rmq_ray.store.record import decode_record
 from tests.support.broker_bench import Bench, bodies_of, page_of
 from tests.support.fake_peer import FakePeer
@@ -368,3 +370,31 @@ def test_malformed_requests_are_refused(bench: Bench) -> None:
     assert answer is not None
     refused = bench.ask(Code.PULL_MESSAGE, {"topic": "orders"})
     assert refused.code == ResponseCode.SYSTEM_ERROR and "consumerGroup" in (refused.remark or "")
+
+
+# --- cold reads ---
+
+
+def test_reads_far_behind_the_logs_end_leave_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "WARM_BYTES", 2_000)
+    monkeypatch.setattr(cold_reads, "TAIL_RECORDS", 4)
+    for n in range(30):
+        bench.send(bodies_=[b"%d" % n])
+    bench.offload.held = True
+    peer = FakePeer()
+    assert bench.core.handle(bench.pull_command(offset=0, count_max=2, flags=INLINE | COMMIT, commit_offset=1), peer) is None and peer.sent == []
+    assert bodies_of(bench.pull(offset=28)[1]) == [b"28", b"29"], "near the end nothing is offloaded"
+    bench.offload.run()
+    assert bodies_of(page_of(peer.sent[0])) == [b"0", b"1"] and bench.core.tables.offsets.query("orders", "billing", 0) == 1
+
+
+def test_a_store_that_fails_during_a_cold_read_refuses_the_pull(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "WARM_BYTES", 2_000)
+    monkeypatch.setattr(cold_reads, "TAIL_RECORDS", 4)
+    bench.send(bodies_=[b"x" * 100] * 30)
+    bench.offload.held = True
+    peer = FakePeer()
+    assert bench.core.handle(bench.pull_command(offset=0), peer) is None
+    bench.core.keeper.check(StoreFailed("EIO"))
+    bench.offload.run()
+    assert [answer.code for answer in peer.sent] == [ResponseCode.STILL_RECOVERING]
