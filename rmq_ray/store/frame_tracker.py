@@ -6,12 +6,16 @@ Does not decide: whether an incomplete frame goes (``recovery``: at the very tai
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 
 from rmq_ray.store.deduplication import DeduplicationCache, StoredFrame
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.record_batch import MARK_BYTES, MARK_PREFIX, Array, FrameMark, frame_crc, read_mark
 
+_SIZE_AND_CRC = struct.Struct(">iI")
 _PREFIX = int.from_bytes(MARK_PREFIX[:8], "big")
 
 
@@ -25,41 +29,54 @@ class FrameTracker:
     @staticmethod
     def incomplete_at_end(records: ScannedRecords) -> int:
         """Index of the first record of a frame that begins in ``records`` and is not whole at their end; their number if there is none."""
-        for row, mark in reversed(find_marks(records)):
-            have = len(records) - row
-            if mark.records > have:
-                return row if count_members(records, row, have) == have else len(records)
-            return len(records)  # a later frame cannot begin inside of it
-        return len(records)
+        count = len(records)
+        for row in reversed(_marked_rows(records).tolist()):
+            mark = _mark_at(records, row)
+            if mark is None:
+                continue
+            have = count - row
+            return row if mark.records > have and count_members(records, row, have) == have else count
+        return count
 
     def add(self, records: ScannedRecords) -> int:
         """Enter whole frames; returns how many frames lack records."""
         incomplete = 0
         for row, mark in find_marks(records):
-            if count_members(records, row, min(mark.records, len(records) - row)) < mark.records:
+            if mark.records > 1 and count_members(records, row, min(mark.records, len(records) - row)) < mark.records:
                 incomplete += row + mark.records <= len(records)  # at the end the caller counts
                 continue
-            end = row + mark.records
             store_ms = int(records.store_ms[row])
             if store_ms >= self._since_ms:
-                self._windows.add(mark.frame_id, _stored(records, row, end), store_ms)
+                stored = _stored_single(records, row) if mark.records == 1 else _stored(records, row, row + mark.records)
+                self._windows.add(mark.frame_id, stored, store_ms)
         return incomplete
 
 
 def find_marks(records: ScannedRecords) -> list[tuple[int, FrameMark]]:
     """(record, mark) of every valid mark: its offset is the record's own."""
-    if not len(records):
-        return []
-    view = records.view
-    long_enough = records.ends - records.text_at >= MARK_BYTES
-    eight: Array = np.ndarray((len(view) - 7,), ">u8", view, 0, (1,))
-    rows = np.flatnonzero(long_enough & (eight[np.minimum(records.text_at, len(view) - 8)] == _PREFIX))
     found = []
-    for row, at, end in zip(rows.tolist(), records.text_at[rows].tolist(), records.ends[rows].tolist(), strict=True):
-        mark = read_mark(bytes(view[at : min(at + MARK_BYTES + 1, end)]))
-        if mark is not None and mark.log_offset == records.base + int(records.starts[row]) and mark.records > 0:
+    for row in _marked_rows(records).tolist():
+        mark = _mark_at(records, row)
+        if mark is not None:
             found.append((row, mark))
     return found
+
+
+def _marked_rows(records: ScannedRecords) -> Array:
+    """Records whose properties look like beginning with a mark."""
+    view = records.view
+    if not len(records):
+        return records.starts
+    long_enough = records.ends - records.text_at >= MARK_BYTES
+    eight: Array = np.ndarray((len(view) - 7,), ">u8", view, 0, (1,))
+    return np.flatnonzero(long_enough & (eight[np.minimum(records.text_at, len(view) - 8)] == _PREFIX))
+
+
+def _mark_at(records: ScannedRecords, row: int) -> FrameMark | None:
+    at = int(records.text_at[row])
+    mark = read_mark(bytes(records.view[at : min(at + MARK_BYTES + 1, int(records.ends[row]))]))
+    is_own = mark is not None and mark.log_offset == records.base + int(records.starts[row]) and mark.records > 0
+    return mark if is_own else None
 
 
 def count_members(records: ScannedRecords, row: int, count: int) -> int:
@@ -85,3 +102,13 @@ def _stored(records: ScannedRecords, row: int, end: int) -> StoredFrame:
         crc, topic, int(part.queue_ids[0]), int(part.queue_offsets[0]), part.base + int(part.starts[0]), part.base + int(part.ends[-1]),
         int(part.store_ms[0]), end - row,
     )  # fmt: skip
+
+
+def _stored_single(records: ScannedRecords, row: int) -> StoredFrame:
+    """The same for one record, without arrays."""
+    start, end, topic_at = int(records.starts[row]), int(records.ends[row]), int(records.topic_at[row])
+    topic = str(records.view[topic_at + 1 : topic_at + 1 + records.view[topic_at]], "utf-8", "replace")
+    crc = zlib.crc32(_SIZE_AND_CRC.pack(end - start, int(records.crcs[row])))
+    return StoredFrame(
+        crc, topic, int(records.queue_ids[row]), int(records.queue_offsets[row]), records.base + start, records.base + end, int(records.store_ms[row]), 1
+    )

@@ -162,11 +162,11 @@ class _Verification:
         records = stretch.records
         self._cut_frame = None
         for row, mark in find_marks(records):
-            have = count_members(records, row, min(mark.count, len(records) - row))
-            if have == mark.count:
+            have = count_members(records, row, min(mark.records, len(records) - row))
+            if have == mark.records:
                 self._report.frames += 1
                 continue
-            fault = f"log offset {records.base + int(records.starts[row])}: a frame of {mark.count} records has only {have}"
+            fault = f"log offset {records.base + int(records.starts[row])}: a frame of {mark.records} records has only {have}"
             if row + have == len(records) and not stretch.whole:
                 self._cut_frame = (records.base + int(records.ends[-1]), fault)
             else:

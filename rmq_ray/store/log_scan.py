@@ -129,11 +129,24 @@ def _first_torn(records: ScannedRecords, strict_from: int) -> int:
         return len(records)
     part = records.part(begin, len(records))
     find = _searchable(records.view).find
-    rows = zip((part.topic_at + 1).tolist(), (part.text_at - 2).tolist(), part.text_at.tolist(), part.ends.tolist(), strict=True)
-    for row, (topic_at, topic_end, text_at, end) in enumerate(rows):
-        if find(0, text_at, end) >= 0 or find(0, topic_at, topic_end) >= 0:
-            return begin + row
-    return len(records)
+    for row, (text_at, end) in enumerate(zip(part.text_at.tolist(), part.ends.tolist(), strict=True)):
+        if find(0, text_at, end) >= 0:
+            return min(begin + row, _first_torn_topic(part, row) + begin)
+    return begin + _first_torn_topic(part, len(part))
+
+
+def _first_torn_topic(part: ScannedRecords, count: int) -> int:
+    """Index of the first of ``count`` records with a zero byte in its topic, else ``count``."""
+    begins, ends = part.topic_at[:count] + 1, part.text_at[:count] - 2
+    if not count:
+        return 0
+    length = int(ends[0] - begins[0])
+    if (ends - begins == length).all():
+        topics = np.ndarray((len(part.view) - length + 1,), f"V{length}", part.view, 0, (1,))[begins].tobytes()
+        at = topics.find(0)
+        return at // length if at >= 0 else count
+    find = _searchable(part.view).find
+    return next((row for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)) if find(0, begin, end) >= 0), count)
 
 
 def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int, Stop]:

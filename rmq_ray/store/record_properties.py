@@ -22,6 +22,8 @@ from rmq_ray.model.message import FRAME as MARK
 from rmq_ray.store.record import tags_code
 from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
 
+_SHARED_MIN = 64  # records that must share a head before it is worth a numpy call
+_SHARED_HEADS_MAX = 16
 _REFUSED = (RESERVED_PROPERTIES - PREENCODED_PROPERTIES) | {MARK}
 _TAIL = np.dtype([("name", ">u8"), ("one", "u1"), ("key", f"V{UNIQUE_KEY_CHARS}")])
 _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
@@ -112,19 +114,47 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
         if facts.delay is not None:
             found.delays = [(row, facts.delay) for row in range(count)]
         return found
-    parsed = np.flatnonzero((lengths > 0) | ~has)
-    codes: list[int] = []
-    for row, begin, end in zip(parsed.tolist(), begins[parsed].tolist(), heads_end[parsed].tolist(), strict=True):
-        facts = facts_of(bytes(view[begin:end]))
-        codes.append(facts.tag_code)
-        if facts.unique is not None:
-            found.keys.append((row, facts.unique))
-        if facts.keys:
-            found.keys += [(row, key) for key in facts.keys]
-        if facts.delay is not None:
-            found.delays.append((row, facts.delay))
-    found.tag_codes[parsed] = codes
+    rest = np.flatnonzero((lengths > 0) | ~has)
+    if count >= _SHARED_MIN:
+        rest = _take_shared(view, data, found, rest, (begins, heads_end, has), facts_of)
+    for row, begin, end in zip(rest.tolist(), begins[rest].tolist(), heads_end[rest].tolist(), strict=True):
+        _take_one(found, row, facts_of(bytes(view[begin:end])))
     return found
+
+
+def _take_one(found: ManyFacts, row: int, facts: PropertyFacts) -> None:
+    if facts.tag_code:
+        found.tag_codes[row] = facts.tag_code
+    if facts.unique is not None:
+        found.keys.append((row, facts.unique))
+    if facts.keys:
+        found.keys += [(row, key) for key in facts.keys]
+    if facts.delay is not None:
+        found.delays.append((row, facts.delay))
+
+
+def _take_shared(
+    view: memoryview, data: Array, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array], facts_of: Callable[[bytes], PropertyFacts]
+) -> Array:
+    """Heads that many records share, without a loop over those records; returns the rows that remain."""
+    begins, ends, has = where
+    for _ in range(_SHARED_HEADS_MAX):
+        if len(rest) < _SHARED_MIN:
+            break
+        row = int(rest[len(rest) // 2])
+        begin, end = int(begins[row]), int(ends[row])
+        same = rest[(ends[rest] - begins[rest] == end - begin) & has[rest]]
+        head = bytes(view[begin:end])
+        heads = np.ndarray((len(data) - len(head) + 1, len(head)), np.uint8, data, 0, (1, 1))[begins[same]] if head else np.empty((len(same), 0), np.uint8)
+        same = same[(heads == np.frombuffer(head, np.uint8)).all(axis=1)]
+        if len(same) < _SHARED_MIN:
+            break
+        facts = facts_of(head)
+        found.tag_codes[same] = facts.tag_code
+        found.keys += [(member, key) for member in same.tolist() for key in facts.keys] if facts.keys else []
+        found.delays += [(member, facts.delay) for member in same.tolist()] if facts.delay is not None else []
+        rest = np.setdiff1d(rest, same, assume_unique=True)
+    return rest
 
 
 def _unique_tails(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:

@@ -206,6 +206,7 @@ class LogRecovery:
 def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
     """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last one that does not, 0 if all do."""
     last = log_offset
+    zeros = bytes(_ZERO_READ)
     for segment in chain.segments():
         if segment.end <= log_offset:
             continue
@@ -215,9 +216,8 @@ def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
             data = segment.read(at, min(_ZERO_READ, limit - at))
             if not data:
                 break
-            written = len(data.rstrip(b"\0"))
-            if written:
-                last = at + written
+            if data != (zeros if len(data) == len(zeros) else bytes(len(data))):
+                last = at + len(data.rstrip(b"\0"))
             at += len(data)
     return last - log_offset
 
