@@ -194,6 +194,10 @@ class ProducerConfig(_Group):
         _require(0 <= self.retries <= 16, "retries must be 0 to 16", self.retries)
         _require(0 < self.batch_bytes_max <= 8 * MIB, "batch_bytes_max must be 1 byte to 8 MiB", self.batch_bytes_max)
         _require(1 <= self.batch_messages_max <= 65_536, "batch_messages_max must be 1 to 65536", self.batch_messages_max)
+        _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
+        _require(1 <= self.frames_in_flight_max <= 256, "frames_in_flight_max must be 1 to 256", self.frames_in_flight_max)
+        _require(1 <= self.default_topic_queues <= 1_024, "default_topic_queues must be 1 to 1024", self.default_topic_queues)
+        _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, Self
 from rmq_ray.client.async_frames import AsyncFrames
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import Outgoing, Selector, check_placement, outgoing
+from rmq_ray.client.outgoing import Outgoing, Selector, check_placement, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
@@ -127,7 +127,7 @@ class AsyncProducer:
     ) -> SendResult:
         """Send one message and wait until the broker has it; see ``Producer.send``. Many at once: ``asyncio.gather``."""
         frames = await self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             check_placement(queue, selector, message_group)
@@ -159,7 +159,7 @@ class AsyncProducer:
     async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
         """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
         frames = await self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         topic, parts = split_batch(messages, self._config)
         queues = await frames.queues(topic)
         if queue is not None and queue.topic != topic:

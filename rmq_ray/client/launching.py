@@ -7,7 +7,7 @@
 
 Decides nothing about retries (``protocol.retry``) or batches (``client.batching``). Invariants: at most ``frames_in_flight_max``
 jobs of a broker hold a slot, from the first message of a batch until its answer; an ordered queue has one frame out; a job is
-finished exactly once; the reader thread never encodes, writes or waits.
+finished exactly once; the reader thread never encodes, writes, waits or runs users' callbacks.
 """
 
 from __future__ import annotations
@@ -193,12 +193,15 @@ class Launcher:
             self._slots.free(job.slot_of)
         if job.delivery is not None:
             self._finished(job.delivery)
-        job.outcome.finish(error)
+        job.outcome.finish(error, None if self._worker.closed else self._run_callbacks)
         with self._lock:
             self._jobs.discard(job)
             self._idle.notify_all()
         if following is not None:
             self._worker.after(0.0, lambda: self.launch(following))
+
+    def _run_callbacks(self, callbacks: Callable[[], None]) -> None:
+        self._worker.after(0.0, callbacks)
 
     def _next_of_lane(self, job: Job) -> Job | None:
         if job.lane is None:

@@ -82,3 +82,10 @@ def check_placement(queue: MessageQueue | None, selector: Selector | None, messa
         raise ClientError("queue, selector and message_group each choose the queue; give one of them")
     if message_group is not None and (not isinstance(message_group, str) or not message_group):
         raise ClientError(f"message_group {message_group!r} must be a string that is not empty; use None for no group")
+
+
+def timeout_in_ms(timeout_s: float) -> float:
+    """A call's time-out in milliseconds; ``ClientError`` unless it is positive."""
+    if not timeout_s > 0:
+        raise ClientError(f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the configured one")
+    return timeout_s * 1000

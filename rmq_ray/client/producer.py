@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, check_placement, is_special, outgoing
+from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, check_placement, is_special, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_future import SendFuture
 from rmq_ray.client.splitting import split_batch
@@ -102,7 +102,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every ``send_async`` so far has ended (see its future). ``SendTimeout`` after ``timeout`` s."""
         core = self._core or self._ready()
-        core.flush(self._timeout_ms if timeout is None else timeout * 1000)
+        core.flush(self._timeout_ms if timeout is None else timeout_in_ms(timeout))
 
     def __enter__(self) -> Self:
         if self._state is ServiceState.CREATE_JUST:
@@ -142,7 +142,7 @@ class Producer:
         Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
         core = self._core or self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         if queue is not None or selector is not None or message_group is not None:
             _place(core, message, queue, selector, arg, message_group, timeout_ms)
@@ -165,11 +165,12 @@ class Producer:
     ) -> SendFuture:
         """Put one message into a batch and return its future; see ``send`` for the arguments.
 
+        The future's callbacks run one after the other in the producer's own thread: keep them short.
         Messages leave when their batch is full or ``linger_ms`` old. Waits (``block_when_full``) or raises ``BrokerBusy``
         while ``frames_in_flight_max`` frames of the broker are unanswered. The future's ``cancel()`` is always False.
         """
         core = self._core or self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         if queue is None and selector is None and message_group is None and not delay_level and isinstance(topic_or_message, str):
             check_send_topic(topic_or_message)
             content = body if isinstance(body, bytes) and 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)
@@ -210,7 +211,7 @@ class Producer:
         many messages that were.
         """
         core = self._core or self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout * 1000
+        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         topic, frames = split_batch(messages, self._config)
         pinned = queue is not None
         target = core.choose(topic, queue, None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from rmq_ray.errors import RmqError
@@ -52,8 +53,11 @@ class BatchOutcome:
         self.waiters: dict[SendFuture, list[Any]] = {}
         self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
 
-    def finish(self, error: RmqError | None = None) -> None:
-        """Complete every future of the batch; the other fields are set before. A second call does nothing."""
+    def finish(self, error: RmqError | None = None, run: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """Complete every future of the batch; the other fields are set before. A second call does nothing.
+
+        ``run``: where users' callbacks run (they may block, so not in a connection's reader); None = here.
+        """
         with self.condition:
             if self.state is FINISHED:
                 return
@@ -68,9 +72,11 @@ class BatchOutcome:
             callbacks, self.callbacks = self.callbacks, {}
         if self.on_finish is not None:
             self.on_finish()
-        for future, functions in callbacks.items():
-            for function in functions:
-                _call(function, future)
+        if callbacks:
+            if run is None:
+                _call_all(callbacks)
+            else:
+                run(partial(_call_all, callbacks))
 
     def orphan(self, error: RmqError) -> None:
         """In a forked child only: the condition may be held by a thread that does not exist here."""
@@ -140,6 +146,12 @@ class SendFuture(Future[SendResult]):
     def cancel(self) -> bool:
         """False: the message may be on its way."""
         return False
+
+
+def _call_all(callbacks: dict[SendFuture, list[Callable[[Any], object]]]) -> None:
+    for future, functions in callbacks.items():
+        for function in functions:
+            _call(function, future)
 
 
 def _call(function: Callable[[Any], object], future: SendFuture) -> None:

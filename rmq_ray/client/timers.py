@@ -36,6 +36,11 @@ class Timers:
         self._closed = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def closed(self) -> bool:
+        """True when nothing starts any more."""
+        return self._closed
+
     def every(self, name: str, period_ms: int, action: Callable[[], None], first_ms: int | None = None) -> None:
         """Run ``action`` after ``first_ms`` (None = a period), then each ``period_ms``. The same name replaces."""
         due = self._clock.monotonic_ms() + (period_ms if first_ms is None else first_ms)
@@ -87,9 +92,6 @@ class Timers:
             except Exception as error:  # noqa: BLE001 - one failing action must not end the others
                 log.warning("%s: %s failed, next time again: %r", self._name, name, error)
 
-    def _ended(self) -> bool:
-        return self._closed
-
     def _take_due(self) -> list[tuple[str, Callable[[], None]]]:
         now = self._clock.monotonic_ms()
         with self._wake:
@@ -104,10 +106,10 @@ class Timers:
             return taken
 
     def _run(self) -> None:
-        while not self._ended():
+        while not self.closed:
             self.run_due()
             with self._wake:
-                if self._soon or self._ended():
+                if self._soon or self.closed:
                     continue
                 next_due = min((due for due, _, _ in self._due.values()), default=float("inf"))
                 if self._later:

@@ -99,7 +99,7 @@ def test_brokers_hear_of_the_group_and_of_its_end(cluster: TinyCluster) -> None:
     assert instance.state is ServiceState.SHUTDOWN_ALREADY
 
 
-@pytest.mark.seed("S3-019", "S3-020", "S3-021", "S3-022")
+@pytest.mark.seed("S3-019", "S3-020", "S3-021", "S3-022", "S3-023")
 def test_the_timers_are_rocketmqs(cluster: TinyCluster) -> None:
     instance = ClientInstance.get_or_create(cluster)
     instance.start()

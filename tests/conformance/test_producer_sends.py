@@ -11,7 +11,7 @@ import pytest
 from rmq_ray.client.producer import Producer
 from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, MessageTooLarge, SendTimeout, TopicNotFound, TopicNotWritable
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import Message, SendStatus, decode_properties
+from rmq_ray.model.message import Message, SendResult, SendStatus, decode_properties
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
@@ -198,3 +198,44 @@ def test_flush_tells_when_answers_are_missing(cluster: TinyCluster, producer: Pr
     cluster.release(cluster.broker)
     producer.flush()
     assert future.done()
+
+
+@pytest.mark.seed("S0-028", "S3-004", "S3-024")
+def test_a_group_name_is_enough_and_calls_wait_three_seconds(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        asked: list[tuple[int, float]] = []
+        link = producer._core.instance.link  # type: ignore[union-attr]
+        sent, told = link.invoke, link.name_server_invoke
+        link.invoke = lambda address, command, timeout_ms: (asked.append((command.code, timeout_ms)), sent(address, command, timeout_ms))[1]  # type: ignore[method-assign]
+        link.name_server_invoke = lambda command, timeout_ms: (asked.append((command.code, timeout_ms)), told(command, timeout_ms))[1]  # type: ignore[method-assign]
+        producer.send("orders", b"x")
+    assert asked == [(105, 3_000), (20010, 1_000.0)]  # the only broker: each of three attempts has its share of 3 s
+
+
+@pytest.mark.seed("S3-040")
+def test_an_interruption_is_passed_on(cluster: TinyCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    producer.send("orders", b"x")
+    core = producer._core
+    assert core is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(core.instance.link, "invoke", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("orders", b"x")
+    assert producer.send("orders", b"x") and core.combiner._out == {} and core.identity._unresolved == {}
+
+
+def test_a_callback_may_send(cluster: TinyCluster, producer: Producer) -> None:
+    echoed: list[SendResult] = []
+    future = producer.send_async("orders", b"first")
+    future.add_done_callback(lambda done: echoed.append(producer.send("orders", b"second", timeout=5)))
+    future.result(5)
+    assert eventually(lambda: echoed)[0].status is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_out_must_be_positive(producer: Producer, timeout: float) -> None:
+    with pytest.raises(ClientError, match="positive number of seconds"):
+        producer.send("orders", b"x", timeout=timeout)
