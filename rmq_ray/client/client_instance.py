@@ -37,6 +37,7 @@ from rmq_ray.remoting.local_address import LOOPBACK, local_ip, process_id
 
 __all__ = ["ClientInstance", "ManagedConsumer", "ManagedProducer", "ServiceState"]
 
+ROUTE_FIRST_MS = 10
 ROUTE_REFRESH_MS = 30_000  # pollNameServerInterval
 HEARTBEAT_MS = 30_000  # heartbeatBrokerInterval; offline brokers are dropped in the same turn
 HEARTBEAT_FIRST_MS = 1_000
@@ -102,7 +103,7 @@ class ClientInstance:
             self._state = ServiceState.START_FAILED
             self.link.look_up()
             self.timers.every("name servers", NAME_SERVERS_MS, self.link.look_up)
-            self.timers.every("routes", ROUTE_REFRESH_MS, self._refresh_routes, first_ms=ROUTE_REFRESH_MS)
+            self.timers.every("routes", ROUTE_REFRESH_MS, self._refresh_routes, first_ms=ROUTE_FIRST_MS)
             self.timers.every("heartbeat", HEARTBEAT_MS, self._clean_and_beat, first_ms=HEARTBEAT_FIRST_MS)
             self.timers.every("offsets", PERSIST_MS, self._persist, first_ms=PERSIST_FIRST_MS)
             self.timers.start()

@@ -62,6 +62,31 @@ def test_a_start_that_failed_is_final(cluster: TinyCluster) -> None:
         producer.start()
 
 
+@pytest.mark.seed("S0-059", "S1-009", "S1-010", "S1-011", "S1-012")
+def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_going(cluster: TinyCluster) -> None:
+    instance = ClientInstance.get_or_create(cluster)
+    asked_for_the_id, seen = cluster.lookups, list[ServiceState]()
+    look_up = instance.link.look_up
+    instance.link.look_up = lambda: (seen.append(instance.state), look_up())[1]  # type: ignore[method-assign]
+    instance.start()
+    try:
+        assert seen == [ServiceState.START_FAILED] and instance.state is ServiceState.RUNNING
+        assert cluster.lookups == asked_for_the_id + 1
+        with Producer("web", discovery=cluster, client_id=instance.client_id):
+            eventually(lambda: instance.routes.route("TBW102"))  # after 10 ms, not after 30 s
+    finally:
+        instance.release()
+
+
+@pytest.mark.seed("S0-011", "S0-021", "S0-023")
+def test_producers_of_one_group_take_queues_and_brokers_in_turn() -> None:
+    with TinyCluster(brokers=2, topics={"orders": 2}) as pair, Producer("web", discovery=pair) as one, Producer("web", discovery=pair) as two:
+        for producer in (one, two):
+            queues = [producer.send("orders", b"x").queue for _ in range(8)]
+            assert len(set(queues[:4])) == 4 and queues[:4] == queues[4:]
+        assert [broker.messages for broker in pair.brokers] == [8, 8]
+
+
 @pytest.mark.seed("S3-011", "S3-012")
 def test_a_group_is_taken_once_in_a_client(cluster: TinyCluster) -> None:
     with Producer("web", discovery=cluster, client_id="c1") as first:
