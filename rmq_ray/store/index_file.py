@@ -10,10 +10,11 @@ Decides: chains and their order (newest first), what a crash leaves valid. Does 
 (index service) or which keys are indexed (dispatcher). Called by: index service.
 
 How it survives a crash without mmap: items are written in order with ``pwrite``; slots live in memory and their dirty pages
-are written back now and then, always after the items they point to were synced. ``durable`` says how many items were
-synced and how many of those the slots on disk already know; ``cut`` goes back to such a point: slots that point beyond it
-walk back through ``previous``, items that the slots do not know yet are linked again. One thread puts; flushes and
-queries may run beside it.
+are written back now and then, always after the items they point to were synced, and the header after them: a header on disk
+promises that the slots know its items, for Apache RocketMQ indexes no record again that lies before its endPhyOffset.
+``durable`` says how many items were synced and how many of those the slots on disk already know; ``cut`` goes back to such
+a point: slots that point beyond it walk back through ``previous``, items that the slots do not know yet are linked again.
+One thread puts; flushes and queries may run beside it.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ class IndexHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """What of a file is synced: ``header.next_item`` items, of which the slots on disk know those below ``slots_count``."""
+    """What of a file is synced: items below ``header.next_item``, of which the slots on disk know those below ``slots_count``.
+
+    ``last_item``: bytes of the last of them, to know the file again.
+    """
 
     header: IndexHeader
     slots_count: int
+    last_item: bytes = b""
 
 
 def index_file_bytes(slots: int, items: int) -> int:
@@ -97,6 +102,7 @@ class IndexFile:
         made._file.truncate(index_file_bytes(slots, items))
         if after is not None:
             made.header = IndexHeader(after.end_ms, after.end_ms, after.end_offset, after.end_offset)
+            made._file.pwrite(made.header.pack(), 0)
         made._hold_slots(np.zeros(slots, np.int32))
         return made
 
@@ -111,7 +117,7 @@ class IndexFile:
             fault = f"{path} has {size} bytes and {header.next_item} items, not {wanted} bytes with at most {items}"
             raise StoreCorrupt(f"{fault}; remove it: queries by key lose its records", path, 0)
         found.header = header
-        found.durable = Durable(header, header.next_item)
+        found.durable = found._durable_at(header, header.next_item)
         return found
 
     @property
@@ -126,9 +132,8 @@ class IndexFile:
 
     def open_slots(self) -> None:
         """Read the slots into memory, to put further items."""
-        raw = self._file.pread(self._slots_max * SLOT_BYTES, HEADER_BYTES)
-        slots = np.frombuffer(raw, ">i4").astype(np.int32)
-        slots[(slots < 0) | (slots >= self.header.next_item)] = 0  # as Apache RocketMQ reads them
+        slots = self._read_slots()
+        self._walk_back(slots, self.header.next_item)
         self._hold_slots(slots)
 
     def put_many(self, hashes: Array, log_offsets: Array, store_ms: int | Array) -> int:
@@ -167,39 +172,38 @@ class IndexFile:
         header = self.header
         number = self._slot_value(key_hash % self._slots_max)
         found: list[int] = []
-        below = header.next_item
+        below = self._items_max
         while 0 < number < below and len(found) < max_num:  # ends: numbers of a chain fall
             item_hash, log_offset, seconds, previous = ITEM.unpack(self._file.pread(ITEM_BYTES, self._items_at + number * ITEM_BYTES))
-            if seconds < 0:
-                break
-            time_ms = header.begin_ms + seconds * 1000
-            if item_hash == key_hash and begin_ms <= time_ms <= end_ms:
-                found.append(log_offset)
-            if time_ms < begin_ms:
-                break
+            if number < header.next_item:  # else the slot knows more than the header that is on disk
+                time_ms = header.begin_ms + seconds * 1000
+                if item_hash == key_hash and begin_ms <= time_ms <= end_ms:
+                    found.append(log_offset)
+                if time_ms < begin_ms or seconds < 0:
+                    break
             number, below = previous, number
         return found
 
     def flush_items(self) -> None:
-        """On return ``durable.header`` covers every item put before the call. Cheap: the slots are left as they are."""
+        """On return ``durable.header`` covers every item put before the call. Cheap: slots and header on disk stay behind."""
         header = self.header
         if header.next_item > 1 and header != self.durable.header:
-            self._file.pwrite(header.pack(), 0)
             self._file.datasync()
-            self.durable = Durable(header, self.durable.slots_count)
+            self.durable = self._durable_at(header, self.durable.slots_count)
 
     def flush(self) -> None:
-        """On return items and slots put before the call are durable. Up to 20 MB are written."""
+        """On return items, slots and header as they were before the call are durable. Up to 20 MB are written."""
         header = self.header
-        if self._slots is None or header.next_item <= 1 or self.durable == Durable(header, header.next_item):
+        if self._slots is None or header.next_item <= 1 or (self.durable.header, self.durable.slots_count) == (header, header.next_item):
             return
         pages = self._snapshot_slots()  # may know newer items: they were written before their slots
-        self._file.pwrite(header.pack(), 0)
         self._file.datasync()
         for position, data in pages:
             self._file.pwrite(data, position)
         self._file.datasync()
-        self.durable = Durable(header, header.next_item)
+        self._file.pwrite(header.pack(), 0)
+        self._file.datasync()
+        self.durable = self._durable_at(header, header.next_item)
 
     def settle(self) -> None:
         """Flush a full file and let go of its slots in memory; queries read them from the file."""
@@ -211,15 +215,15 @@ class IndexFile:
     def cut(self, durable: Durable) -> bool:
         """Go back to what ``durable`` says, after a crash. False, and nothing changed, when the file holds less than that."""
         header = durable.header
-        if header.next_item > 1 and (self.header.next_item < header.next_item or self.header.begin_ms != header.begin_ms):
-            return False  # the header on disk is never older than what was called durable
-        slots = np.frombuffer(self._file.pread(self._slots_max * SLOT_BYTES, HEADER_BYTES), ">i4").astype(np.int32)
+        if durable != self._durable_at(header, durable.slots_count):
+            return False
+        slots = self._read_slots()
         self._walk_back(slots, header.next_item)
         self._relink(slots, durable.slots_count, header.next_item)
         self.header = header
         self._hold_slots(slots)
         self._dirty = bytearray(b"\1" * len(self._dirty))  # written back whole by the next flush
-        self.durable = Durable(header, min(durable.slots_count, header.next_item))
+        self.durable = durable
         return True
 
     def remove(self) -> None:
@@ -234,6 +238,13 @@ class IndexFile:
     def _hold_slots(self, slots: Array) -> None:
         self._slots = slots
         self._slot = slots.data
+
+    def _read_slots(self) -> Array:
+        return np.frombuffer(self._file.pread(self._slots_max * SLOT_BYTES, HEADER_BYTES), ">i4").astype(np.int32)
+
+    def _durable_at(self, header: IndexHeader, slots_count: int) -> Durable:
+        last = header.next_item - 1
+        return Durable(header, slots_count, self._file.pread(ITEM_BYTES, self._items_at + last * ITEM_BYTES) if last else b"")
 
     def _slot_value(self, at: int) -> int:
         slot = self._slot

@@ -129,7 +129,9 @@ class IndexService:
         self._pending: deque[tuple[str, str, int, int]] = deque()
         self._end_offset = 0
         self.index_ms = 0
-        """Store time up to which full files are flushed: RocketMQ's ``indexMsgTimestamp``."""
+        """Store time up to which slots and headers are on disk: RocketMQ's ``indexMsgTimestamp``. After an unclean stop Apache
+        RocketMQ keeps the files that end before it.
+        """
 
     @property
     def last_update_ms(self) -> int:
@@ -165,6 +167,7 @@ class IndexService:
         if self._list:
             self._state = self._state_of(self._list[-1])
             self._end_offset = self._list[-1].header.end_offset
+            self.index_ms = self._list[-1].header.end_ms
         return removed
 
     def put(self, topic: str, keys: Sequence[str], log_offset: int, store_ms: int) -> None:
@@ -212,7 +215,7 @@ class IndexService:
             while self._unsettled:  # ends: one less each round
                 full = self._unsettled[0]
                 full.settle()
-                self.index_ms = max(self.index_ms, full.header.end_ms)
+                self.index_ms = full.header.end_ms
                 self._unsettled.pop(0)
             current = self._current
             if current is None:
@@ -221,7 +224,7 @@ class IndexService:
                 self._new_names = False
                 self._files.sync_dir(self._directory)
             if current.header.next_item - current.durable.slots_count > SLOTS_BEHIND_MAX:
-                current.flush()
+                self._flush_whole(current)
             else:
                 current.flush_items()
             self._state = self._state_of(current)
@@ -231,7 +234,7 @@ class IndexService:
         self.flush()
         with self._flushing:
             if self._current is not None:
-                self._current.flush()
+                self._flush_whole(self._current)
                 self._state = self._state_of(self._current)
 
     def state(self) -> dict[str, Any]:
@@ -248,7 +251,7 @@ class IndexService:
         if name is not None:
             if name not in names:
                 return False
-            durable = Durable(IndexHeader(*state["header"]), state["slots_count"])
+            durable = Durable(IndexHeader(*state["header"]), state["slots_count"], state.get("last_item", b""))
             if not self._list[names.index(name)].cut(durable):
                 return False
         keep = 0 if name is None else names.index(name) + 1
@@ -325,9 +328,13 @@ class IndexService:
         self._list.append(made)
         return made
 
+    def _flush_whole(self, file: IndexFile) -> None:
+        file.flush()
+        self.index_ms = max(self.index_ms, file.durable.header.end_ms)
+
     def _state_of(self, file: IndexFile) -> dict[str, Any]:
-        durable = file.durable
-        return {"name": file.path.rpartition("/")[2], "header": list(durable.header), "slots_count": durable.slots_count, "index_ms": self.index_ms}
+        durable, name = file.durable, file.path.rpartition("/")[2]
+        return {"name": name, "header": list(durable.header), "slots_count": durable.slots_count, "last_item": durable.last_item, "index_ms": self.index_ms}
 
     def _free_name(self) -> str:
         """The time now; later by as many ms as it takes to come behind every other file."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import StoreCorrupt, StoreFull
+from rmq_ray.errors import StoreCorrupt, StoreFailed, StoreFull
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.index_file import ITEM, IndexFile, index_file_bytes
@@ -236,11 +236,53 @@ def test_after_an_unclean_stop_files_younger_than_rocketmqs_checkpoint_go(tmp_pa
     for n in range(30):
         service.put("T", ("k",), n, START_MS + n)
     service.flush()
-    assert service.index_ms == START_MS + 18  # the full file's last record
+    assert service.index_ms == START_MS + 18  # the full file's last record; the second file's header knows no item yet
     again = a_service(tmp_path)
-    assert again.load(service.index_ms) == 1
-    assert again.query("T", "k", 64, 0, FOREVER) == list(range(18, -1, -1))
+    assert again.load(service.index_ms) == 0
+    assert (again.end_offset, again.query("T", "k", 64, 0, FOREVER)) == (18, list(range(18, -1, -1)))
+    for n in range(19, 25):
+        again.put("T", ("k",), n, START_MS + n)
+    assert again.query("T", "k", 64, 0, FOREVER) == list(range(24, -1, -1))
+    again.flush_slots()
+    assert again.index_ms == START_MS + 24
+    last = a_service(tmp_path)
+    assert last.load(START_MS + 23) == 1 and last.query("T", "k", 64, 0, FOREVER) == list(range(18, -1, -1))
     assert a_service(tmp_path).load(START_MS) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_header_on_disk_never_promises_more_than_the_slots_on_disk_keep() -> None:
+    """Apache RocketMQ indexes no record again that lies before the last file's endPhyOffset."""
+    disk = CrashFileSystem()
+    service = a_service("/i", 1_000, 5_000, disk)
+    service.put_many(np.arange(100, dtype=np.int32), np.arange(100), START_MS)
+    service.flush_slots()
+    service.put_many(np.arange(100, 200, dtype=np.int32), np.arange(100, 200), START_MS + 1_000)
+    service.flush()
+    path = next(path for path in disk.names if path.startswith("/i/"))
+    assert int.from_bytes(disk.read_whole(path)[36:40]) == 101
+    disk.fail_next("pwrite", "/i/")
+    with pytest.raises(StoreFailed):
+        service.flush_slots()
+    assert int.from_bytes(disk.read_whole(path)[36:40]) == 101
+    for after in (disk.survivor(keep_all), disk.survivor(keep_none, "boot-2")):
+        again = a_service("/i", 1_000, 5_000, after)
+        assert again.load(START_MS) == 0 and again.end_offset == 99
+
+
+def test_a_query_of_a_file_whose_slots_know_more_than_its_header_walks_back(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    for n in range(3):
+        service.put("T", ("k",), n, START_MS)
+    service.close()
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[36:40] = (3).to_bytes(4)
+    path.write_bytes(data)
+    again = a_service(tmp_path)
+    again.load()
+    assert again.query("T", "k", 64, 0, FOREVER) == [1, 0]
+    again.put("T", ("k",), 7, START_MS)
+    assert again.query("T", "k", 64, 0, FOREVER) == [7, 1, 0]
 
 
 def test_files_of_another_size_are_removed_and_foreign_files_refused(tmp_path: Path) -> None:
@@ -344,7 +386,7 @@ def test_a_state_that_the_files_contradict_is_refused(tmp_path: Path) -> None:
     again = a_service(tmp_path)
     again.load()
     assert not again.restore({**state, "header": [*state["header"][:5], 15]})
-    assert not again.restore({**state, "header": [START_MS - 1, *state["header"][1:]]})
+    assert not again.restore({**state, "last_item": bytes(20)})
     assert again.restore({}) and not list(tmp_path.iterdir())
 
 
