@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.errors import StoreError, StoreFull
+from rmq_ray.errors import StoreError, StoreFailed, StoreFull
 from rmq_ray.store.checkpoint import Checkpoint, save_checkpoint
 from rmq_ray.store.record import HEADER_BYTES
 from rmq_ray.store.restart import StoreParts, Surroundings
@@ -121,3 +121,6 @@ class Checkpointer:
                 logger.warning("no checkpoint, the disk is full: %s", error)
             except StoreError as error:
                 self._on_failure(error)
+            except Exception as error:  # noqa: BLE001 - a store whose derived files are not synced must not go on silently
+                logger.exception("the checkpoint thread met a defect")
+                self._on_failure(StoreFailed(f"the checkpoint thread ended: {error!r}", self._around.root))

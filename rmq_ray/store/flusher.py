@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.errors import StoreError
+from rmq_ray.errors import StoreError, StoreFailed
 from rmq_ray.store.commit_log import CommitLog
 
 logger = logging.getLogger("rmq_ray.store")
@@ -103,8 +103,14 @@ class LogFlusher:
 
     def _run(self) -> None:
         wait_s = _IDLE_S if self._is_sync else self._config.flush_interval_ms / 1000
-        while not self._stopping:
-            if self._wake.acquire(timeout=wait_s):
-                self._wanted = False  # before the log's end is read: a later append asks again
-            if not self.step():
-                return
+        try:
+            while not self._stopping:
+                if self._wake.acquire(timeout=wait_s):
+                    self._wanted = False  # before the log's end is read: a later append asks again
+                if not self.step():
+                    return
+        except Exception as error:  # noqa: BLE001 - without this thread nothing becomes durable: as bad as a failed disk
+            logger.exception("the flush thread ended")
+            if self._log.failure is None:
+                self._log.failure = StoreFailed(f"the flush thread ended: {error!r}", self._log.chain.directory)
+                self._on_durable(self._log.durable)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
+from rmq_ray.errors import StoreFull
 from rmq_ray.store.checkpoint import Checkpoint, load_checkpoint
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.deduplication import DeduplicationCache
@@ -109,6 +110,7 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     parts.log.set_end(report.end)
     _begin_epoch(parts.epochs, config, report, report.end < seen)
     parts.windows.expire(around.clock.now_ms())
+    _make_room(chain, report.end)
     report.duration_ms = around.clock.monotonic_ms() - started_ms
     logger.info("store %s recovered: %s", root, report)
     return parts, report
@@ -214,6 +216,14 @@ def _sync(chain: SegmentChain, begin: int, end: int) -> None:
     for segment in chain.segments():
         if segment.end > begin and segment.start < end:
             segment.file.datasync()
+
+
+def _make_room(chain: SegmentChain, end: int) -> None:
+    """The segment for the next record, so that no append waits for it; a full disk is the append's to report."""
+    try:
+        chain.ensure(end)
+    except StoreFull as error:
+        logger.warning("no room for the next segment: %s", error)
 
 
 def _ours_from(epochs: EpochFile) -> int:
