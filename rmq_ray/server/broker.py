@@ -33,6 +33,7 @@ from rmq_ray.server.registration import Registration
 from rmq_ray.store.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
+READ_THREADS = 2
 STORE_EVERYTHING = 1 << 62  # a log offset behind every log
 
 
@@ -55,6 +56,7 @@ class Broker:
         self._who = Identity(config.broker_name, config.broker_id, config.cluster_name, boot_ms=clock.now_ms())
         self._core: BrokerCore | None = None
         self._offload: ThreadOffload | None = None
+        self._reads: ThreadOffload | None = None
         self._registration: Registration | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
@@ -89,8 +91,9 @@ class Broker:
         self.address = Address(config.advertise or bound.host, bound.port)
         self._who.address = str(self.address)
         self._offload = ThreadOffload(config.broker_name, self._on_fatal)
+        self._reads = ThreadOffload(f"{config.broker_name}-reads", self._on_fatal, READ_THREADS)
         self._core = core = BrokerCore(
-            config, self._who, (_ip(self.address.host, bound.host), bound.port), self._clock, self._offload, self._make_hold, self._files
+            config, self._who, (_ip(self.address.host, bound.host), bound.port), self._clock, self._offload, self._make_hold, self._files, self._reads
         )
         core.pulls.parked.hold.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick(core), name="broker ticks")
@@ -120,8 +123,9 @@ class Broker:
             if core is not None:
                 core.acks.fail_all()
             await self._listener.close()
-            if offload is not None:
-                offload.close()
+            for threads in (self._reads, offload):
+                if threads is not None:
+                    threads.close()
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""

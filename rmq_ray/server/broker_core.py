@@ -60,16 +60,21 @@ Handler = Callable[[Command, Peer], Command | None]
 
 
 class BrokerCore:
-    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held."""
+    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held.
+
+    ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files). ``reads``: threads for what clients ask, so
+    that many scans hold up neither tables nor recovery; None = the same.
+    """
 
     def __init__(
         self, config: BrokerConfig, identity: Identity, store_host: tuple[str, int], clock: Clock, offload: Offload, make_hold: Callable[[OnWake], Hold],
-        files: FileSystem | None = None,
+        files: FileSystem | None = None, reads: Offload | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.identity = identity
         self.clock = clock
         self.offload = offload
+        self.reads = reads or offload
         self.counters = Counters()
         self.rate = PutRate(self.counters)
         self.levels = DelayLevels.parse(config.delay_levels)
@@ -125,7 +130,7 @@ class BrokerCore:
                 raise outcome
             return build(outcome)
 
-        self.offload.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
+        self.reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
@@ -226,7 +231,7 @@ class BrokerCore:
         )  # fmt: skip
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
         offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
-        topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, self.offload, tables.save_topics, tables.save_groups)
+        topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, tables.save_topics, tables.save_groups, self.answer)
         queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.answer_from, self.clock)
         admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
         return {

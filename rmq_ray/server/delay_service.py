@@ -37,6 +37,7 @@ class _Level:
     safe_offset: int = 0
     """Everything below was copied, and the copies are on disk."""
     wait_until_ms: int = 0
+    failing: bool = False
     page: deque[Record] = field(default_factory=deque)
     page_end: int = 0
     unsafe: deque[tuple[int, int]] = field(default_factory=deque)
@@ -133,7 +134,8 @@ class DelayService:
             try:
                 end_offset = self._writer.put(topic, queue_id, record.body, properties, origin).end_log_offset
             except StoreError as error:
-                log.warning("delayed message at log offset %d waits: %s", record.log_offset, error)
+                log.log(logging.DEBUG if state.failing else logging.WARNING, "delayed messages of level %d wait: %s", state.level, error)
+                state.failing = True
                 self._keeper.check(error)
                 state.wait_until_ms = now_ms + RETRY_MS
                 return False
@@ -142,6 +144,7 @@ class DelayService:
                 log.error("delayed message at log offset %d cannot be stored and is dropped: %s", record.log_offset, error)
             else:
                 self._counters.delayed_delivered += 1
+                state.failing = False
         state.page.popleft()
         self._moved(state, state.page[0].queue_offset if state.page else state.page_end, end_offset)
         return True

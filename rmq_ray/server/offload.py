@@ -9,6 +9,7 @@ Invariant: ``done`` and ``post`` run in the loop; an exception out of them is fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -40,7 +41,7 @@ class ThreadOffload:
         self._loop = asyncio.get_running_loop()
         self._on_fatal = on_fatal
         self._closed = False
-        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any]]] = queue.Queue(waiting_max)
+        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any]] | None] = queue.Queue(waiting_max)
         self._threads = [threading.Thread(target=self._run, name=f"{name}-offload-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -74,17 +75,23 @@ class ThreadOffload:
     def close(self, timeout_s: float = 5.0) -> None:
         """Let what waits run to its end, at most ``timeout_s`` for each thread."""
         self._closed = True
+        for _ in self._threads:
+            with contextlib.suppress(queue.Full):  # busy threads see the flag
+                self._work.put_nowait(None)
         for thread in self._threads:
             thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:
             try:
-                work, done = self._work.get(timeout=IDLE_CHECK_S if not self._closed else 0.01)
+                task = self._work.get(timeout=0.01 if self._closed else IDLE_CHECK_S)
             except queue.Empty:
-                if self._closed:
+                task = None
+            if task is None:
+                if self._closed and self._work.empty():
                     return
                 continue
+            work, done = task
             outcome: Any
             try:
                 outcome = work()

@@ -18,7 +18,7 @@ from rmq_ray.errors import ClientError, DuplicateMismatch, MalformedFrame, Messa
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.codes import ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.records import pack_send_answer, unpack_send
 from rmq_ray.server.acknowledgements import Acknowledgements
 from rmq_ray.server.counters import Counters
@@ -54,13 +54,15 @@ class SendPath:
         def resume(error: Exception | None) -> None:
             if error is None:
                 self.serve(copy, peer)
-            else:
+            elif not command.flag & FLAG_ONEWAY:
                 peer.send(command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"topic {topic} could not be created: {error}"))
 
         self.fresh.wait(topic, len(body), resume)
 
-    def when_durable(self, end_offset: int, size: int, told: Callable[[int], None]) -> None:
-        """``told(status code)`` once the log is durable up to ``end_offset``, or 5 s have passed; SYNC_FLUSH only."""
+    def when_durable(self, command: Command, end_offset: int, size: int, told: Callable[[int], None]) -> None:
+        """``told(status code)`` once the log is durable up to ``end_offset``, or 5 s have passed; SYNC_FLUSH only. Nobody waits for a oneway send."""
+        if command.flag & FLAG_ONEWAY:
+            return
         store = self.keeper.store
         self.acks.wait(end_offset, 0 if store is None else store.visible_offset, size, self.clock.monotonic_ms(), told)
 
@@ -103,7 +105,7 @@ class RecordsHandlers:
         answer = command.answer(0, None, pack_send_answer(result.base_queue_offset, result.base_log_offset, result.store_ms, result.repeat))
         if not path.sync:
             return answer
-        path.when_durable(result.end_log_offset, len(records), lambda code: _send(peer, answer, code))
+        path.when_durable(command, result.end_log_offset, len(records), lambda code: _send(peer, answer, code))
         return None
 
     def _admit(self, topic: str, queue_id: int) -> bool:

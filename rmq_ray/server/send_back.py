@@ -75,7 +75,7 @@ class SendBack:
         path.counters.dead_letters += plan.dead
         if not path.sync:
             return command.answer(fields={})
-        path.when_durable(result.end_log_offset, len(record.body), lambda code: peer.send(_answer(command, code)))
+        path.when_durable(command, result.end_log_offset, len(record.body), lambda code: peer.send(_answer(command, code)))
         return None
 
     def _target(self, group: GroupConfig, topic: str, dead: bool) -> tuple[str, int]:

@@ -91,8 +91,13 @@ class SendHandlers:
         group_name = group_of_retry_topic(topic)
         if group_name is not None:
             topic, queue_id, properties = self._retried(self._group(group_name), header, queue_id, properties)
+            if topic in path.fresh:
+                path.later(command, peer, topic)
+                return None
         origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag & ~SysFlag.TRANSACTION_MASK, header.reconsume_times or 0)
         result = self._put(header, topic, queue_id, command.body_bytes(), properties, origin)
+        if topic != header.topic:
+            path.counters.dead_letters += not result.repeat
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
     def _put(self, header: SendHeader, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:  # noqa: PLR0913 - a record
@@ -129,7 +134,6 @@ class SendHandlers:
             return header.topic, queue_id, properties
         topic = dlq_topic(group.name)
         self._path.topics.create_internal(topic, 1)
-        self._path.counters.dead_letters += 1
         return topic, 0, {name: value for name, value in properties.items() if name != DELAY}
 
     def _put_batch(self, command: Command, peer: Peer, header: SendHeader, queue_id: int, properties: dict[str, str]) -> Command | None:
@@ -152,7 +156,7 @@ class SendHandlers:
         fields = {**self._extras, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
         if not (path.sync and wait):
             return command.answer(0, fields)
-        path.when_durable(result.end_log_offset, len(command.body), lambda code: peer.send(command.answer(code, fields)))
+        path.when_durable(command, result.end_log_offset, len(command.body), lambda code: peer.send(command.answer(code, fields)))
         return None
 
 

@@ -18,8 +18,8 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
 from rmq_ray.server.config_saver import Saved
 from rmq_ray.server.group_table import GroupTable, is_system_group
+from rmq_ray.server.later import Answer
 from rmq_ray.server.membership import Membership
-from rmq_ray.server.offload import Offload
 from rmq_ray.server.offset_table import OffsetTable
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
@@ -34,17 +34,17 @@ class TopicHandlers:
     """``save_topics(then)`` and ``save_groups(then)`` write the tables."""
 
     def __init__(  # noqa: PLR0913 - what administration touches
-        self, keeper: StoreKeeper, topics: TopicTable, groups: GroupTable, offsets: OffsetTable, members: Membership, offload: Offload,
-        save_topics: Save, save_groups: Save,
+        self, keeper: StoreKeeper, topics: TopicTable, groups: GroupTable, offsets: OffsetTable, members: Membership,
+        save_topics: Save, save_groups: Save, answer: Answer,
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
         self._members = members
-        self._offload = offload
         self._save_topics = save_topics
         self._save_groups = save_groups
+        self._answer = answer
 
     def create_topic(self, command: Command, peer: Peer) -> None:
         """17: create or replace. The answer leaves when the table is on disk."""
@@ -60,7 +60,7 @@ class TopicHandlers:
         self._topics.put(
             TopicConfig(header.topic, header.read_queues, header.write_queues, header.permission, header.filter_type, header.sys_flag or 0, header.order)
         )
-        self._save_topics(lambda error: _saved(command, peer, error))
+        self._save_topics(lambda error: self._saved(command, peer, error))
 
     def all_topics(self, command: Command, peer: Peer) -> Command:
         """21."""
@@ -79,7 +79,7 @@ class TopicHandlers:
             store = self._keeper.store
             if error is None and store is not None:
                 store.delete_topic(topic)
-            _saved(command, peer, error)
+            self._saved(command, peer, error)
 
         self._save_topics(remove_queues)
 
@@ -98,7 +98,7 @@ class TopicHandlers:
         config = bodies_admin.decode_group(bodies.parse(command.body))
         check_group(config.name)
         self._groups.put(config)
-        self._save_groups(lambda error: _saved(command, peer, error))
+        self._save_groups(lambda error: self._saved(command, peer, error))
 
     def all_groups(self, command: Command, peer: Peer) -> Command:
         """201."""
@@ -112,7 +112,14 @@ class TopicHandlers:
         self._groups.delete(header.group_name)
         if header.remove_offset:
             self._offsets.forget_group(header.group_name)
-        self._save_groups(lambda error: _saved(command, peer, error))
+        self._save_groups(lambda error: self._saved(command, peer, error))
+
+    def _saved(self, command: Command, peer: Peer, error: Exception | None) -> None:
+        if error is None:
+            self._answer(command, peer, lambda: command.answer(fields={}))
+        else:
+            remark = f"the change is in memory, its file could not be written: {error}"
+            self._answer(command, peer, lambda: command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=remark))
 
 
 def _check_user_topic(topics: TopicTable, topic: str) -> None:
@@ -122,10 +129,3 @@ def _check_user_topic(topics: TopicTable, topic: str) -> None:
         raise Refused(error.message, ResponseCode.SYSTEM_ERROR) from error
     if topics.is_system(topic):
         raise Refused(f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR)
-
-
-def _saved(command: Command, peer: Peer, error: Exception | None) -> None:
-    if error is None:
-        peer.send(command.answer(fields={}))
-    else:
-        peer.send(command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"the change is in memory, its file could not be written: {error}"))

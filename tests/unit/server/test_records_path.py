@@ -170,3 +170,17 @@ def test_what_was_sent_is_there_after_a_restart_and_so_are_topics_and_repeats(tm
     repeat = unpack_send_answer(again.ask(Code.SEND_RECORDS, None, frame).body)
     assert repeat.repeat and repeat.base_log_offset == first.base_log_offset
     again.close()
+
+
+@pytest.mark.parametrize("flush", list(FlushMode))
+def test_oneway_sends_are_stored_and_never_answered(tmp_path: Path, flush: FlushMode) -> None:
+    bench = Bench(tmp_path, flush).open()
+    peer = FakePeer()
+    for _ in range(2):
+        assert bench.core.handle(bench.command(Code.SEND_RECORDS, None, bench.frame("orders"), oneway=True), peer) is None
+    assert bench.core.handle(bench.command(Code.SEND_RECORDS, None, b"broken", oneway=True), peer) is None
+    store = bench.core.keeper.store
+    assert store is not None
+    bench.offload.run_until(lambda: store.bounds("orders", 0)[1] == 2) if flush is FlushMode.SYNC_FLUSH else None
+    assert store.bounds("orders", 0) == (0, 2) and peer.sent == [] and len(bench.core.acks) == 0
+    bench.close()
