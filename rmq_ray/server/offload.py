@@ -86,11 +86,11 @@ class ThreadOffload:
             try:
                 task = self._work.get(timeout=0.01 if self._closed else IDLE_CHECK_S)
             except queue.Empty:
-                task = None
-            if task is None:
-                if self._closed and self._work.empty():
+                if self._closed:
                     return
                 continue
+            if task is None:  # all that was given before ``close`` has been taken
+                return
             work, done = task
             outcome: Any
             try:
