@@ -41,7 +41,7 @@ check: $(DEV) ## format, lint, types, layers, house rules, seed coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -q tests/unit/test_house_rules.py tests/unit/test_seed_coverage.py
 
 format: $(DEV) ## lay the code out and sort its imports

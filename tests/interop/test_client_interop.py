@@ -66,18 +66,18 @@ def _told(process: subprocess.Popen[str]) -> Lines:
 
 
 def steady(lines: Lines) -> Lines:
-    """Without ids and times; queues of sends are relative to the first, whose queue a client chooses at random."""
+    """Without ids and times, and without what a client takes at random: the first queue of each of its threads."""
     first = next(line["queue"] for line in lines if line.get("how") == "sync")
     result = []
     for line in lines:
         kept = {name: value for name, value in line.items() if name not in VOLATILE}
         if line["check"] == "progress":
             del kept["queues"]  # the retry topic's progress may be saved or not by then
-        if line.get("how") in {"sync", "async", "batch", "compressed"}:
-            kept["queue"] = (line["queue"] - first) % 3
+        if line["check"] == "send":
             del kept["offset"]
-        elif line["check"] == "send":
-            del kept["offset"]
+            kept["queue"] = line["queue"] if line["how"] in {"queue", "selector"} else (line["queue"] - first) % 3
+            if line["how"] == "async":
+                del kept["queue"]
         result.append(kept)
     return result
 

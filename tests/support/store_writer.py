@@ -32,6 +32,7 @@ TAGS = ("TagA", "TagB", "標籤", None)
 QUEUES = 4
 BORN_HOST = ("127.0.0.1", 40_000)
 HANG_S = 120
+CHECKPOINT_S = 1.3  # long enough for a checkpoint in the middle of the work
 
 
 class Writer:
@@ -128,6 +129,8 @@ def main() -> None:
     store = open_ours(Path(path), begin == "create", FlushMode(flush), lambda _offset: durable.set())
     writer = Writer(store, durable, int(seed))
     for number in range(int(frames)):
+        if end == "hang" and number == int(frames) // 4:
+            time.sleep(CHECKPOINT_S)
         writer.frame(number)
         if number % 3 == 0:
             writer.message(number)
