@@ -18,9 +18,7 @@ _ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matc
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
 
 
-def query_by_key(
-    reader: LogReader, index: IndexService, visible: int, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int
-) -> list[bytes]:
+def query_by_key(reader: LogReader, index: IndexService, visible: int, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
     """Whole records of ``topic`` with the key (UNIQ_KEY or one of KEYS) stored in [begin, end], newest first."""
     found: list[bytes] = []
     until_ms = end_ms

@@ -167,7 +167,6 @@ class StoreReads:
         return parts
 
 
-
 def _log_offset_at(queue: ConsumeQueue | None, offset: int) -> int:
     raw = queue.read(offset, 1) if queue is not None else b""
     log_offset, size, _ = ENTRY.unpack(raw) if raw else (-1, BLANK_SIZE, 0)

@@ -35,7 +35,16 @@ class Rig:
 @pytest.mark.seed("S3-104", "S3-106")
 @pytest.mark.parametrize(
     ("written", "flushed", "pages", "due"),
-    [(0, 0, 0, False), (1, 0, 0, True), (4095, 0, 1, False), (4096, 0, 1, True), (16383, 0, 4, False), (16384, 0, 4, True), (20000, 16000, 4, False), (SEGMENT, SEGMENT - 1, 4, True)],
+    [
+        (0, 0, 0, False),
+        (1, 0, 0, True),
+        (4095, 0, 1, False),
+        (4096, 0, 1, True),
+        (16383, 0, 4, False),
+        (16384, 0, 4, True),
+        (20000, 16000, 4, False),
+        (SEGMENT, SEGMENT - 1, 4, True),
+    ],
 )
 def test_four_pages_or_a_full_segment_are_due(written: int, flushed: int, pages: int, due: bool) -> None:
     assert is_due(written, flushed, pages, SEGMENT) is due

@@ -70,7 +70,14 @@ def test_both_ways_of_checking_learn_the_same(messages: list[tuple[bytes, str, s
     slow = judged_slowly(bytearray(data), sizes)
     fast = frame_check._check_many(memoryview(bytearray(data)), sizes.astype(np.int64), LIMIT)
     assert fast is not None
-    assert (slow.topic, slow.queue_id, slow.length, slow.frame_id, slow.crc, slow.mark_at) == (fast.topic, fast.queue_id, fast.length, fast.frame_id, fast.crc, fast.mark_at)
+    assert (slow.topic, slow.queue_id, slow.length, slow.frame_id, slow.crc, slow.mark_at) == (
+        fast.topic,
+        fast.queue_id,
+        fast.length,
+        fast.frame_id,
+        fast.crc,
+        fast.mark_at,
+    )
     assert slow.starts == fast.starts.tolist() and slow.sizes == fast.sizes.tolist() and slow.tag_codes == fast.tag_codes.tolist()
     rows = range(fast.count) if fast.unique_rows is None else fast.unique_rows.tolist()
     assert fast.unique is not None
@@ -164,7 +171,9 @@ def test_compressed_bodies_with_a_type_are_accepted(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-@pytest.mark.parametrize("head", ["DELAY\x013\x02", "TRAN_MSG\x01true\x02", "RETRY_TOPIC\x01x\x02", "WAIT\x01false\x02", "RMQ_FRAME\x01x\x02", "a\x02", "\x01b\x02", "a\x01b\0\x02"])
+@pytest.mark.parametrize(
+    "head", ["DELAY\x013\x02", "TRAN_MSG\x01true\x02", "RETRY_TOPIC\x01x\x02", "WAIT\x01false\x02", "RMQ_FRAME\x01x\x02", "a\x02", "\x01b\x02", "a\x01b\0\x02"]
+)
 def test_reserved_and_malformed_properties_are_refused(count: int, head: str) -> None:
     with pytest.raises(MessageIllegal, match="record"):
         check_frame(*encoded(count, head=head), LIMIT)

@@ -118,7 +118,14 @@ def test_the_single_message_path_stores_every_field() -> None:
     message = StoredMessage("Other", 3, b"hello", f"{mark}\x02KEYS\x01k1\x02TAGS\x01TagA", 7, 1, 123, ("10.9.8.7", 99), 4, 555)
     result = rig.store.append_message(message)
     record = rig.records(3, "Other")[0]
-    assert (record.body, record.properties, record.flag, record.sys_flag, record.born_ms, record.born_host) == (b"hello", "KEYS\x01k1\x02TAGS\x01TagA", 7, 1, 123, ("10.9.8.7", 99))
+    assert (record.body, record.properties, record.flag, record.sys_flag, record.born_ms, record.born_host) == (
+        b"hello",
+        "KEYS\x01k1\x02TAGS\x01TagA",
+        7,
+        1,
+        123,
+        ("10.9.8.7", 99),
+    )
     assert (record.reconsume_times, record.prepared_offset, record.store_host, record.log_offset) == (4, 555, HOST, result.base_log_offset)
     assert rig.arrivals == [("Other", 3, 1, [java_hash("TagA")])]
 
@@ -173,7 +180,17 @@ def test_a_batch_body_becomes_records_with_consecutive_offsets() -> None:
     assert result.log_offsets == tuple(record.log_offset for record in records) and (result.base_queue_offset, result.count) == (0, 3)
 
 
-@pytest.mark.parametrize("body", [b"", b"x", batch_item(b"one")[:-1], batch_item(b"one") + b"y", struct.pack(">iiiii", 22, 0, 0, 0, -1) + b"\0\0", struct.pack(">iiiii", 0, 0, 0, 0, 0) + b"\0\0"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x",
+        batch_item(b"one")[:-1],
+        batch_item(b"one") + b"y",
+        struct.pack(">iiiii", 22, 0, 0, 0, -1) + b"\0\0",
+        struct.pack(">iiiii", 0, 0, 0, 0, 0) + b"\0\0",
+    ],
+)
 def test_a_batch_body_that_is_not_in_form_is_refused(body: bytes) -> None:
     rig = StoreRig()
     with pytest.raises(MessageIllegal, match="batch"):
@@ -349,7 +366,11 @@ def test_a_failed_write_stops_the_log_until_it_was_read_again() -> None:
     with pytest.raises(StoreFailed):
         rig.send([b"b"], 1)
     assert rig.store.state is StoreState.FAILED
-    for attempt in (lambda: rig.send([b"c"], 2), lambda: rig.store.append_message(StoredMessage("T", 0, b"x")), lambda: rig.store.get_messages("TopicTest", 0, 0, 1, 100, None)):
+    for attempt in (
+        lambda: rig.send([b"c"], 2),
+        lambda: rig.store.append_message(StoredMessage("T", 0, b"x")),
+        lambda: rig.store.get_messages("TopicTest", 0, 0, 1, 100, None),
+    ):
         with pytest.raises(StoreFailed, match="read again"):
             attempt()
     report = rig.store.reopen()
@@ -514,5 +535,11 @@ def test_status_tells_what_an_operator_asks() -> None:
     rig = StoreRig()
     rig.send([b"a", b"b"], 0)
     status = rig.store.status()
-    assert (status["state"], status["frames"], status["records"], status["end"], status["visible"]) == ("ready", 1, 2, rig.store.end_offset, rig.store.end_offset)
+    assert (status["state"], status["frames"], status["records"], status["end"], status["visible"]) == (
+        "ready",
+        1,
+        2,
+        rig.store.end_offset,
+        rig.store.end_offset,
+    )
     assert rig.store.queues() == {("TopicTest", 0): (0, 2)} and rig.store.topics() == {"TopicTest"}

@@ -39,8 +39,9 @@ RECORD = Record(
 HOSTS = st.sampled_from([("10.0.0.1", 10911), ("255.255.255.255", 65535), ("fe80::1", 1), ("2001:db8::ff00:42:8329", 40000)])
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 I64 = st.integers(0, 2**63 - 1)
+TOPICS = st.text(st.sampled_from("%|aZ09_-"), min_size=1, max_size=127)
 RECORDS = st.builds(
-    Record, st.text(st.sampled_from("%|aZ09_-"), min_size=1, max_size=127), st.integers(0, 65535), st.binary(max_size=300), TEXT, st.integers(-(2**31), 2**31 - 1), I64, I64,
+    Record, TOPICS, st.integers(0, 65535), st.binary(max_size=300), TEXT, st.integers(-(2**31), 2**31 - 1), I64, I64,
     st.sampled_from([0, 1, 4, 8, 12, 0x301]), I64, HOSTS, I64, HOSTS, st.integers(0, 100), I64,
 )  # fmt: skip
 
@@ -67,7 +68,20 @@ def test_a_record_decodes_to_what_was_encoded(record: Record) -> None:
     v6 = (0x10 if ":" in record.born_host[0] else 0) | (0x20 if ":" in record.store_host[0] else 0)
     assert decoded.size == len(data)
     assert decoded.sys_flag == record.sys_flag | v6
-    for name in ("topic", "queue_id", "body", "properties", "flag", "queue_offset", "log_offset", "born_ms", "born_host", "store_ms", "store_host", "reconsume_times"):
+    for name in (
+        "topic",
+        "queue_id",
+        "body",
+        "properties",
+        "flag",
+        "queue_offset",
+        "log_offset",
+        "born_ms",
+        "born_host",
+        "store_ms",
+        "store_host",
+        "reconsume_times",
+    ):
         assert getattr(decoded, name) == getattr(record, name)
 
 
