@@ -79,7 +79,9 @@ class Checkpointer:
                 return False
             parts = self._parts
             parts.queues.flush_all()
-            if parts.index is not None:
+            if parts.index is not None and thorough:
+                parts.index.flush_slots()  # RocketMQ's file may not claim more than its index keeps
+            elif parts.index is not None:
                 parts.index.flush()
             if parts.log.durable < snapshot.position:
                 parts.log.sync()
