@@ -74,7 +74,7 @@ class Bench:
         store = StoreConfig(
             str(directory / "store"), flush=flush, segment_bytes=1 << 20, consume_queue_entries=1_000, index_slots=997, index_items=4_000, preallocate=False
         )
-        self.config = BrokerConfig(store).but(**settings)
+        self.config = BrokerConfig(store).but(**settings)  # settings may replace the store's, too
         self.clock = clock or ManualClock(1_700_000_000_000)
         self.offload = ManualOffload()
         self.identity = Identity("broker-a", 0, "default", "10.0.0.1:10911", boot_ms=self.clock.now_ms())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreFailed
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
@@ -398,3 +399,43 @@ def test_a_store_that_fails_during_a_cold_read_refuses_the_pull(bench: Bench, mo
     bench.core.keeper.check(StoreFailed("EIO"))
     bench.offload.run()
     assert [answer.code for answer in peer.sent] == [ResponseCode.STILL_RECOVERING]
+
+
+# --- what retention took, what a scan covers ---
+
+
+@pytest.mark.seed("S4-088", "S4-093")
+def test_an_offset_that_retention_took_is_moved_to_the_minimum(tmp_path: Path) -> None:
+    clock = ManualClock(SYSTEM_CLOCK.now_ms())
+    store_settings = Bench(tmp_path).config.store.but(reserved_hours=1)
+    bench = Bench(tmp_path, clock=clock, store=store_settings).open()
+    for _ in range(4):
+        bench.send(bodies_=[b"x" * 10_000] * 50)
+    store = bench.core.keeper.store
+    assert store is not None
+    clock.advance_ms(2 * 3_600_000)
+    store.request_cleaning()
+    store.clean(clock.now_ms())
+    low, high = store.bounds("orders", 0)
+    assert 0 < low < high == 200
+    code, page = bench.pull(offset=0)
+    assert page is not None and (code, page.next_offset, page.min_offset) == (21, low, low)
+    assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": "new", "topic": "orders", "queueId": "0"}).code == ResponseCode.QUERY_NOT_FOUND
+    bench.close()
+
+
+@pytest.mark.seed("S4-091", "S4-095")
+def test_a_foreign_pull_looks_at_800_entries_and_no_further(bench: Bench) -> None:
+    for _ in range(10):
+        bench.send(bodies_=[b"x"] * 100, tag="open")
+    answer = foreign_pull(bench, subscription="absent")
+    assert answer is not None and answer.code == 20 and answer.fields is not None and answer.fields["nextBeginOffset"] == "800"
+
+
+@pytest.mark.seed("S4-084")
+def test_retry_messages_are_filtered_by_the_subscription_of_the_retry_topic(bench: Bench) -> None:
+    peer = FakePeer()
+    bench.heartbeat(peer, topics=("orders", "%RETRY%billing"))
+    bench.core.writer.put("%RETRY%billing", 0, b"again", {"TAGS": "whatever"})
+    code, page = bench.pull("%RETRY%billing", 0, 0, flags=0, peer=peer)
+    assert code == 0 and bodies_of(page) == [b"again"]
