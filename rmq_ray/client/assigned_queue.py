@@ -60,6 +60,7 @@ class AssignedQueue:
         "empty_in_a_row",
         "epoch",
         "failures",
+        "held_back",
         "last_begun",
         "lock",
         "max_offset",
@@ -79,6 +80,8 @@ class AssignedQueue:
         """A pull is under way: there is never a second one."""
         self.waiting = False
         """A call of the pull is due later."""
+        self.held_back = False
+        """A threshold stopped the last try to pull."""
         self.broker_id = MASTER_ID
         """Where the last answer suggested to pull from."""
         self.epoch = 0

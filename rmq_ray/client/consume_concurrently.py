@@ -124,7 +124,7 @@ class ConcurrentConsumption:
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
             work.counters.sent_back += failed
-        if work.waiting:
+        if work.held_back:
             self._drained(work)
 
     def _settle_failures(self, batch: ReadyBatch, verdict: Verdict) -> None:

@@ -119,7 +119,7 @@ class Puller:
 
     def resume_if_drained(self, work: AssignedQueue) -> None:
         """A batch was finished: a queue that a threshold held back is pulled now, not when its 50 ms are over."""
-        if work.waiting and not work.pulling and self.pace is Pace.RUNNING and self._parts.flow.pressure(work.queue.topic, work.process) is None:
+        if work.held_back and not work.pulling and self.pace is Pace.RUNNING and self._parts.flow.pressure(work.queue.topic, work.process) is None:
             self.pull(work)
 
     def _due(self, work: AssignedQueue) -> None:
@@ -130,9 +130,11 @@ class Puller:
     def _obstacle_ms(self, work: AssignedQueue) -> float | None:
         """How long to wait before looking again; None = pull now."""
         parts = self._parts
+        work.held_back = False
         if self.pace is Pace.PAUSED:
             return PAUSED_DELAY_MS
         pressure = parts.flow.pressure(work.queue.topic, work.process)
+        work.held_back = pressure is not None
         if pressure is not None:
             parts.flow.held_back[pressure] += 1
             if parts.flow.held_back[pressure] % HELD_BACK_LOG_EVERY == 1:
