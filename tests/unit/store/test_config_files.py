@@ -29,7 +29,7 @@ TABLES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.seed("S4-201", "S4-218", "S4-224")
+@pytest.mark.seed("S0-008", "S4-201", "S4-218", "S4-224")
 @pytest.mark.parametrize("name", TABLES)
 def test_the_file_is_the_one_that_apache_rocketmq_writes(tmp_path: Path, name: str) -> None:
     make, table = TABLES[name]

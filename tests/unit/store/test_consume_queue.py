@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmq_ray.errors import MessageIllegal, StoreCorrupt
-from rmq_ray.store.consume_queue import BLANK_ENTRY, ENTRY, GAP_MAX, ConsumeQueue
+from rmq_ray.store.consume_queue import BLANK_ENTRY, ENTRIES, ENTRY, GAP_MAX, ConsumeQueue
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import Bytes, File, FileSystem
 from rmq_ray.store.queue_table import QueueTable
@@ -368,6 +369,39 @@ def test_deleting_a_topic_removes_its_queues_and_nothing_else(tmp_path: Path) ->
     assert table.delete_topic("T") == 2 and table.delete_topic("T") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["T2"] and table.find("T", 0) is None
     assert table.delete_expired(1000 + 20 * SIZE) == 0 and table.delete_expired(1000 + 20 * SIZE + 1) == 2
+
+
+@pytest.mark.seed("S0-014", "S0-019")
+def test_a_topic_is_a_name_and_each_of_its_queues_is_stored_by_itself(tmp_path: Path) -> None:
+    table = QueueTable(str(tmp_path), PER_FILE, FileSystem())
+    for queue_id, count in ((0, 3), (1, 20), (7, 1)):
+        table.get_or_create("T", queue_id).append(0, entries(0, count, code=queue_id))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("0*") if path.is_file()) == [
+        "T/0/00000000000000000000",
+        "T/1/00000000000000000000",
+        "T/1/00000000000000000320",
+        "T/7/00000000000000000000",
+    ]
+    assert table.maxima() == {("T", 0): 3, ("T", 1): 20, ("T", 7): 1}
+    assert [table.get_or_create("T", queue_id).read(0, 1) for queue_id in (0, 1, 7)] == [entries(0, 1, code=code) for code in (0, 1, 7)]
+
+
+@pytest.mark.seed("S0-002")
+def test_a_queue_holds_a_backlog_of_ten_million_messages(tmp_path: Path) -> None:
+    queue, million = a_queue(tmp_path / "q", per_file=300_000), 1_000_000
+    batch = np.zeros(million, ENTRIES)
+    batch["size"] = SIZE
+    for first in range(0, 10 * million, million):
+        batch["log_offset"] = np.arange(first, first + million) * SIZE
+        assert queue.append(first, batch.tobytes()) == million
+    again = a_queue(tmp_path / "q", per_file=300_000)
+    assert (again.min_offset, again.max_offset, again.max_log_offset) == (0, 10 * million, 10 * million * SIZE)
+    for offset in (0, 299_999, 300_000, 7_654_321, 9_999_999):
+        assert ENTRY.unpack(again.read(offset, 1))[0] == offset * SIZE
+    again.set_min_log_offset(5_000_001 * SIZE)
+    assert again.min_offset == 5_000_001
+    again.delete()
+    assert not (tmp_path / "q").exists()
 
 
 def test_cutting_all_queues_follows_one_log_position(tmp_path: Path) -> None:
