@@ -18,7 +18,7 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RemotingError, RequestTimeout, TooManyRequests
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.frame import BINARY, FLAG_RESPONSE, Command, encode_bytes
-from tests.support.wire import CREDENTIALS, ECHO, HOLD, Echo, Served, echo_process, eventually, scripted
+from tests.support.wire import CREDENTIALS, ECHO, HOLD, Echo, Served, echo_process, ended_well, eventually, scripted
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = RemotingLimits()
@@ -204,13 +204,15 @@ def test_a_forked_child_cannot_use_or_disturb_the_parents_connection() -> None:
         assert echo(connection) == b"hello"
         child = os.fork()
         if child == 0:  # only plain exits here: the child shares the test runner's memory
+            verdict = 1
             try:
-                echo(connection)
+                echo(connection, timeout_ms=500)
             except ConnectFailed:
                 connection.close()
-                os._exit(0 if not connection.alive else 2)
-            os._exit(1)
-        assert eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
+                verdict = 2 if connection.alive else 0
+            finally:
+                os._exit(verdict)
+        assert ended_well(child)
         assert echo(connection, b"parent") == b"parent" and connection.alive
         assert served.handler.seen == 2
         connection.close()
@@ -242,6 +244,36 @@ def test_a_waiting_thread_can_be_interrupted_and_later_answers_wake_nobody_wrong
         assert eventually(lambda: caught) and time.monotonic() - started < 2  # waits are cut into slices of half a second
         held, peer = served.handler.held[0]
         served.call(lambda: peer.send(held.answer(body=b"late")))
+        thread.join(10)
+        assert after == [b"%d" % number for number in range(20)]
+        connection.close()
+
+
+def test_an_answer_that_is_handed_over_while_its_thread_is_interrupted_wakes_no_later_request() -> None:
+    with Served(Echo()) as served:
+        connection = Connection(served.address, CREDENTIALS, LIMITS, SYSTEM_CLOCK)
+        caught: list[str] = []
+        go_on = threading.Event()
+        after: list[bytes] = []
+
+        def work() -> None:
+            try:
+                connection.request(Command(HOLD, body=b"held"), 30_000)
+            except Interrupted:
+                caught.append("interrupted")
+            go_on.wait(10)
+            for number in range(20):
+                after.append(echo(connection, b"%d" % number))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert eventually(lambda: served.handler.held)
+        waiter = connection._waiting.take(next(iter(connection._waiting._waiting)))  # as the reader does before it releases the lock
+        assert waiter is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
+        assert eventually(lambda: caught)
+        waiter.resolve(Command(0, body=b"stale"))
+        go_on.set()
         thread.join(10)
         assert after == [b"%d" % number for number in range(20)]
         connection.close()

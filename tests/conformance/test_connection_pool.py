@@ -18,7 +18,7 @@ from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, Remot
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.pool import ConnectionPool
-from tests.support.wire import CREDENTIALS, ECHO, HOLD, PUSH_FIRST, Echo, Served, eventually
+from tests.support.wire import CREDENTIALS, ECHO, HOLD, PUSH_FIRST, Echo, Served, ended_well, eventually
 
 pytestmark = pytest.mark.timeout(60)
 HELLO = Command(ECHO, body=b"hello", serialize=BINARY)
@@ -38,10 +38,22 @@ def _served() -> Iterator[Served]:
 
 
 @pytest.fixture(name="silent")
-def _silent() -> Iterator[Address]:
-    """Accepts connections and never says a word."""
+def _silent() -> Iterator[socket.socket]:
+    """Takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield Address(*listening.getsockname())
+        listening.setblocking(False)
+        yield listening
+
+
+def attempts_at(listening: socket.socket) -> int:
+    """How many connections have come."""
+    found = 0
+    while True:
+        try:
+            listening.accept()[0].close()
+        except BlockingIOError:
+            return found
+        found += 1
 
 
 def test_many_threads_share_one_connection(pool: ConnectionPool, served: Served) -> None:
@@ -78,13 +90,13 @@ def test_an_address_where_nobody_listens_fails_at_once_and_serves_when_somebody_
             use()
 
 
-def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_its_failure(served: Served, silent: Address) -> None:
+def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_its_failure(served: Served, silent: socket.socket) -> None:
     pool = ConnectionPool(CREDENTIALS, RemotingLimits(connect_timeout_ms=700), SYSTEM_CLOCK)
     failures: list[RemotingError] = []
 
     def work() -> None:
         try:
-            pool.request(silent, HELLO, 1_000)
+            pool.request(Address(*silent.getsockname()), HELLO, 1_000)
         except ConnectFailed as error:
             failures.append(error)
 
@@ -97,6 +109,7 @@ def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_i
     for thread in threads:
         thread.join(10)
     assert len(failures) == 10 and time.monotonic() - started < 2.5  # not ten time-outs one after the other
+    assert attempts_at(silent) == 1
     pool.close()
 
 
@@ -138,12 +151,11 @@ def test_a_forked_child_opens_connections_of_its_own(pool: ConnectionPool, serve
     assert pool.request(served.address, HELLO, 5_000).code == 0
     child = os.fork()
     if child == 0:  # only plain exits here: the child shares the test runner's memory
+        verdict = 1
         try:
-            good = pool.request(served.address, Command(ECHO, body=b"child"), 5_000).body_bytes() == b"child"
-        except RemotingError:
-            good = False
-        os._exit(0 if good else 1)
-    status: list[int] = []
-    assert eventually(lambda: status.append(os.waitpid(child, os.WNOHANG)[1]) or served.handler.seen == 2)
-    assert eventually(lambda: served.listener.connections == 1)
+            verdict = 0 if pool.request(served.address, Command(ECHO, body=b"child"), 5_000).body_bytes() == b"child" else 2
+        finally:
+            os._exit(verdict)
+    assert ended_well(child)
+    assert served.handler.seen == 2 and eventually(lambda: served.listener.connections == 1)
     assert pool.request(served.address, HELLO, 5_000).code == 0

@@ -259,6 +259,11 @@ def test_requests_above_the_limit_of_unanswered_ones_are_refused() -> None:
         assert (refused.opaque, refused.code) == (3, 2)
 
 
+def test_requests_answered_inside_the_handler_do_not_count_as_unanswered() -> None:
+    with Served(Echo(), limits=RemotingLimits(unanswered_requests_max=3)) as served, RawClient(served.address, CREDENTIALS) as client:
+        assert [client.ask(Command(LATE_AND_NOW, number, body=b"now")).code for number in range(20)] == [0] * 20
+
+
 @pytest.mark.parametrize("said", [b"", struct.pack(">i", 50) + b"half", encode_bytes(ClientHandshake(CREDENTIALS, b"n" * 32).hello())])
 def test_a_client_that_does_not_finish_the_handshake_in_time_is_closed(said: bytes) -> None:
     with Served(Echo(), limits=RemotingLimits(handshake_timeout_ms=300)) as served, RawClient(served.address) as silent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 import struct
 import subprocess
@@ -215,6 +216,19 @@ def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def ended_well(child: int) -> bool:
+    """A child process ends in time with exit code 0."""
+    found: list[int] = []
+
+    def look() -> bool:
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
+            found.append(os.waitstatus_to_exitcode(status))
+        return bool(found)
+
+    return eventually(look) and found == [0]
 
 
 async def _serve_for_ever() -> None:
