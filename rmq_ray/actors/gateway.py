@@ -115,12 +115,26 @@ def cluster_address(cluster: str) -> ClusterAddress:
     return address
 
 
+def clusters() -> list[str]:
+    """Names of the message clusters that run in this Ray cluster."""
+    require_ray()
+    found = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(cluster for actor in found if actor["namespace"] == names.NAMESPACE and (cluster := names.cluster_of_controller(actor["name"])))
+
+
+def gcs_address() -> str:
+    """``host:port`` of the Ray cluster that this process has joined."""
+    require_ray()
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def nodes_alive() -> int:
     """How many nodes the Ray cluster has."""
     require_ray()
-    return sum(1 for node in ray.nodes() if node.get("Alive"))
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return len([node for node in nodes if node.get("Alive")])
 
 
 def node_address() -> str:
     """This node's address as Ray names it."""
-    return str(ray.util.get_node_ip_address())
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -10,12 +10,15 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from rmq_ray.actors import names
 from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
 
+E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -75,11 +78,11 @@ def hold_socket(store_path: str) -> str:
     return str(directory / f"{hashlib.sha256(store_path.encode()).hexdigest()[:24]}.sock")
 
 
-def _enum(kind: type, value: str, what: str) -> object:
+def _enum(kind: type[E], value: str, what: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        allowed = ", ".join(repr(member.value) for member in kind)  # type: ignore[attr-defined]
+        allowed = ", ".join(repr(member.value) for member in kind)
         raise ConfigError(f"{what} must be one of {allowed}, not {value!r}", value) from None
 
 
