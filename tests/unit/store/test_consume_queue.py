@@ -185,7 +185,7 @@ def test_a_file_whose_creation_was_interrupted_is_completed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("00000000000000000000", 300), ("0000000000000000032", 320), ("00000000000000000321", 320), ("00000000000000000640", 320)]
+    ("name", "size"), [("00000000000000000000", 340), ("0000000000000000032", 320), ("00000000000000000321", 320), ("00000000000000000640", 320)]
 )
 def test_files_that_contradict_the_format_stop_the_load(tmp_path: Path, name: str, size: int) -> None:
     a_queue(tmp_path).append(0, entries(0, 20))
