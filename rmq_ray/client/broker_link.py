@@ -13,13 +13,15 @@ from functools import partial
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ClientError, ConnectFailed, RemotingError
+from rmq_ray.errors import ClientError, ConnectFailed, RemotingError, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.pool import ConnectionPool
+
+LOOK_UP_AGAIN_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client")
 
@@ -41,6 +43,7 @@ class BrokerLink:
         self._chosen = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._looked_ms = float("-inf")
 
     @property
     def cluster(self) -> ClusterAddress | None:
@@ -59,6 +62,7 @@ class BrokerLink:
 
     def look_up(self) -> None:
         """Ask the discovery for the name servers; a changed secret or list takes effect for new connections."""
+        self._looked_ms = self._clock.monotonic_ms()
         found = self._discovery.lookup()
         if not found.name_servers:
             raise ClientError('no name server address is known; give name_servers="host:port" or start the cluster', 10004)
@@ -96,7 +100,19 @@ class BrokerLink:
             self._brokers.drop(address)
 
     def name_server_invoke(self, command: Command, timeout_ms: float) -> Command:
-        """Ask the chosen name server, then the others in turn; what worked is asked first next time."""
+        """Ask the chosen name server, then the others in turn; what worked is asked first next time.
+
+        When all failed and the discovery (asked once a second at most) tells others, those are asked too.
+        """
+        asked = self._servers
+        try:
+            return self._ask_name_servers(command, timeout_ms)
+        except RemotingError:
+            if not self._others_than(asked):
+                raise
+            return self._ask_name_servers(command, timeout_ms)
+
+    def _ask_name_servers(self, command: Command, timeout_ms: float) -> Command:
         pool = self._need(self._name_servers)
         servers, first = self._servers, self._chosen
         last: RemotingError | None = None
@@ -147,6 +163,16 @@ class BrokerLink:
         for pool in pools:
             if pool is not None:
                 pool.close()
+
+    def _others_than(self, asked: tuple[Address, ...]) -> bool:
+        """Every name server failed: look for others. True when the list is another one now."""
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms >= LOOK_UP_AGAIN_MS:
+            try:
+                self.look_up()
+            except RmqError as error:
+                log.warning("no name server answers, and the discovery knows no others: %s", error)
+        return self._servers != asked
 
     def _pool(self, role: str) -> ConnectionPool:
         return ConnectionPool(self.credentials(role), self._limits, self._clock, self._handle, _lost)

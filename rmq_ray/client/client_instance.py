@@ -75,9 +75,9 @@ class ClientInstance:
 
         Raises ``ClusterError`` when the discovery finds no cluster (only for a new id: the address is part of it).
         """
+        if client_id is None:
+            client_id = _registry.new_id(discovery, clock)
         with _registry.lock:
-            if client_id is None:
-                client_id = _registry.new_id(discovery, clock)
             found = _registry.instances.get(client_id)
             if found is None:
                 found = _registry.instances[client_id] = cls(discovery, client_id, limits or RemotingLimits(), clock)
@@ -285,8 +285,9 @@ class _Registry:
         """``ip@pid#nanotime``, the nanotime rising so that two ids made at once differ."""
         servers = discovery.lookup().name_servers
         host = local_ip(Address.parse(servers[0])) if servers else LOOPBACK
-        self._last_nano = max(self._last_nano + 1, int(clock.monotonic_ms() * 1e6))
-        return f"{host}@{process_id()}#{self._last_nano}"
+        with self.lock:
+            self._last_nano = max(self._last_nano + 1, int(clock.monotonic_ms() * 1e6))
+            return f"{host}@{process_id()}#{self._last_nano}"
 
 
 _registry = _Registry()

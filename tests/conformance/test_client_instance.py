@@ -1,0 +1,184 @@
+"""What producers and consumers of one client share: heartbeats, brokers' requests, routes, name servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.producer import Producer
+from rmq_ray.errors import ClientError, ConnectFailed
+from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+from rmq_ray.model.ids import Address
+from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
+from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from tests.support.tiny_cluster import SECRET, TinyBroker, TinyCluster
+from tests.support.waiting import eventually
+
+
+class PlainConsumer:
+    """Remembers what its instance asks of it."""
+
+    def __init__(self, group: str = "readers") -> None:
+        self.group = group
+        self.changed: list[str] = []
+        self.rebalanced = 0
+        self.persisted = 0
+        self.requests: list[int] = []
+
+    def consumer_data(self) -> ConsumerData:
+        return ConsumerData(
+            self.group, ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, (Subscription("orders", version=7),)
+        )
+
+    def subscribed_topics(self) -> list[str]:
+        return ["orders"]
+
+    def route_changed(self, topic: str) -> None:
+        self.changed.append(topic)
+
+    def rebalance_now(self) -> None:
+        self.rebalanced += 1
+
+    def persist_offsets(self) -> None:
+        self.persisted += 1
+        raise ConnectFailed("on purpose")
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        self.requests.append(command.code)
+        return command.answer(0, remark=self.group)
+
+
+@pytest.fixture
+def cluster() -> Iterator[TinyCluster]:
+    with TinyCluster(topics={"orders": 4}) as running:
+        yield running
+
+
+@pytest.fixture
+def instance(cluster: TinyCluster) -> Iterator[ClientInstance]:
+    made = ClientInstance.get_or_create(cluster)
+    made.start()
+    yield made
+    made.release()
+
+
+@pytest.mark.seed("S1-005")
+def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: TinyCluster, instance: ClientInstance) -> None:
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    instance.routes.refresh("orders")
+    instance.heartbeat()
+    told = cluster.broker.heartbeats[-1]
+    assert told.client_id == instance.client_id and told.producer_groups == ()
+    assert told.consumers == (consumer.consumer_data(),)
+    instance.unregister_consumer("readers")
+    assert cluster.broker.unregistered == [{"clientID": instance.client_id, "consumerGroup": "readers"}]
+
+
+@pytest.mark.seed("S0-013")
+def test_a_consumer_group_is_taken_once_in_a_client(instance: ClientInstance) -> None:
+    instance.register_consumer(PlainConsumer())
+    with pytest.raises(ClientError, match="has been created before"):
+        instance.register_consumer(PlainConsumer())
+    assert instance.consumer("readers") is not None and instance.consumer("others") is None
+    instance.unregister_consumer("readers")
+
+
+def test_slaves_hear_of_consumers_but_not_of_clients_that_only_produce(cluster: TinyCluster, instance: ClientInstance) -> None:
+    slave = TinyBroker("broker-a")
+    cluster.start(slave)
+    try:
+        addresses = {0: str(cluster.broker.address), 1: str(slave.address)}
+        cluster.routes["orders"] = TopicRoute((QueueData("broker-a", 1, 1, 6),), (BrokerData("tiny", "broker-a", addresses),))
+        with Producer("web", discovery=cluster, client_id=instance.client_id) as producer:
+            producer.send("orders", b"x")
+            instance.heartbeat()
+            assert cluster.broker.heartbeats and not slave.heartbeats
+            instance.register_consumer(PlainConsumer())
+            instance.heartbeat()
+            assert slave.heartbeats[-1].consumers and slave.heartbeats[-1].producer_groups == ("web",)
+            instance.unregister_consumer("readers")
+    finally:
+        cluster.stop(slave)
+
+
+def test_a_broker_that_hangs_does_not_keep_the_others_from_hearing(cluster: TinyCluster, instance: ClientInstance) -> None:
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    instance.routes.refresh("orders")
+    cluster.stop(cluster.broker)
+    instance.heartbeat()
+    cluster.start(cluster.broker)
+    instance.heartbeat()
+    assert cluster.broker.heartbeats[-1].consumers[0].group == "readers"
+    instance.unregister_consumer("readers")
+
+
+def test_a_changed_group_is_balanced_again_at_once(cluster: TinyCluster, instance: ClientInstance) -> None:
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    instance.routes.refresh("orders")
+    instance.heartbeat()
+    cluster.push(cluster.broker, Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=FLAG_ONEWAY, fields={"consumerGroup": "readers"}))
+    eventually(lambda: consumer.rebalanced == 1)
+    instance.unregister_consumer("readers")
+
+
+def test_requests_of_a_broker_reach_the_consumer_of_their_group(cluster: TinyCluster, instance: ClientInstance) -> None:
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    for code, field in ((RequestCode.GET_CONSUMER_RUNNING_INFO, "consumerGroup"), (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "group")):
+        answer = instance._on_request(Command(code, fields={field: "readers"}), cluster.broker.address)
+        assert answer is not None and answer.remark == "readers"
+    assert consumer.requests == [307, 220]
+    instance.unregister_consumer("readers")
+
+
+def test_offsets_that_cannot_be_handed_over_stop_nothing(instance: ClientInstance) -> None:
+    one, two = PlainConsumer("one"), PlainConsumer("two")
+    instance.register_consumer(one)
+    instance.register_consumer(two)
+    instance._persist()
+    assert (one.persisted, two.persisted) == (1, 1)
+    instance.unregister_consumer("one")
+    instance.unregister_consumer("two")
+
+
+@pytest.mark.seed("S0-060")
+def test_the_refresh_covers_all_topics_and_tells_who_is_subscribed(cluster: TinyCluster, instance: ClientInstance) -> None:
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    with Producer("web", discovery=cluster, client_id=instance.client_id) as producer:
+        producer.send("bills", b"x")
+        instance._refresh_routes()
+        assert set(instance.routes.topics()) == {"orders", "bills", "TBW102"}
+        assert consumer.changed == ["orders"]
+        cluster.add_topic("orders", 6)
+        instance._refresh_routes()
+        assert consumer.changed == ["orders", "orders"] and len(instance.routes.subscribe("orders")) == 6
+        assert instance.broker_for_topic("orders") == cluster.broker.address == instance.broker_address("broker-a")
+    instance.unregister_consumer("readers")
+
+
+def test_when_every_name_server_fails_the_discovery_is_asked_for_others(cluster: TinyCluster) -> None:
+    class Moving:
+        servers = ("127.0.0.1:1",)
+
+        def lookup(self) -> ClusterAddress:
+            return ClusterAddress("tiny", self.servers, SECRET)
+
+    moving = Moving()
+    instance = ClientInstance.get_or_create(moving)
+    instance.start()
+    try:
+        with pytest.raises(ConnectFailed):
+            instance.routes.find_publish("orders")
+        moving.servers = cluster.lookup().name_servers
+        instance.link._looked_ms = float("-inf")  # as if a second had passed
+        assert instance.routes.find_publish("orders").ok
+    finally:
+        instance.release()
