@@ -12,6 +12,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
+from typing import cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
@@ -24,7 +25,7 @@ from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, 
 from rmq_ray.remoting.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.sockets import tune
-from rmq_ray.remoting.waiting import lost, not_sent
+from rmq_ray.remoting.waiting import lost, no_time_left, not_sent
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -97,6 +98,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     async def request(self, command: Command, timeout_ms: float) -> Command:
         """Send and wait. Errors are those of ``Connection.request``; cancelling leaves the request perhaps processed."""
+        if timeout_ms <= 0:
+            raise no_time_left(self._name)
         if len(self._waiting) >= self._limits.unanswered_requests_max:
             raise TooManyRequests(f"{len(self._waiting)} requests to {self._name} are unanswered; nothing was sent", self._name)
         opaque = next(self._opaque) & 0x7FFFFFFF
@@ -184,9 +187,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._writer = AnswerWriter(transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._writer = AnswerWriter(self._transport)
         try:
             tune(transport.get_extra_info("socket"))
         except OSError as error:

@@ -29,7 +29,7 @@ from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, 
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
-from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter, lost, not_sent, thread_waiter
+from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter, lost, no_time_left, not_sent, thread_waiter
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -47,7 +47,8 @@ class Connection:
 
     ``credentials`` None: no handshake, for open ports. ``on_request(command, connection)`` answers the server's requests in the
     reader thread (None = no answer) and must be quick; ``on_lost(connection, error)`` is called once when the connection breaks,
-    but not after ``close``.
+    but not after ``close``. Close it: its reader thread keeps it alive. A thread of the process that computes without end delays
+    every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Connection:
         """
         if threading.get_ident() == self._reader.ident:
             raise ClientError("a callback of a connection waits for an answer on the same connection; use request_async there")
-        opaque = self._next_opaque()
+        opaque = self._next_opaque(timeout_ms)
         parts = encode(command, opaque)
         waiter = thread_waiter()
         try:
@@ -121,7 +122,7 @@ class Connection:
         Time-outs are noticed within half a second. Raises like ``request`` when nothing was sent; then the callback is not called.
         Buffers of the body must stay unchanged until the callback.
         """
-        opaque = self._next_opaque()
+        opaque = self._next_opaque(timeout_ms)
         parts = encode(command, opaque)
         waiter = Waiter(callback, self._clock.monotonic_ms() + timeout_ms)
         self._submit(opaque, parts, waiter, timeout_ms)
@@ -143,7 +144,9 @@ class Connection:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _next_opaque(self) -> int:
+    def _next_opaque(self, timeout_ms: float = 1.0) -> int:
+        if timeout_ms <= 0:
+            raise no_time_left(self._name)
         if self._pid != os.getpid():
             raise not_sent(self._name, "it belongs to the parent process; open a new one after a fork")
         if self._dead is not None:

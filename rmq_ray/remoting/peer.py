@@ -18,7 +18,7 @@ import logging
 import secrets
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from rmq_ray.config import ForeignClients
 from rmq_ray.errors import ConnectionLost, MalformedFrame, RemotingError, RequestTimeout, RmqError, TooManyRequests
@@ -153,9 +153,8 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepted by the kernel; refused when there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._writer = AnswerWriter(transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._writer = AnswerWriter(self._transport)
         address = transport.get_extra_info("peername")
         if address:
             self.host, self.port = str(address[0]), int(address[1])
@@ -168,7 +167,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         except OSError:
             self.abort("the connection had ended before it was accepted")
             return
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the loop puts the next bytes."""

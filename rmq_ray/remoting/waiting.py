@@ -140,6 +140,11 @@ def lost(peer: str, reason: str) -> ConnectionLost:
     return ConnectionLost(f"connection to {peer} lost: {reason}; the request may have been processed", peer)
 
 
+def no_time_left(peer: str) -> RequestTimeout:
+    """The caller's time was used up before the request could be made."""
+    return RequestTimeout(f"no time is left for a request to {peer}; it was not sent", peer)
+
+
 def not_sent(peer: str, reason: str) -> ConnectFailed:
     """The request never left."""
     return ConnectFailed(f"no connection to {peer}: {reason}; nothing was sent", peer)

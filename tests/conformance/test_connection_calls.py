@@ -222,6 +222,14 @@ def test_time_outs_and_answers_that_race_never_mix_up_answers(connection: Connec
     assert wrong == [] and echo(connection) == b"hello"
 
 
+@pytest.mark.parametrize("timeout_ms", [0, -5])
+def test_without_time_left_nothing_is_sent(connection: Connection, served: Served, timeout_ms: int) -> None:
+    for attempt in (lambda: echo(connection, b"x", timeout_ms), lambda: connection.request_async(Command(ECHO), timeout_ms, print)):
+        with pytest.raises(RequestTimeout, match="not sent"):
+            attempt()
+    assert echo(connection) == b"hello" and served.handler.seen == 1
+
+
 def test_callbacks_time_out_within_half_a_second_of_their_deadline(connection: Connection) -> None:
     outcomes: list[Any] = []
     started = time.monotonic()
