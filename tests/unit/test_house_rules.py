@@ -116,8 +116,14 @@ def test_every_public_name_is_exported_and_documented() -> None:
         "RmqError",
     } - exported
     assert not missing
-    undocumented = [name for name in sorted(exported) if callable(getattr(rmq_ray, name)) and not getattr(rmq_ray, name).__doc__]
+    undocumented = [name for name in sorted(exported) if callable(getattr(rmq_ray, name)) and not _documentation(getattr(rmq_ray, name))]
     assert not undocumented
+
+
+def _documentation(value: object) -> str | None:
+    """The docstring; of an actor class that of the class which was made remote."""
+    metadata = getattr(value, "__ray_metadata__", None)
+    return value.__doc__ if metadata is None else metadata.modified_class.__doc__
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
