@@ -119,9 +119,7 @@ class Combiner:
             self._mine.lock = None  # it may still be released for this group
             raise
         finally:
-            with self._lock:
-                first, group.left = not group.left, True
-            if first:
+            if not group.left and self._first_to_leave(group):
                 self.leave(group.queue)
         if not woken:
             self._mine.lock = None
@@ -140,6 +138,11 @@ class Combiner:
         group.outcome.on_finish = group.release
         self._launcher.admit(job)
         self._launcher.launch(job)
+
+    def _first_to_leave(self, group: Group) -> bool:
+        with self._lock:
+            first, group.left = not group.left, True
+            return first
 
     def _rescue(self, group: Group) -> None:
         """Nothing was answered for long: ship an open group anyway. Whoever should have (an interrupted thread) is counted out."""
