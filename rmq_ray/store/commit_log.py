@@ -121,6 +121,7 @@ class CommitLog:
             try:
                 segment.write(BLANK.pack(room, BLANK_MAGIC), self.end)
             except StoreFull:
+                self._wipe(segment, self.end)
                 raise
             except StoreError as error:
                 self.failure = error
@@ -128,8 +129,10 @@ class CommitLog:
         self.end = segment.end
 
     def _wipe(self, segment: Segment, log_offset: int) -> None:
+        """Synced, or a power loss could bring back records of the half-written frame behind what is written there next."""
         try:
             self.chain.wipe(segment, log_offset)
+            segment.file.datasync()
         except StoreError as error:
             self.failure = error
             raise StoreFailed(f"a half-written frame could not be removed: {error.message}", segment.path) from error

@@ -80,7 +80,7 @@ class ConsumeQueue:
     def load(self) -> None:
         """Find the files and both bounds. ``StoreCorrupt`` when a file's size or name is not as the format demands.
 
-        A last file that is too short (its creation was interrupted) is brought to its size: it reads as zeros.
+        A file that is too short (its creation or a cut was interrupted) is brought to its size: it reads as zeros.
         """
         starts = self._find_files()
         if not starts:
@@ -230,7 +230,7 @@ class ConsumeQueue:
                 fault = f"{path} is not the next file of a consume queue with {self._file_bytes} bytes a file"
                 raise StoreCorrupt(f"{fault}; remove the queue's directory to have it built again", path, 0)
             size = self._files.file_size(path)
-            if size < self._file_bytes and name == names[-1]:
+            if size < self._file_bytes:
                 self._cache.create(path, self._file_bytes)
             elif size != self._file_bytes:
                 raise StoreCorrupt(f"{path} has {size} bytes, not {self._file_bytes}; set consume_queue_entries to what the store was made with", path, size)

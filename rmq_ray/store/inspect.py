@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
-from rmq_ray.model.message import FRAME, KEYS, TAGS, SysFlag, decode_properties
-from rmq_ray.store.arrow_reader import decompress
+from rmq_ray.model.message import SysFlag
 from rmq_ray.store.checkpoint import load_checkpoint
 from rmq_ray.store.epoch_file import EpochFile
 from rmq_ray.store.files import DirectoryLock
@@ -41,13 +40,13 @@ from rmq_ray.store.read_only import FaultList, ReadOnlyFiles
 from rmq_ray.store.record import HEADER_BYTES, decode_record
 from rmq_ray.store.record_batch import Array
 from rmq_ray.store.record_properties import collect_facts, stored_facts
+from rmq_ray.store.record_rows import record_row
 from rmq_ray.store.redispatch import collect_hashes, rows_by_queue
 from rmq_ray.store.short_checkpoint import ShortCheckpoint, decode_short_checkpoint
 from rmq_ray.store.split_reader import CONSUME_QUEUE
 from rmq_ray.store.store_lock import COMMIT_LOG, OURS
 
 INDEX = "index"
-_COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7
 
 
 @dataclass(slots=True)
@@ -104,8 +103,7 @@ def verify(path: str, *, index_slots: int | None = None) -> StoreReport:
 def dump(path: str, topic: str | None = None, from_offset: int = 0, limit: int = 20) -> list[dict[str, Any]]:
     """Up to ``limit`` records in log order, from the first one at or behind log offset ``from_offset`` on; broken bytes are stepped over.
 
-    Rows: log_offset, size, topic, queue, queue_offset, tag, keys (list), properties (dict, without the frame's mark), body (as it was
-    sent: unpacked), store_ms, born_ms, reconsume_times. Raises ``StoreMissing`` where no store is.
+    Rows have the columns of ``record_rows``. Raises ``StoreMissing`` where no store is.
     """
     path = path.rstrip("/") or "/"
     files = ReadOnlyFiles()
@@ -117,7 +115,7 @@ def dump(path: str, topic: str | None = None, from_offset: int = 0, limit: int =
         for row in range(len(topics)) if wanted is None else [row for row, name in enumerate(topics) if name == wanted]:
             if len(rows) >= limit:
                 return rows
-            rows.append(_row(stretch.records, row))
+            rows.append(record_row(decode_record(stretch.records.view, int(stretch.records.starts[row]))))
     return rows
 
 
@@ -257,31 +255,6 @@ class _Verification:
             if segment.start <= log_offset < segment.end:
                 return zlib.crc32(segment.read(log_offset, HEADER_BYTES)) == crc
         return False
-
-
-def _row(records: ScannedRecords, row: int) -> dict[str, Any]:
-    start, end = int(records.starts[row]), int(records.ends[row])
-    record = decode_record(records.view, start)
-    properties = decode_properties(record.properties)
-    properties.pop(FRAME, None)
-    keys, tag = properties.pop(KEYS, ""), properties.pop(TAGS, None)
-    body: bytes | None = record.body
-    if record.sys_flag & SysFlag.COMPRESSED:
-        body = decompress(record.body, record.sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
-    return {
-        "log_offset": record.log_offset,
-        "size": end - start,
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "queue_offset": record.queue_offset,
-        "tag": tag,
-        "keys": keys.split(),
-        "properties": properties,
-        "body": body,
-        "store_ms": record.store_ms,
-        "born_ms": record.born_ms,
-        "reconsume_times": record.reconsume_times,
-    }
 
 
 def _require_store(path: str, files: ReadOnlyFiles) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import StoreCorrupt, StoreError, StoreFull, StoreNotReady
+from rmq_ray.errors import StoreCorrupt, StoreError, StoreNotReady
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.segment import Segment, segment_name
@@ -23,6 +23,7 @@ PREPARE_WAIT_S = 5.0  # RocketMQ's limit for waiting on the allocation
 RETRY_FULL_MS = 1_000  # how often a full disk is tried again
 OPEN_SEGMENTS_MAX = 128  # descriptors; the segments that are written stay open besides
 _IDLE_S = 1.0
+_WIPE_BYTES = 1 << 20
 _TEMPORARY = "next-segment"
 
 
@@ -104,28 +105,28 @@ class SegmentChain:
         return segment
 
     def cut_from(self, log_offset: int) -> None:
-        """On return no byte at or behind ``log_offset`` is there any more, and that survives a power loss."""
+        """On return no byte at or behind ``log_offset`` is there any more, and that survives a power loss. Interrupted, it can be
+        done again: files keep their size, and none goes before the ones behind it.
+        """
         with self._making:
             self._wait_idle()
             while len(self._segments) > 1 and self._segments[-1].start >= log_offset:  # ends: one segment less
                 with self._listing:
                     last, self._segments = self._segments[-1], self._segments[:-1]
                 self._remove(last)
+                self._files.sync_dir(self.directory)
         segment = self.find(log_offset)
         if segment is not None:
             self.wipe(segment, log_offset)
             segment.file.datasync()
-        self._files.sync_dir(self.directory)
 
     def wipe(self, segment: Segment, log_offset: int) -> None:
-        """Make the rest of a segment read as zeros, keeping its size."""
-        segment.file.truncate(log_offset - segment.start)
-        segment.file.truncate(self.segment_bytes)
-        if self._ahead:
-            try:
-                segment.file.allocate(self.segment_bytes)
-            except StoreFull:
-                return  # sparse then: the next write meets the full disk and says so
+        """Overwrite what is not zero in the rest of a segment; needs no room on the disk, because those bytes have theirs."""
+        limit = min(segment.end, segment.start + segment.file.data_end())
+        for at in range(log_offset, limit, _WIPE_BYTES):
+            length = len(segment.read(at, min(_WIPE_BYTES, limit - at)).rstrip(b"\0"))
+            if length:
+                segment.write(bytes(length), at)
 
     def remove_first(self) -> bool:
         """Remove the oldest segment; never the last. Readers that hold it go on reading."""

@@ -543,3 +543,24 @@ def test_status_tells_what_an_operator_asks() -> None:
         rig.store.end_offset,
     )
     assert rig.store.queues() == {("TopicTest", 0): (0, 2)} and rig.store.topics() == {"TopicTest"}
+
+
+def test_retention_takes_old_segments_and_the_queues_follow() -> None:
+    rig = StoreRig(config=small_config(segment_bytes=4096, reserved_hours=1))
+    for number in range(40):
+        rig.send([b"%03d" % number * 60], number)
+    for name in rig.disk.list_dir(f"{ROOT}/commitlog"):
+        rig.disk.set_modified_ms(f"{ROOT}/commitlog/{name}", rig.clock.now_ms())
+    pin = rig.store.pin(4096, rig.clock.now_ms() + 2 * 3_600_000 + 1)
+    rig.clock.advance_ms(2 * 3_600_000)
+    rig.store.request_cleaning()
+    assert rig.store.clean(rig.clock.now_ms()).begin == 4096, "the rest is pinned"
+    rig.store.unpin(pin)
+    report = rig.store.clean(rig.clock.now_ms())
+    low, high = rig.store.bounds("TopicTest", 0)
+    assert rig.store.begin_offset == report.begin > 4096 and 0 < low < high == 40
+    assert rig.bodies() == [b"%03d" % number * 60 for number in range(low, 40)]
+    assert rig.store.get_messages("TopicTest", 0, 0, 10, 100, None).status is GetMessageStatus.OFFSET_TOO_SMALL
+    after = rig.next_life(rig.disk.after_kill())
+    assert after.store.bounds("TopicTest", 0) == (low, high) and after.store.begin_offset == report.begin
+    assert after.send([b"more"], 99).base_queue_offset == 40
