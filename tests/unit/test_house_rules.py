@@ -122,8 +122,8 @@ def test_every_public_name_is_exported_and_documented() -> None:
 
 def _documentation(value: object) -> str | None:
     """The docstring; of an actor class that of the class which was made remote."""
-    metadata = getattr(value, "__ray_metadata__", None)
-    return value.__doc__ if metadata is None else metadata.modified_class.__doc__
+    own = [cls for cls in type(value).__mro__ if cls.__module__.startswith("rmq_ray.") and cls.__doc__]
+    return value.__doc__ or (own[0].__doc__ if own else None)
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
