@@ -20,6 +20,7 @@ from rmq_ray.store.record import HEADER_BYTES
 from rmq_ray.store.restart import StoreParts, Surroundings
 from rmq_ray.store.short_checkpoint import ShortCheckpoint, save_short_checkpoint
 from rmq_ray.store.store_lock import OURS
+from rmq_ray.store.topic_removal import deleted_topics, remove_deleted_topics
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -74,8 +75,9 @@ class Checkpointer:
     def write(self, thorough: bool = False) -> bool:
         """Sync and write one now. ``thorough``: RocketMQ's file too. False when nothing changed since the last. Any thread."""
         with self._busy:
+            deleted = deleted_topics(self._around.root, self._around.files)  # before the snapshot, which then is without them
             snapshot = self._take()
-            if snapshot.position == self.position and not thorough:
+            if snapshot.position == self.position and not thorough and not deleted:
                 return False
             parts = self._parts
             parts.queues.flush_all()
@@ -89,6 +91,7 @@ class Checkpointer:
             self.position = snapshot.position
             if thorough:
                 self._save_times(snapshot)
+            remove_deleted_topics(deleted, self._around.files)
             return True
 
     def _save(self, snapshot: Snapshot) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreError, StoreFull, StoreNotReady
+from rmq_ray.model.ids import FrameId
 from rmq_ray.store.checkpointer import Checkpointer, Snapshot
 from rmq_ray.store.deduplication import StoredFrame
 from rmq_ray.store.files import FileSystem
@@ -37,6 +38,7 @@ from rmq_ray.store.restart import DelayOfLevel, StoreParts, Surroundings, restar
 from rmq_ray.store.single_message import EncodedMessages, StoredMessage, encode_batch, encode_message, is_queued, patch_messages
 from rmq_ray.store.store_lock import StoreLock
 from rmq_ray.store.store_reads import StoreReads, StoreState
+from rmq_ray.store.topic_removal import deleted_topic_directory
 
 __all__ = ["AppendResult", "GetResult", "MessageStore", "StoreState", "StoredMessage"]
 
@@ -194,10 +196,7 @@ class MessageStore(StoreReads):
         if frame.frame_id is not None:
             known = parts.windows.find(frame.frame_id, frame.crc)
             if known is not None:
-                self._repeats += 1
-                return AppendResult(
-                    known.topic, known.queue_id, known.queue_offset, known.log_offset, known.end_log_offset, known.store_ms, True, known.records
-                )
+                return self._repeat(known)
         log_offset = parts.log.place(frame.length)
         store_ms = self._clock.now_ms()
         queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
@@ -205,10 +204,14 @@ class MessageStore(StoreReads):
         parts.log.write(records, log_offset, frame.length)
         return self._written(parts, frame, queue_offset, log_offset, store_ms, 0)
 
-    def append_message(self, message: StoredMessage) -> AppendResult:
-        """The single-message path: encode, write, dispatch one message of any kind. Raises as ``append_frame``."""
+    def append_message(self, message: StoredMessage, frame_id: FrameId | None = None) -> AppendResult:
+        """The single-message path: encode, write, dispatch one message of any kind. ``frame_id``: the record is marked as a frame of one,
+        so that a repeat is answered with the first result, after a crash too. Raises as ``append_frame``.
+        """
         parts = self._writable()
-        return self._append_encoded(parts, encode_message(message, self._store_host, self._config.body_bytes_max))
+        encoded = encode_message(message, self._store_host, self._config.body_bytes_max, frame_id)
+        known = parts.windows.find(frame_id, encoded.frame.crc) if frame_id is not None else None
+        return self._append_encoded(parts, encoded) if known is None else self._repeat(known)
 
     def append_batch_body(self, batch: StoredMessage) -> AppendResult:
         """RocketMQ's batch: ``batch.body`` as clients send it (store-format 10), stored as records with consecutive queue offsets."""
@@ -243,17 +246,17 @@ class MessageStore(StoreReads):
     # --- upkeep --------------------------------------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str) -> int:
-        """Remove a topic's queues; its records stay in the log until retention takes them. Offsets begin at 0 again. On return a
-        restart does not bring the queues back. Returns how many queues.
+        """Remove a topic's queues; its records stay in the log until retention takes them. Offsets begin at 0 again. Quick: the files
+        go with the next checkpoint, after which a power loss does not bring the queues back either. Returns how many queues.
         """
         parts = self.readable()
         self._waiting = deque(waiting for waiting in self._waiting if waiting[0].topic != topic)
         with self._lock:
-            deleted = parts.queues.delete_topic(topic)
+            deleted = parts.queues.detach_topic(topic, deleted_topic_directory(self._config.path, topic, self._around.files))
             for key in [key for key in self._next_offsets if key[0] == topic]:
                 del self._next_offsets[key]
         if deleted and self._checkpointer is not None:
-            self._checkpointer.write(thorough=True)
+            self._checkpointer.request()
         return deleted
 
     def flush_step(self) -> bool:
@@ -279,6 +282,10 @@ class MessageStore(StoreReads):
             if len(self._waiting) >= WAITING_FRAMES_MAX:
                 raise StoreFull(f"{WAITING_FRAMES_MAX} frames wait to become visible; the disk is too slow or full", self._config.path)
         return self._parts
+
+    def _repeat(self, known: StoredFrame) -> AppendResult:
+        self._repeats += 1
+        return AppendResult(known.topic, known.queue_id, known.queue_offset, known.log_offset, known.end_log_offset, known.store_ms, True, known.records)
 
     def _append_encoded(self, parts: StoreParts, encoded: EncodedMessages) -> AppendResult:
         frame = encoded.frame

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from rmq_ray.errors import MessageIllegal
+from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.store.consume_queue import ConsumeQueue
 from rmq_ray.store.file_cache import OPEN_FILES_MAX, FileCache
 from rmq_ray.store.files import FileSystem
@@ -114,6 +114,17 @@ class QueueTable:
             self._files.remove_dir(f"{self.root}/{topic}")
         return len(keys)
 
+    def detach_topic(self, topic: str, directory: str) -> int:
+        """Forget all queues of a topic and move their files to ``directory`` (not there yet, same disk): quick, one rename.
+        Returns how many queues.
+        """
+        keys = [key for key in list(self._queues) if key[0] == topic]
+        for key in keys:
+            self._queues.pop(key).close()
+        if keys and self._files.exists(f"{self.root}/{topic}"):
+            self._files.rename(f"{self.root}/{topic}", directory)
+        return len(keys)
+
     def delete_expired(self, min_log_offset: int) -> int:
         """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns how many. Their offsets
         begin at 0 again, so only an administrator asks for it.
@@ -127,13 +138,25 @@ class QueueTable:
         """Sync every queue that has ``least_pages`` unsynced pages (0 = anything); returns how many were synced. May run
         beside appends.
         """
-        due = [(topic, queue) for topic, _, queue in self.all() if queue.is_flush_due(least_pages)]
-        new_in = {topic for topic, queue in due if queue.flush()}
+        due = [(topic, queue_id, queue) for topic, queue_id, queue in self.all() if queue.is_flush_due(least_pages)]
+        new_in = {topic for topic, queue_id, queue in due if self._flush(topic, queue_id, queue)}
         for topic in new_in:
-            self._files.sync_dir(f"{self.root}/{topic}")
+            try:
+                self._files.sync_dir(f"{self.root}/{topic}")
+            except StoreMissing:
+                if topic in self.topics():  # else it was deleted meanwhile
+                    raise
         if new_in:
             self._files.sync_dir(self.root)
         return len(due)
+
+    def _flush(self, topic: str, queue_id: int, queue: ConsumeQueue) -> bool:
+        try:
+            return queue.flush()
+        except StoreMissing:
+            if self._queues.get((topic, queue_id)) is queue:  # else it was deleted meanwhile
+                raise
+            return False
 
     def close(self) -> None:
         """Let go of open files; the table is not used afterwards."""

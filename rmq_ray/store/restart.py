@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
@@ -35,6 +35,7 @@ from rmq_ray.store.segment import Segment
 from rmq_ray.store.segment_chain import SegmentChain
 from rmq_ray.store.short_checkpoint import ShortCheckpoint, load_short_checkpoint
 from rmq_ray.store.store_lock import COMMIT_LOG, OURS
+from rmq_ray.store.topic_removal import deleted_topics
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -131,7 +132,11 @@ def _build(around: Surroundings, chain: SegmentChain, queues: QueueTable, index:
 
 
 def _our_checkpoint(around: Surroundings, identity: str) -> ShortCheckpoint | None:
+    """The checkpoint, without topics that were deleted after it; None when it is of another store."""
     found = load_short_checkpoint(around.files, f"{around.root}/{OURS}/checkpoint")
+    gone = {topic for topic, _ in deleted_topics(around.root, around.files)}
+    if found is not None and gone:
+        found = replace(found, queues={key: offset for key, offset in found.queues.items() if key[0] not in gone})
     if found is not None and found.identity != identity:
         logger.warning("the checkpoint in %s belongs to store %s: not used", around.root, found.identity)
         return None

@@ -2,8 +2,8 @@
 
     batch body, per message:  i32 size | i32 magic 0 | i32 crc 0 | i32 flag | i32 body length, body | i16 length, properties
 
-Decides: bytes and facts of such records; strips the frame's mark, which is void in a copy. Does not decide: topics, permissions,
-transformations (delay, retry, half messages): those are the broker's. Called by: message store. Pure.
+Decides: bytes and facts of such records; strips the frame's mark, which is void in a copy, and sets one of its own on request.
+Does not decide: topics, permissions, transformations (delay, retry, half messages): those are the broker's. Called by: message store. Pure.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import struct
 from dataclasses import dataclass
 
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.queue_table import is_storable
 from rmq_ray.store.record import PROPERTIES_BYTES_MAX, Record, encode_record, host_lengths
-from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, CheckedFrame, strip_mark
+from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, MARK_OFFSET_AT, CheckedFrame, frame_crc, pack_mark, strip_mark
 from rmq_ray.store.record_properties import PropertyFacts, stored_facts
 
 _ITEM = struct.Struct(">iiiii")
@@ -53,12 +54,15 @@ class EncodedMessages:
     born_len: int
 
 
-def encode_message(message: StoredMessage, store_host: tuple[str, int], body_bytes_max: int) -> EncodedMessages:
-    """One record. ``MessageTooLarge`` or ``MessageIllegal`` (topic, queue id, properties)."""
+def encode_message(message: StoredMessage, store_host: tuple[str, int], body_bytes_max: int, frame_id: FrameId | None = None) -> EncodedMessages:
+    """One record, marked when it has a frame id. ``MessageTooLarge`` or ``MessageIllegal`` (topic, queue id, properties)."""
     if len(message.body) > body_bytes_max:
         raise MessageTooLarge(f"body of {len(message.body)} bytes; {body_bytes_max} are allowed (body_bytes_max)", len(message.body), body_bytes_max)
     _check_queue(message.topic, message.queue_id)
     properties = strip_mark(message.properties)
+    if frame_id is not None:
+        mark = pack_mark(frame_id, 1).decode("ascii")
+        properties = f"{mark}\x02{properties}" if properties else mark
     record = Record(
         message.topic, message.queue_id, message.body, properties, message.flag, 0, 0, message.sys_flag, message.born_ms, message.born_host, 0, store_host,
         message.reconsume_times, message.prepared_offset,
@@ -67,6 +71,9 @@ def encode_message(message: StoredMessage, store_host: tuple[str, int], body_byt
     data = bytearray(encode_record(record))
     facts = stored_facts(encoded_properties)
     frame = _frame(message.topic, message.queue_id, [len(data)], [facts])
+    if frame_id is not None:
+        frame.frame_id, frame.crc = frame_id, frame_crc(bytes(data[:4]), bytes(data[8:12]))
+        frame.mark_at = len(data) - len(encoded_properties) + MARK_OFFSET_AT
     born_len = host_lengths(int.from_bytes(data[36:40], "big"))[0]
     delay = facts.delay if message.topic == SCHEDULE_TOPIC else None
     return EncodedMessages(data, frame, delay, message.sys_flag, born_len)
@@ -119,6 +126,8 @@ def patch_messages(encoded: EncodedMessages, queue_offset: int, log_offset: int,
     for row, start in enumerate(encoded.frame.starts):
         _TWO.pack_into(data, start + 20, queue_offset + row, log_offset + start)
         _I64.pack_into(data, start + 48 + encoded.born_len, store_ms)
+    if encoded.frame.mark_at >= 0:
+        data[encoded.frame.mark_at : encoded.frame.mark_at + 16] = b"%016x" % log_offset
 
 
 def is_queued(sys_flag: int) -> bool:

@@ -62,6 +62,11 @@ class StoreReads:
         return self.opened.epochs.entries
 
     @property
+    def flushed_offset(self) -> int:
+        """Log offset up to which everything is fdatasynced, in either mode."""
+        return self.opened.log.durable
+
+    @property
     def visible_offset(self) -> int:
         """Log offset up to which readers see."""
         return self._visible

@@ -275,6 +275,9 @@ class CrashFileSystem(FileSystem):
 
     def rename(self, source: str, target: str) -> None:
         self.raise_fault("rename", source)
+        if source in self.directories:
+            self._rename_directory(source, target)
+            return
         if source not in self.names:
             raise StoreMissing(f"rename {source}: No such file", source)
         self.names[target] = self.names.pop(source)
@@ -324,6 +327,14 @@ class CrashFileSystem(FileSystem):
     def random_bytes(self, count: int) -> bytes:
         self.random += 1
         return self.random.to_bytes(count, "big")
+
+    def _rename_directory(self, source: str, target: str) -> None:
+        """Stable at once: what a power loss may undo of it is not modelled."""
+        for names in (self.names, self.stable_names):
+            for name in [name for name in names if name.startswith(source + "/")]:
+                names[target + name[len(source) :]] = names.pop(name)
+        moved = {name for name in self.directories if name == source or name.startswith(source + "/")}
+        self.directories = (self.directories - moved) | {target + name[len(source) :] for name in moved}
 
     def _take_lock(self, path: str) -> DirectoryLock:
         if path in self.locks:

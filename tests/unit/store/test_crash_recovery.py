@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from rmq_ray.config import FlushMode
-from rmq_ray.errors import StoreMissing
+from rmq_ray.errors import DuplicateMismatch, StoreMissing
+from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.message_store import StoredMessage
 from rmq_ray.store.recovery import RecoveryReport
@@ -359,12 +360,34 @@ def test_recovery_crosses_segments_and_their_blank_ends() -> None:
 def test_a_topic_that_was_deleted_does_not_come_back_and_one_made_anew_begins_at_0() -> None:
     rig = rig_of(FlushMode.ASYNC_FLUSH)
     rig.send(OLD, 0)
-    assert rig.store.delete_topic("TopicTest") == 1
+    rig.send(OLD, 1, topic="Kept")
+    rig.store.flush()
+    assert rig.store.delete_topic("TopicTest") == 1 and rig.store.delete_topic("TopicTest") == 0
     gone = rig.next_life(rig.disk.survivor(keep_all))
-    assert gone.store.topics() == set()
-    assert rig.send(LAST, 1).base_queue_offset == 0
+    assert gone.store.topics() == {"Kept"} and gone.report.way == "our checkpoint", "a restart before the next checkpoint knows"
+    rig.store.flush()
+    assert not [name for name in rig.disk.list_dir(f"{ROOT}/rmq_ray") if "deleted" in name]
+    assert rig.next_life(rig.disk.survivor(keep_none, "boot-2")).store.topics() == {"Kept"}
+    assert rig.send(LAST, 2).base_queue_offset == 0
     for disk in (rig.disk.survivor(keep_all), _without_checkpoint(rig.disk.survivor(keep_all))):
-        assert rig.next_life(disk).bodies() == LAST
+        after = rig.next_life(disk)
+        assert after.bodies() == LAST and after.bodies(topic="Kept") == OLD
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_single_message_with_a_frame_id_is_known_after_a_crash(with_checkpoint: bool) -> None:
+    rig = rig_of(FlushMode.ASYNC_FLUSH)
+    message = StoredMessage("TopicTest", 0, b"half", "TRAN_MSG\x01true\x02KEYS\x01k", born_host=("2001:db8::1", 7))
+    first = rig.store.append_message(message, FrameId(bytes(16), 3))
+    assert rig.store.append_message(message, FrameId(bytes(16), 3)).repeat
+    if with_checkpoint:
+        rig.store.flush()
+    after = rig.next_life(rig.disk.survivor(keep_all))
+    again = after.store.append_message(message, FrameId(bytes(16), 3))
+    assert again.repeat and (again.base_queue_offset, again.base_log_offset, again.end_log_offset) == (0, 0, first.end_log_offset)
+    with pytest.raises(DuplicateMismatch):
+        after.store.append_message(StoredMessage("TopicTest", 0, b"other"), FrameId(bytes(16), 3))
+    assert after.bodies() == [b"half"] and len(after.store.query("TopicTest", "k", 10, 0, 1 << 60)) == 1
 
 
 def test_a_report_says_what_was_done() -> None:
