@@ -54,8 +54,8 @@ coverage: $(DEV) ## write docs/seed-coverage.md anew
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-peers: $(DEV) ## measure Apache RocketMQ 4.9.7 in Java on this machine
-	$(BIN)/python tools/interop.py bench $(BENCH_ARGS)
+bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 in Java, in the same run
+	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 
 clean: ## remove what was built and measured; the virtual environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target

@@ -56,7 +56,8 @@ public final class PeerBench {
             case "async" -> async(name);
             case "batch_100" -> batch(name, 100, 1_000);
             case "batch_1k" -> batch(name, 1_024, 400);
-            case "consume" -> consume(name);
+            case "consume" -> consume(name, 100, 1_000, 600_000);
+            case "consume_1k" -> consume(name, 1_024, 400, 240_000);
             case "latency" -> latency(name);
             default -> throw new IllegalArgumentException(name);
         }
@@ -181,11 +182,10 @@ public final class PeerBench {
         return messages;
     }
 
-    /** A backlog of 600,000 messages of 100 B, taken by a push consumer in pieces of 32. */
-    private void consume(String name) throws Exception {
-        int backlog = 600_000;
-        for (int sent = 0; sent < backlog; sent += 1_000) {
-            producer.send(messages(name, 100, 1_000));
+    /** A backlog, taken by a push consumer in pieces of 32. */
+    private void consume(String name, int size, int batch, int backlog) throws Exception {
+        for (int sent = 0; sent < backlog; sent += batch) {
+            producer.send(messages(name, size, batch));
         }
         AtomicLong done = new AtomicLong();
         AtomicLong first = new AtomicLong();
