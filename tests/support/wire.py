@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,15 +144,21 @@ def scripted(script: Callable[[socket.socket], None]) -> Iterator[Address]:
     accepted: list[socket.socket] = []
 
     def run() -> None:
-        sock, _ = listening.accept()
-        accepted.append(sock)
-        script(sock)
+        with suppress(OSError):  # the client may be gone before the script's end
+            sock, _ = listening.accept()
+            accepted.append(sock)
+            script(sock)
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
         yield Address(*listening.getsockname())
     finally:
         listening.close()
+        for sock in accepted:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
         for sock in accepted:
             sock.close()
 
