@@ -22,6 +22,16 @@ def controller(cluster: str) -> str:
     return f"{check_cluster_name(cluster)}/controller"
 
 
+def cluster_of_controller(actor: str) -> str | None:
+    """The cluster whose controller has this name; None for any other actor.
+
+    >>> cluster_of_controller("default/controller"), cluster_of_controller("default/broker-a/0")
+    ('default', None)
+    """
+    cluster, _, role = actor.partition("/")
+    return cluster if role == "controller" else None
+
+
 def name_server(cluster: str, index: int) -> str:
     """Name servers are numbered from 0."""
     return f"{check_cluster_name(cluster)}/name-server-{index}"

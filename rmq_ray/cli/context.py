@@ -3,56 +3,99 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import click
 import ray
+import ray.exceptions
 
-from rmq_ray import cluster
+from rmq_ray import cluster as clusters
+from rmq_ray.actors.discovery import RayDiscovery
+from rmq_ray.cli import ray_head
+from rmq_ray.client.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
 
 F = TypeVar("F", bound=Callable[..., Any])
+_WORDS_MAX = 300
 
 
 @dataclass
 class Options:
     """The options before the noun. ``address``: of the Ray cluster, "auto" = the one that runs on this machine."""
 
-    address: str = "auto"
+    address: str = ray_head.AUTO
     cluster: str = DEFAULT_CLUSTER
     style: str = "table"
     timeout_s: float = 30.0
     yes: bool = False
+    _admin: Admin | None = field(default=None, repr=False)
 
-    def connect_ray(self) -> None:
-        """Join the Ray cluster; ``ClusterError`` where none runs."""
+    @property
+    def timeout_ms(self) -> int:
+        """--timeout in the unit of clients."""
+        return max(1, int(self.timeout_s * 1000))
+
+    def connect_ray(self, port: int | None = None) -> None:
+        """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none runs."""
         if ray.is_initialized():
             return
+        address = ray_head.find(self.address, port)
+        if address is None:
+            where = "on this machine" if port is None else f"on port {port} of this machine"
+            raise ClusterError(f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`", self.address)
+        found_by_ray = ray_head.is_found_by_ray(address)
+        if not found_by_ray and ray_head.needs_token(address):
+            ray_head.run_again_with_token()
+        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            ray.init(address=self.address, logging_level="ERROR", log_to_driver=False)
-        except ConnectionError as error:
-            raise ClusterError(f"no Ray cluster runs at {self.address!r}: start one with `rmq-ray up` or `ray start --head`", self.address) from error
+            ray.init(address=ray_head.AUTO if found_by_ray else address, logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise ClusterError(
+                f"Ray at {address} refused this command: {first_line(error)}; if it demands a token, set RAY_AUTH_MODE=token", address
+            ) from error
 
-    def connect(self) -> cluster.Cluster:
+    def connect(self) -> clusters.Cluster:
         """Join Ray and attach to the message cluster."""
         self.connect_ray()
-        return cluster.connect(self.cluster)
+        return clusters.connect(self.cluster)
+
+    @property
+    def admin(self) -> Admin:
+        """Administration of the message cluster, answers awaited for --timeout seconds; closed when the command ends."""
+        if self._admin is None:
+            self.connect()
+            self._admin = Admin(RayDiscovery(self.cluster), timeout_ms=self.timeout_ms)
+            click.get_current_context().call_on_close(self._admin.close)
+        return self._admin
+
+    def confirm(self, question: str) -> None:
+        """Ask before something is deleted, unless -y was given; "no" ends the command with exit code 1."""
+        if not self.yes:
+            click.confirm(question, abort=True, err=True)
 
 
 pass_options = click.make_pass_decorator(Options, ensure=True)
 
 
 def told(command: F) -> F:
-    """Turn our errors into one line on stderr and exit code 1 (wrong usage is click's, 2)."""
+    """Turn our errors into one line on stderr: exit code 2 for values that can never be right, 1 for everything else."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> Any:
         try:
             return command(*arguments, **options)
-        except RmqError as error:
-            raise click.ClickException(f"{error} [{type(error).__name__}]") from error
+        except (ConfigError, ClientError) as error:
+            raise click.UsageError(f"{first_line(error)} [{type(error).__name__}]") from error
+        except (RmqError, ray.exceptions.RayError) as error:
+            raise click.ClickException(f"{first_line(error)} [{type(error).__name__}]") from error
 
     return wrapped  # type: ignore[return-value]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:_WORDS_MAX] or type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rmq_ray.cli import bench, groups, messages, running, stores, topics
+from rmq_ray.cli import bench, brokers, doctor, groups, messages, running, stores, topics
 from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -23,15 +23,22 @@ def main(ctx: click.Context, address: str, cluster: str, style: str, timeout_s: 
     ctx.obj = Options(address, cluster, style, timeout_s, yes)
 
 
-main.add_command(running.up)
-main.add_command(running.down)
-main.add_command(running.status)
-main.add_command(topics.topic)
-main.add_command(groups.group)
-main.add_command(messages.produce)
-main.add_command(messages.consume)
-main.add_command(stores.store)
-main.add_command(bench.bench)
+for command in (
+    running.up,
+    running.down,
+    running.status,
+    running.health,
+    doctor.doctor,
+    topics.topic,
+    groups.group,
+    messages.produce,
+    messages.consume,
+    messages.message,
+    brokers.broker,
+    stores.store,
+    bench.bench,
+):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

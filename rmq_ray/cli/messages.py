@@ -1,9 +1,14 @@
-"""``produce`` and ``consume``: lines in, lines out."""
+"""``produce``, ``consume``, ``message find | get``: lines in, lines out, single messages."""
 
 from __future__ import annotations
 
+import json
+import logging
+import signal
 import sys
 import threading
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,7 +16,17 @@ import click
 from rmq_ray.actors.clients import Producer, PushConsumer
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.client.listener import RECONSUME_LATER
+from rmq_ray.client.received import MessageExt
+from rmq_ray.errors import ClusterError, RmqError
+
+GROUP = "rmq-ray-cli"
+COLUMNS = ["broker", "topic", "queue", "queue_offset", "message_id", "tag", "keys", "properties", "body"]
+DETAILS = ["log_offset", "size", "store_ms", "born_ms", "reconsume_times"]
+UNANSWERED_MAX = 10_000
+"""Lines of standard input that may be under way."""
+STOP_MS = 200
+FOREVER_S = 3_600.0
+_POLL_S = 0.2
 
 
 @click.command()
@@ -23,85 +38,191 @@ from rmq_ray.client.listener import RECONSUME_LATER
 @pass_options
 @told
 def produce(options: Options, topic: str, body: str | None, tag: str | None, keys: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Send BODY, or each line of standard input, and print where it was stored."""
+    """Send BODY and print where it was stored; or send each line of standard input and print how many there were.
+
+    Empty lines are left out: RocketMQ knows no empty messages.
+    """
+    parts: dict[str, Any] = {"tag": tag, "keys": list(keys), "properties": dict(_pair(text) for text in properties)}
     options.connect()
-    pairs = dict(_pair(text) for text in properties)
-    lines = [body] if body is not None else (line.rstrip("\n") for line in sys.stdin)
-    found: list[dict[str, Any]] = []
-    with Producer("rmq-ray-cli", cluster=options.cluster, send_timeout_ms=int(options.timeout_s * 1000)) as producer:
-        for line in lines:
-            result = producer.send(topic, line.encode(), tag=tag, keys=list(keys), properties=pairs)
-            found.append(
-                {
-                    "status": result.status.name,
-                    "message_id": result.message_id,
-                    "broker": result.queue.broker_name,
-                    "queue": result.queue.queue_id,
-                    "offset": result.queue_offset,
-                }
-            )
-    output.rows(found, ["status", "message_id", "broker", "queue", "offset"], options.style)
+    with Producer(GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms) as producer:
+        if body is None:
+            output.record({"topic": topic, "messages": _send_lines(producer, topic, parts)}, options.style)
+            return
+        result = producer.send(topic, body.encode(), **parts)
+    found = {"status": result.status.name, "message_id": result.message_id, "broker": result.queue.broker_name, "queue": result.queue.queue_id}
+    found |= {"queue_offset": result.queue_offset, "offset_message_id": result.offset_message_id}
+    output.record(found, options.style)
+
+
+def _send_lines(producer: Producer, topic: str, parts: dict[str, Any]) -> int:
+    """Batched; returns how many were stored. A line that is not ends the command, and names itself."""
+    if sys.stdin.isatty():
+        click.echo("each line becomes a message; Ctrl-D ends", err=True)
+    under_way: deque[tuple[int, Any]] = deque()
+    stored = 0
+    try:
+        for number, line in _lines():
+            under_way.append((number, producer.send_async(topic, line, **parts)))
+            if len(under_way) > UNANSWERED_MAX:
+                under_way.popleft()[1].result()
+                stored += 1
+        while under_way:
+            under_way[0][1].result()
+            under_way.popleft()
+            stored += 1
+    except RmqError as error:
+        where = f"line {under_way[0][0]}" if under_way else "a line"
+        raise click.ClickException(f"{stored} messages were stored, then {where} was not: {error} [{type(error).__name__}]") from error
+    return stored
+
+
+def _lines() -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        if body := line.rstrip(b"\n"):
+            yield number, body
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    if not separator or not name or not value:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
     return name, value
 
 
 @click.command()
 @click.argument("topic")
-@click.option("--group", default="rmq-ray-cli", show_default=True, help="Consumer group; its position moves.")
+@click.option("--group", default=GROUP, show_default=True, help="Consumer group; its position moves.")
 @click.option("--expression", default="*", show_default=True, help="Tags, like 'paid || refund'.")
 @click.option("--from", "start_from", type=click.Choice(["first", "last"]), default="first", show_default=True, help="Where a new group begins.")
-@click.option("--max", "limit", type=int, default=None, help="Stop after so many messages.")
-@click.option("--idle", "idle_s", type=float, default=None, help="Stop when nothing came for so many seconds.")
+@click.option("--max", "limit", type=click.IntRange(min=1), default=None, help="Stop after so many messages.")
+@click.option("--idle", "idle_s", type=click.FloatRange(min=0), default=None, help="Stop when nothing came for so many seconds.")
 @pass_options
 @told
 def consume(options: Options, topic: str, group: str, expression: str, start_from: str, limit: int | None, idle_s: float | None) -> None:
-    """Print messages as they come, until --max, --idle or Ctrl-C."""
-    options.connect()
+    """Print messages as they come, until --max, --idle or Ctrl-C. The next call of the same group goes on behind them.
+
+    Tables show bodies only; --format json prints an object a line with everything (a body that is not UTF-8 as base64:...).
+    """
+    options.admin.route(topic)
     printer = _Printer(options.style, limit)
-    consumer = PushConsumer(group, listener=printer, subscriptions={topic: expression}, start_from=start_from, concurrency=1, cluster=options.cluster)
-    with consumer:
-        try:
-            while not printer.done.is_set() and printer.wait_for_more(idle_s):
-                pass
-        except KeyboardInterrupt:
-            click.echo("", err=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger("rmq_ray.client.consume").setLevel(logging.ERROR)  # the message that the printer holds is meant to come again
+    consumer = PushConsumer(
+        group, listener=printer, subscriptions={topic: expression}, start_from=start_from, concurrency=1, batch_size=1, cluster=options.cluster
+    )
+    consumer.start()
+    try:
+        _wait_for_queues(consumer, topic, options.timeout_s)
+        while not printer.done.is_set() and printer.wait_for_more(idle_s):
+            pass
+    except KeyboardInterrupt:
+        printer.done.set()
+    finally:
+        printer.done.set()
+        consumer.stop(STOP_MS if printer.holds else options.timeout_ms)
+    if printer.broken:
+        sys.stderr.close()  # who read the output is gone, and so is who would read a complaint
+
+
+def _wait_for_queues(consumer: PushConsumer, topic: str, limit_s: float) -> None:
+    """Other members of the group may hold all queues: that is fine, but is said."""
+    pause, waited = threading.Event(), 0.0
+    while not any(queue.topic == topic for queue in consumer.assignment()):
+        if consumer.balanced and waited > 1.0:
+            click.echo(f"other members of group {consumer.group} hold all queues of {topic}; waiting for a share", err=True)
+            return
+        if waited > limit_s:
+            raise ClusterError(f"group {consumer.group} was given no queue of {topic} within {limit_s:.0f} s: see `rmq-ray health`", topic)
+        pause.wait(_POLL_S)
+        waited += _POLL_S
 
 
 class _Printer:
-    """The listener; tells the main thread when it has printed enough."""
+    """The listener of one thread. Behind the last wanted message it holds on to the next one until the consumer stops: so that one is not counted as
+    consumed, and comes again.
+    """
 
     def __init__(self, style: str, limit: int | None) -> None:
         self._style, self._left = style, limit
         self._came = threading.Event()
         self.done = threading.Event()
+        self.holds = False
+        self.broken = False
 
-    def __call__(self, messages: list[Any], ctx: Any) -> Any:
-        for message in messages:
+    def __call__(self, messages: list[MessageExt], ctx: Any) -> None:
+        if self.done.is_set():
+            self._hold()
+        try:
+            for message in messages:
+                click.echo(output.text(message.body) if self._style == "table" else json.dumps(_plain_row(message), ensure_ascii=False))
+        except OSError:
+            self.broken = True
+            self.done.set()
+            self._came.set()
+            self._hold()
+        if self._left is not None:
+            self._left -= 1
             if self._left == 0:
-                return RECONSUME_LATER
-            row = {
-                "topic": message.topic,
-                "queue": message.queue.queue_id,
-                "offset": message.queue_offset,
-                "tag": message.tag,
-                "keys": message.keys,
-                "body": bytes(message.body),
-            }
-            click.echo(output.text(row["body"])) if self._style == "table" else click.echo(output.plain(row))
-            if self._left is not None:
-                self._left -= 1
-                if self._left == 0:
-                    self.done.set()
+                self.done.set()
         self._came.set()
-        return None
+
+    def _hold(self) -> None:
+        self.holds = True
+        threading.Event().wait(FOREVER_S)
 
     def wait_for_more(self, idle_s: float | None) -> bool:
         """False when nothing came within ``idle_s``."""
-        came = self._came.wait(idle_s if idle_s is not None else 0.5)
+        came = self._came.wait(idle_s if idle_s is not None else _POLL_S)
         self._came.clear()
         return came or idle_s is None
+
+
+def _plain_row(message: MessageExt) -> Any:
+    return output.plain(
+        {
+            "topic": message.topic,
+            "broker": message.queue.broker_name,
+            "queue": message.queue.queue_id,
+            "queue_offset": message.queue_offset,
+            "message_id": message.message_id,
+            "tag": message.tag,
+            "keys": message.keys,
+            "properties": message.properties,
+            "born_ms": message.born_ms,
+            "store_ms": message.store_ms,
+            "reconsume_times": message.reconsume_times,
+            "body": message.body,
+        }
+    )
+
+
+@click.group()
+def message() -> None:
+    """Single messages: find, get."""
+
+
+@message.command("find")
+@click.argument("topic")
+@click.argument("key")
+@click.option("--max", "limit", default=32, show_default=True, type=click.IntRange(1, 64), help="How many, newest first.")
+@pass_options
+@told
+def find(options: Options, topic: str, key: str, limit: int) -> None:
+    """Messages of TOPIC with a business KEY (a message id is a key too)."""
+    output.rows(options.admin.find_messages(topic, key, limit=limit), COLUMNS if options.style == "table" else COLUMNS + DETAILS, options.style)
+
+
+@message.command("get")
+@click.argument("message_id")
+@click.option("--topic", default=None, help="Topic of a message id; an offset message id needs none.")
+@pass_options
+@told
+def get(options: Options, message_id: str, topic: str | None) -> None:
+    """One message by its message id (with --topic) or its offset message id."""
+    if topic is None:
+        found = [options.admin.message_at(message_id)]
+    else:
+        found = [row for row in options.admin.find_messages(topic, message_id) if row["message_id"] == message_id]
+    if not found:
+        raise click.ClickException(f"topic {topic} has no message {message_id}: it was removed with an old segment, or never stored")
+    output.record(found[0], options.style)

@@ -1,29 +1,24 @@
-"""``up``, ``down``, ``status``: the life of a cluster on this machine.
+"""``up``, ``down``, ``status``, ``health``: the life of a cluster on this machine.
 
-``up`` starts a Ray head where none runs, at niceness 0, and writes down that it did, so that ``down`` stops only that.
+``up`` starts a Ray head where none runs and writes down that it did (``ray_head``); ``down`` stops the message cluster, and the head only if
+``up`` started it and no other message cluster lives in it.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
 import ray
 
 from rmq_ray import cluster
-from rmq_ray.cli import output
+from rmq_ray.actors import gateway, names
+from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.config import put_environment
 from rmq_ray.errors import ClusterError
 
-RAY_START_TIMEOUT_S = 120
-HEAD_PORT = 6379
+SERVING = "serving"
+_MAIN_COLUMNS = ("state", "pid", "address")
 
 
 @click.command()
@@ -35,37 +30,59 @@ HEAD_PORT = 6379
     "--foreign", type=click.Choice(["closed", "open"]), default="closed", show_default=True, help="Whether Apache RocketMQ's own clients may connect."
 )
 @click.option("--host", default=None, help="Address to listen on; default loopback on a cluster of one node.")
+@click.option("--name-server-port", default=0, help="0 = any free one, kept over restarts.")
+@click.option("--broker-port", default=0, help="0 = any free one, kept over restarts.")
+@click.option("--ray-port", type=int, default=None, help="Port of the Ray head to join or start.  [default: the one that runs; else 6379, or a free one]")
 @pass_options
 @told
-def up(options: Options, brokers: int, name_servers: int, store_path: str, flush: str, foreign: str, host: str | None) -> None:
-    """Start the cluster, or attach to it; starts Ray first where none runs."""
-    started = _join_or_start_ray(options)
-    mq = cluster.start(options.cluster, brokers=brokers, name_servers=name_servers, store_path=store_path, flush=flush, foreign=foreign, host=host)
-    note = _note(options.cluster)
-    if started:
-        note.write_text(json.dumps({"ray_head": True}))
-    output.record({"cluster": options.cluster, "ray": "started" if started else "was running", **mq.addresses}, options.style)
+def up(options: Options, /, ray_port: int | None, **settings: Any) -> None:
+    """Start the cluster, or attach to it; starts Ray first where none runs.
+
+    The stores are made in --store on the first start and found again on the next one. Running it twice changes nothing.
+    """
+    names.check_cluster_name(options.cluster)
+    head = _join_or_start_ray(options, ray_port)
+    try:
+        was_running = options.cluster in gateway.clusters()
+        mq = cluster.start(options.cluster, **settings)
+        addresses = mq.addresses
+        mq.admin.close()
+    except BaseException:
+        if head is not None:
+            ray.shutdown()
+            ray_head.stop(head)
+        raise
+    state = "was running, options of this call were not used" if was_running else "started"
+    output.record({"cluster": options.cluster, "state": state, "ray": "started" if head else "was running", **_ray_address(), **addresses}, options.style)
 
 
 @click.command()
 @pass_options
 @told
 def down(options: Options) -> None:
-    """Stop the cluster, its stores cleanly closed, and the Ray head if ``up`` started it. Data stay on disk."""
-    note = _note(options.cluster)
-    head_is_ours = note.exists()
-    try:
-        options.connect().stop()
-        click.echo(f"cluster {options.cluster} stopped")
-    except ClusterError:
-        if not head_is_ours:
-            raise
-        click.echo(f"cluster {options.cluster} did not run")
-    if head_is_ours:
+    """Stop the cluster, its stores cleanly closed, and Ray if `up` started it.
+
+    Data stay on disk. Ray goes on while another message cluster runs in it.
+    """
+    names.check_cluster_name(options.cluster)
+    options.connect_ray()
+    head = ray_head.ours(gateway.gcs_address())
+    alive = gateway.clusters()
+    if options.cluster not in alive and (head is None or alive):
+        raise ClusterError(f"no cluster {options.cluster!r} runs here; {', '.join(alive) or 'none'} does: name it with --cluster", options.cluster)
+    state = "did not run"
+    if options.cluster in alive:
+        cluster.Cluster(options.cluster).stop()
+        state = "stopped"
+    others = [name for name in alive if name != options.cluster]
+    outcome = "left running: it was not started by `up`"
+    if head is not None and others:
+        outcome = f"left running for {', '.join(others)}"
+    elif head is not None:
         ray.shutdown()
-        note.unlink()
-        _ray("stop")
-        click.echo("the Ray head that `rmq-ray up` started is stopped")
+        ray_head.stop(head)
+        outcome = "stopped"
+    output.record({"cluster": options.cluster, "state": state, "ray": outcome}, options.style)
 
 
 @click.command()
@@ -75,44 +92,51 @@ def status(options: Options) -> None:
     """Every actor of the cluster and what it says of itself."""
     found = options.connect().status()
     if options.style == "json":
-        output.record(found, options.style)
+        output.record({"cluster": options.cluster, **found}, options.style)
         return
-    rows = [_summary(name, state) for name, state in found.items() if isinstance(state, dict) and name != "supervision"]
+    servers = options.connect().discovery.lookup().name_servers
+    addresses = {f"name-server-{i}": address for i, address in enumerate(servers)}
+    rows = [_summary(name, {"address": addresses.get(name), **state}) for name, state in found.items() if isinstance(state, dict) and name != "supervision"]
     click.echo(f"cluster {options.cluster}: {found['controller']}")
-    output.rows(rows, ["actor", "state", "pid", "address", "detail"], options.style)
+    output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
+
+
+@click.command()
+@pass_options
+@told
+def health(options: Options) -> None:
+    """Whether everything serves: exit code 0 if so, 1 with the parts that do not."""
+    found = options.connect().status()
+    rows = [{"part": "controller", "state": found["controller"]}]
+    rows += [{"part": name, "state": state.get("state", SERVING)} for name, state in found.items() if isinstance(state, dict) and name != "supervision"]
+    masters = {broker.broker_name for broker in options.admin.brokers() if 0 in broker.addresses}
+    brokers = {name.partition("/")[0] for name in found if name.endswith("/0")}
+    rows += [{"part": f"registration of {name}", "state": SERVING if name in masters else "missing at the name server"} for name in sorted(brokers)]
+    output.rows(rows, ["part", "state"], options.style)
+    bad = [row["part"] for row in rows if row["state"] != SERVING]
+    if bad:
+        raise click.ClickException(f"not serving: {', '.join(bad)}; see `rmq-ray status` and `ray logs`")
 
 
 def _summary(name: str, state: dict[str, Any]) -> dict[str, Any]:
-    main_keys = ("state", "pid", "address")
-    detail = {key: value for key, value in state.items() if key not in main_keys and isinstance(value, str | int | float | bool)}
-    return {"actor": name, **{key: state.get(key) for key in main_keys}, "detail": detail}
+    detail = {key: value for key, value in state.items() if key not in _MAIN_COLUMNS and isinstance(value, str | int | float | bool)}
+    return {"actor": name, "state": SERVING, **{key: state[key] for key in _MAIN_COLUMNS if key in state}, "detail": detail}
 
 
-def _join_or_start_ray(options: Options) -> bool:
-    """True when this call started the head."""
+def _join_or_start_ray(options: Options, port: int | None) -> ray_head.Head | None:
+    """The head that this call started, None when it joined one."""
+    if port is not None and options.address != ray_head.AUTO:
+        raise click.UsageError("--ray-port starts a Ray head here, --address joins one that runs: give one of them")
+    with ray_head.alone():
+        head = None if ray_head.find(options.address, port) is not None else ray_head.start(port)
     try:
-        options.connect_ray()
-        return False
+        options.connect_ray(head.port if head else port)
     except ClusterError:
-        if options.address != "auto":
-            raise
-    put_environment("RAY_worker_niceness", "0")  # read by the raylet: restarts of a killed broker are three times quicker
-    _ray("start", "--head", f"--port={HEAD_PORT}", "--disable-usage-stats", "--include-dashboard=false")
-    options.connect_ray()
-    return True
+        if head is not None:
+            ray_head.stop(head)
+        raise
+    return head
 
 
-def _ray(*arguments: str) -> None:
-    beside = Path(sys.executable).with_name("ray")
-    program = str(beside) if beside.exists() else shutil.which("ray")
-    if program is None:
-        raise ClusterError("the program `ray` is not beside this python and not on PATH: install rmq_ray into this environment")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=RAY_START_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise ClusterError(f"`ray {' '.join(arguments)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
-
-
-def _note(name: str) -> Path:
-    directory = Path(tempfile.gettempdir()) / "rmq_ray-heads"
-    directory.mkdir(exist_ok=True)
-    return directory / f"{name}.json"
+def _ray_address() -> dict[str, str]:
+    return {"ray_address": gateway.gcs_address()}

@@ -8,6 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER",
+)  # fmt: skip
+"""Groups that every broker has from the start."""
+SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS")
+
+
+def is_system_group(group: str) -> bool:
+    """Groups of RocketMQ's own tools: never refused, never deleted."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIXES)
+
 
 class ConsumeType(Enum):
     """Whether the consumer asks (pull) or is called (push)."""

@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import AdminError, RmqError
+from rmq_ray.model.groups import SYSTEM_GROUPS, is_system_group
 from rmq_ray.model.topics import DataVersion, GroupConfig
 
 GROUPS_MAX = 50_000
-SYSTEM_GROUPS = (
-    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER",
-)  # fmt: skip
-SYSTEM_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS")
 
 
 class GroupTable:
@@ -81,8 +78,3 @@ class GroupTable:
     def _bump(self) -> None:
         self.version = self.version.next(self._clock.now_ms())
         self._changed()
-
-
-def is_system_group(group: str) -> bool:
-    """Groups of RocketMQ's own tools: never refused, never deleted."""
-    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_PREFIXES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rmq_ray.errors import RmqError
+from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.topics import Permission, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_group, check_topic
@@ -17,7 +18,7 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
 from rmq_ray.server.config_saver import Saved
-from rmq_ray.server.group_table import GroupTable, is_system_group
+from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.later import Answer
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.offset_table import OffsetTable
