@@ -25,6 +25,9 @@ from rmq_ray.store.topic_removal import deleted_topics, remove_deleted_topics
 logger = logging.getLogger("rmq_ray.store")
 
 STOP_WAIT_S = 30.0
+_ANYWHERE = -2  # no position
+_REST = 4  # syncing thousands of queues may take longer than the interval: then it gets a fifth of the disk's time
+_REST_MAX_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,13 @@ class Snapshot:
 
 
 class Checkpointer:
-    """``take``: makes a snapshot (quick, under the store's lock). ``on_failure``: told once when a sync failed."""
+    """``take(position)``: makes a snapshot (quick, under the store's lock), None when the store still is at that position.
+    ``on_failure``: told once when a sync failed.
+    """
 
-    def __init__(self, around: Surroundings, parts: StoreParts, identity: str, take: Callable[[], Snapshot], on_failure: Callable[[StoreError], None]) -> None:
+    def __init__(
+        self, around: Surroundings, parts: StoreParts, identity: str, take: Callable[[int], Snapshot | None], on_failure: Callable[[StoreError], None]
+    ) -> None:
         self._around = around
         self._parts = parts
         self._identity = identity
@@ -52,7 +59,7 @@ class Checkpointer:
         self._times_ms = around.clock.monotonic_ms()
         self._wake = threading.Event()
         self._busy = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -66,7 +73,7 @@ class Checkpointer:
 
     def stop(self) -> None:
         """End the thread; no checkpoint is written by this."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(STOP_WAIT_S)
@@ -76,8 +83,8 @@ class Checkpointer:
         """Sync and write one now. ``thorough``: RocketMQ's file too. False when nothing changed since the last. Any thread."""
         with self._busy:
             deleted = deleted_topics(self._around.root, self._around.files)  # before the snapshot, which then is without them
-            snapshot = self._take()
-            if snapshot.position == self.position and not thorough and not deleted:
+            snapshot = self._take(_ANYWHERE if thorough or deleted else self.position)
+            if snapshot is None:
                 return False
             parts = self._parts
             parts.queues.flush_all()
@@ -118,8 +125,9 @@ class Checkpointer:
         while True:
             self._wake.wait(config.checkpoint_interval_ms / 1000)
             self._wake.clear()
-            if self._stopping or self._parts.log.failure is not None:
+            if self._stopping.is_set() or self._parts.log.failure is not None:
                 return
+            started_ms = clock.monotonic_ms()
             try:
                 self.write(clock.monotonic_ms() - self._times_ms >= config.queue_flush_thorough_interval_ms)
             except StoreFull as error:
@@ -129,3 +137,6 @@ class Checkpointer:
             except Exception as error:  # noqa: BLE001 - a store whose derived files are not synced must not go on silently
                 logger.exception("the checkpoint thread met a defect")
                 self._on_failure(StoreFailed(f"the checkpoint thread ended: {error!r}", self._around.root))
+            took_ms = clock.monotonic_ms() - started_ms
+            if took_ms * _REST > config.checkpoint_interval_ms:
+                self._stopping.wait(min(took_ms * _REST, _REST_MAX_MS) / 1000)

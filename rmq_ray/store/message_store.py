@@ -349,8 +349,10 @@ class MessageStore(StoreReads):
         durable = parts.log.durable if self._is_sync else parts.log.end
         return durable if self._replicated is None else min(durable, self._replicated)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, after: int) -> Snapshot | None:
         parts = self.opened
+        if self._visible == after:
+            return None
         with self._lock:
             parts.windows.expire(self._clock.now_ms())
             return Snapshot(self._visible, self._last_ms, parts.queues.maxima(), parts.windows.snapshot(), self._last_record)
