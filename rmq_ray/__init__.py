@@ -6,42 +6,49 @@
     with rmq.Producer() as p:
         p.send("orders", b"body", tag="paid")
 
-Importing this package imports neither pyspark nor raydp; they belong to ``rmq_ray.spark``.
+Names are loaded when they are first used: importing this package imports neither Ray nor pyspark nor raydp, so that processes
+which only read or only speak the protocol start quickly.
 """
 
-from rmq_ray.actors.clients import AsyncProducer, Producer, PushConsumer
-from rmq_ray.actors.consumer import ConsumerActor
-from rmq_ray.actors.producer import ProducerActor
-from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
-from rmq_ray.client.received import MessageExt
-from rmq_ray.cluster import Cluster, connect, start
-from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
-from rmq_ray.errors import (
-    AdminError,
-    BrokerBusy,
-    ClientError,
-    ClusterError,
-    ConfigError,
-    ConsumeError,
-    GroupNotFound,
-    MessageIllegal,
-    MessageTooLarge,
-    NotAuthorized,
-    OffsetOutOfRange,
-    RemotingError,
-    RmqError,
-    SendError,
-    SendTimeout,
-    SendUnknown,
-    SparkError,
-    StoreError,
-    TopicExists,
-    TopicNotFound,
-    TopicNotWritable,
-    TransactionError,
-)
-from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import Message, SendResult, SendStatus
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmq_ray.actors.clients import AsyncProducer, Producer, PushConsumer
+    from rmq_ray.actors.consumer import ConsumerActor
+    from rmq_ray.actors.producer import ProducerActor
+    from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
+    from rmq_ray.client.received import MessageExt
+    from rmq_ray.cluster import Cluster, connect, start
+    from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
+    from rmq_ray.errors import (
+        AdminError,
+        BrokerBusy,
+        ClientError,
+        ClusterError,
+        ConfigError,
+        ConsumeError,
+        GroupNotFound,
+        MessageIllegal,
+        MessageTooLarge,
+        NotAuthorized,
+        OffsetOutOfRange,
+        RemotingError,
+        RmqError,
+        SendError,
+        SendTimeout,
+        SendUnknown,
+        SparkError,
+        StoreError,
+        TopicExists,
+        TopicNotFound,
+        TopicNotWritable,
+        TransactionError,
+    )
+    from rmq_ray.model.ids import MessageQueue
+    from rmq_ray.model.message import Message, SendResult, SendStatus
 
 __version__ = "0.1.0"
 
@@ -91,3 +98,36 @@ __all__ = [
     "connect",
     "start",
 ]
+
+_HOMES = {
+    "rmq_ray.actors.clients": "AsyncProducer Producer PushConsumer",
+    "rmq_ray.actors.consumer": "ConsumerActor",
+    "rmq_ray.actors.producer": "ProducerActor",
+    "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
+    "rmq_ray.client.received": "MessageExt",
+    "rmq_ray.cluster": "Cluster connect start",
+    "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
+    "rmq_ray.errors": (
+        "AdminError BrokerBusy ClientError ClusterError ConfigError ConsumeError GroupNotFound MessageIllegal MessageTooLarge "
+        "NotAuthorized OffsetOutOfRange RemotingError RmqError SendError SendTimeout SendUnknown SparkError StoreError "
+        "TopicExists TopicNotFound TopicNotWritable TransactionError"
+    ),
+    "rmq_ray.model.ids": "MessageQueue",
+    "rmq_ray.model.message": "Message SendResult SendStatus",
+}
+"""Module of each public name."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module, once."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'rmq_ray' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
