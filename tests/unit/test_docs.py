@@ -1,0 +1,249 @@
+"""What the pages under docs/ say of the code is so: paths, modules, classes, attributes, request codes, errors, status fields, links.
+
+Read from the source tree, nothing is imported but codes and errors. A name counts as ours by its form: a path below a folder of the repository,
+``layer/module.py``, ``layer.module.Name``, ``ClassName``, ``ClassName.attribute``. Names of others' classes are listed in ``THEIRS``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rmq_ray import errors
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from tests.support.broker_bench import Bench
+from tests.support.source_rules import PACKAGE, ROOT, package_modules
+
+DOCS = ROOT / "docs"
+GENERATED = {"seed-coverage.md"}
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED)
+FOLDERS = "rmq_ray|tests|docs|tools|examples|benchmarks|interop"
+LAYERS = "actors|cli|client|model|protocol|remoting|server|spark|store"
+NOT_YET = {"tests/sim"}
+"""Folders that a page names as the place for what comes later."""
+THEIRS = {"DefaultMessageStore", "StoreWriter", "StoreReader", "ClientCheck", "PeerServer", "PeerBench"}
+"""Java classes: Apache RocketMQ's, and those of ``interop/``."""
+
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(rf"(?:{FOLDERS})/[\w./*-]*|\.ci/\w+|[\w-]+\.(?:toml|md)")
+_LAYER_FILE = re.compile(rf"(?:(?:{LAYERS})/[\w/]*(?:\.py)?|(?:cluster|config|clock|errors|ports)\.py)")
+_DOTTED = re.compile(rf"(?:rmq_ray|(?:rmq_ray\.)?(?:{LAYERS})|rmq_ray\.(?:cluster|config|clock|errors|ports))(?:\.\w+)+(?:\(\))?")
+_CLASS = re.compile(r"([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*)(?:\.(\w+))?(?:\(.*\))?")
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@dataclass
+class Source:
+    """Classes of the package (all of one name together) with their members and bases, names by module, and loggers."""
+
+    attributes: dict[str, set[str]] = field(default_factory=dict)
+    bases: dict[str, set[str]] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)
+    loggers: set[str] = field(default_factory=set)
+
+    def has_attribute(self, cls: str, name: str) -> bool:
+        return name in self.attributes.get(cls, ()) or any(self.has_attribute(base, name) for base in self.bases.get(cls, ()))
+
+
+@cache
+def source() -> Source:
+    found = Source()
+    for module in package_modules():
+        dotted = "rmq_ray." + module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        names = found.names.setdefault(dotted.removesuffix(".__init__"), set())
+        for node in module.tree.body:
+            names |= set(_bound(node))
+        for name in names:
+            if name[0].isupper() and not name.isupper():
+                found.attributes.setdefault(name, set())  # made by a call, as Ray's actor classes are
+        found.loggers |= set(re.findall(r'getLogger\("([\w.]+)"\)', module.text))
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found.attributes.setdefault(node.name, set()).update(_members(node))
+                found.bases.setdefault(node.name, set()).update(ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases if base != node)
+    for name, bases in found.bases.items():
+        bases.discard(name)
+    return found
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+    elif isinstance(node, ast.If):
+        for inner in node.body:
+            yield from _bound(inner)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+
+
+def _members(cls: ast.ClassDef) -> Iterator[str]:
+    for node in cls.body:
+        yield from _bound(node)
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr
+
+
+def spans(page: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of everything in backticks outside of code blocks."""
+    text = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text("utf-8"))
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in _SPAN.finditer(line):
+            yield number, match[1]
+
+
+def fault_of(span: str, page: Path) -> str | None:
+    """Why a span that looks like ours is wrong; None when it is right or not ours."""
+    if _LAYER_FILE.fullmatch(span):
+        path = PACKAGE / span
+        return None if path.exists() or path.with_suffix(".py").exists() else "no such module"
+    if _PATH.fullmatch(span):
+        if span.rstrip("/") in NOT_YET:
+            return None
+        return None if any(True for base in (ROOT, page.parent, DOCS) for _ in base.glob(span.rstrip("/"))) else "no such file"
+    if _DOTTED.fullmatch(span):
+        return _dotted_fault(span.removesuffix("()"))
+    match = _CLASS.fullmatch(span)
+    if match is None or match[1] in THEIRS or (len(re.findall("[A-Z]", match[1])) < 2 and match[1] not in source().attributes):
+        return None
+    if match[1] not in source().attributes:
+        return "no such class"
+    return f"{match[1]} has no {match[2]}" if match[2] and not source().has_attribute(match[1], match[2]) else None
+
+
+def _dotted_fault(span: str) -> str | None:
+    if span in source().loggers:
+        return None
+    parts = span.split(".")
+    if parts[0] != "rmq_ray":
+        parts.insert(0, "rmq_ray")
+    for count in range(len(parts), 0, -1):
+        names = source().names.get(".".join(parts[:count]))
+        if names is None:
+            continue
+        rest = parts[count:]
+        if not rest or (rest[0] in names and (len(rest) == 1 or source().has_attribute(rest[0], rest[1]))):
+            return None
+        return f"{'.'.join(parts[:count])} has no {'.'.join(rest)}"
+    return "no such module"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_names_in_backticks_exist(page: Path) -> None:
+    wrong = [f"{page.name}:{line}: `{span}`: {fault}" for line, span in spans(page) if (fault := fault_of(span, page)) is not None]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "rmq_ray/nothing.py",
+        "store/nothing.py",
+        "rmq_ray.store.nothing",
+        "store.record.nothing",
+        "NoSuchClass",
+        "CommitLog.nothing",
+        "StoreConfig.nothing",
+        "tests/nothing/",
+    ],
+)
+def test_a_name_that_does_not_exist_is_seen(span: str) -> None:
+    assert fault_of(span, DOCS / "README.md")
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "rmq_ray/store/record.py",
+        "store/record.py",
+        "rmq_ray.store.record",
+        "store.record.HEADER_BYTES",
+        "CommitLog",
+        "CommitLog.place",
+        "StoreConfig.flush",
+        "tests/unit",
+    ],
+)
+def test_a_name_that_exists_is_not_complained_of(span: str) -> None:
+    assert fault_of(span, DOCS / "README.md") is None
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong = []
+    for target, anchor in _LINK.findall(_FENCE.sub("", page.read_text("utf-8"))):
+        if "://" in target:
+            continue
+        path = (page.parent / target) if target else page
+        if not path.exists() or (anchor and anchor not in _anchors(path)):
+            wrong.append(f"{target}#{anchor}")
+    assert not wrong
+
+
+def _anchors(page: Path) -> set[str]:
+    """As they are made of headings: lower case, blanks to hyphens, other marks dropped."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_names_every_page() -> None:
+    linked = {(DOCS / target).resolve() for target, _ in _LINK.findall((DOCS / "README.md").read_text("utf-8"))}
+    missing = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.resolve() not in linked and path.name != "README.md"]
+    assert not missing
+
+
+def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
+    """Every request code is named with its number, ours have a row each, and nothing else is claimed."""
+    text = (DOCS / "wire-protocol.md").read_text("utf-8")
+    named = {name: int(number) for number, name in re.findall(r"\b(\d+) `([A-Z][A-Z0-9_]+)`", text)}
+    rows = {name: int(number) for number, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
+    ours = {code.name: code.value for kind in (RequestCode, ResponseCode) for code in kind if code >= 20_000}
+    assert rows == ours
+    assert named == {code.name: code.value for code in RequestCode if code < 20_000}
+
+
+def test_codes_are_listed_with_those_who_serve_them() -> None:
+    text = (DOCS / "wire-protocol.md").read_text("utf-8")
+    served = re.split(r"^(?=Served by|Sent by|Known by name)", text, flags=re.MULTILINE)
+    sections = {part.split(" (")[0].split("\n")[0]: set(re.findall(r"\d+ `([A-Z][A-Z0-9_]+)`", part)) for part in served[1:]}
+    by_broker = set(re.findall(r"\bCode\.([A-Z0-9_]+):", (PACKAGE / "server/broker_core.py").read_text("utf-8")))
+    by_name_server = {
+        name
+        for file in ("name_server_handlers.py", "name_server_admin.py")
+        for name in re.findall(r"RequestCode\.([A-Z0-9_]+): self", (PACKAGE / "server" / file).read_text("utf-8"))
+    }
+    theirs = {code.name for code in RequestCode if code < 20_000}
+    assert sections["Served by brokers"] == by_broker & theirs
+    assert sections["Served by name servers"] == by_name_server
+    refused = next(codes for title, codes in sections.items() if title.startswith("Known by name"))
+    assert refused == theirs - by_broker - by_name_server - {"NOTIFY_CONSUMER_IDS_CHANGED"}
+
+
+def test_the_page_of_errors_has_a_row_for_each_class() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`)? *\| *(yes|no)? *\|", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
+    classes = {name: cls for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, errors.RmqError)}
+    assert {row[0] for row in rows} == set(classes)
+    for name, base, retriable in rows:
+        assert not base or classes[name].__base__ is classes[base], name
+        assert not retriable or classes[name].retriable is (retriable == "yes"), name
+
+
+def test_status_fields_of_a_broker_are_explained(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).open()
+    status = bench.core.status()
+    bench.close()
+    text = (DOCS / "operations.md").read_text("utf-8")
+    table = text[text.index("| broker | meaning |") :].split("\n\n")[0]
+    explained = set(re.findall(r"`(\w+)`", table))
+    assert set(status) | {"connections", "name_servers"} <= explained
+    assert set(status["store"]) <= explained
