@@ -3,6 +3,7 @@
     RmqError
     ├── ConfigError                      a setting or topology file is wrong                          (caller)
     ├── ClientError                      misuse of a client object: wrong state, bad name, closed      (caller)
+    │   └── NoNameServer                 nobody told where the cluster is                              (caller)
     ├── SendError                        a send that is definitely not stored
     │   ├── SendUnknown                  may be stored: connection lost after the frame left           (network)
     │   │   └── SendTimeout              may be stored: no answer within the time-out                  (network)
@@ -10,6 +11,7 @@
     │   ├── BrokerBusy                   refused before anything was written; try again                (peer)
     │   ├── BrokerUnreachable            no connection: nothing was sent                               (network)
     │   ├── TopicNotFound, TopicNotWritable                                                           (caller)
+    │   │   └── NoRoute                  no name server knows the topic                                (caller)
     │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
     ├── ConsumeError
     │   └── OffsetOutOfRange, SubscriptionInvalid, SubscriptionStale
@@ -30,6 +32,7 @@
     │   ├── StoreCorrupt                 bytes on disk contradict the format
     │   ├── StoreFull                    no room; reads go on
     │   ├── StoreFailed                  a write or fsync failed: nothing more is acknowledged until it was re-read
+    │   │   └── AppendUnknown            the write of this very message: it may be found when the disk is read again
     │   └── StoreNotReady                recovery is still running; try again
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
     └── SparkError                       Java, pyspark or raydp missing or wrong
@@ -70,6 +73,12 @@ class ClientError(RmqError):
     """A client object was used wrongly: not started, closed, forked, or a name that RocketMQ refuses."""
 
     code = 10003
+
+
+class NoNameServer(ClientError):
+    """No name server address is known, so nothing can be found at all."""
+
+    code = 10004
 
 
 class SendError(RmqError):
@@ -119,6 +128,12 @@ class TopicNotFound(SendError):
     """No route to the topic and auto-creation is off or impossible (args[1] = topic)."""
 
     code = 17
+
+
+class NoRoute(TopicNotFound):
+    """The client found no route: neither the topic nor a template for new topics is known to a name server (args[1] = topic)."""
+
+    code = 10005
 
 
 class TopicNotWritable(SendError):
@@ -275,6 +290,10 @@ class StoreFailed(StoreError):
     """A write or fsync failed: nothing more is acknowledged from this log until the disk was read again."""
 
     retriable = True
+
+
+class AppendUnknown(StoreFailed):
+    """The disk failed in the middle of this append: the message may be in the log when the disk was read again, or not."""
 
 
 class StoreNotReady(StoreError):

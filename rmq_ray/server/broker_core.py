@@ -16,7 +16,7 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode
-from rmq_ray.errors import BrokerBusy, RmqError, StoreNotReady
+from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreNotReady
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
 from rmq_ray.remoting.codes import RequestCode as Code
@@ -137,7 +137,14 @@ class BrokerCore:
         self.pulls.closed(peer)
         self.group_handlers.closed(peer)
 
-    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command:
+    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
+        """The answer that names the error. No answer to a message that may be stored: every code stands for a definite refusal, a closed
+        connection for neither, so that producers send the frame again, which is recognised when the disk was read.
+        """
+        if isinstance(error, AppendUnknown):
+            self.keeper.check(error)
+            peer.close(error.message)
+            return None
         if isinstance(error, Refused):
             return command.answer(error.response_code, remark=error.message)
         if isinstance(error, StoreNotReady) and peer.trusted:

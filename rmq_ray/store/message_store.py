@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.errors import StoreError, StoreFull, StoreNotReady
+from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.checkpointer import Checkpointer, Snapshot
 from rmq_ray.store.deduplication import StoredFrame
-from rmq_ray.store.files import FileSystem
+from rmq_ray.store.files import Bytes, FileSystem
 from rmq_ray.store.flusher import LogFlusher
 from rmq_ray.store.frame_check import check_frame, patch_frame
 from rmq_ray.store.reading import GetResult
@@ -189,7 +189,8 @@ class MessageStore(StoreReads):
     def append_frame(self, records: bytearray | memoryview, sizes: Array, born_host: tuple[str, int]) -> AppendResult:
         """Check, patch in place and write a frame. On return the kernel has all of it; durable at ``end_log_offset``.
 
-        Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull`` (nothing is stored), ``StoreFailed``.
+        Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull``, ``StoreFailed`` (nothing is
+        stored), ``AppendUnknown`` (the disk failed while it was written or queued).
         """
         parts = self._writable()
         frame = check_frame(records, sizes, self._config.body_bytes_max)
@@ -201,8 +202,7 @@ class MessageStore(StoreReads):
         store_ms = self._clock.now_ms()
         queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
         patch_frame(records, frame, (queue_offset, log_offset), store_ms, (pack_host_v4(*born_host), self._store_host_bytes))
-        parts.log.write(records, log_offset, frame.length)
-        return self._written(parts, frame, queue_offset, log_offset, store_ms, 0)
+        return self._write(parts, records, frame, (queue_offset, log_offset), store_ms, 0)
 
     def append_message(self, message: StoredMessage, frame_id: FrameId | None = None) -> AppendResult:
         """The single-message path: encode, write, dispatch one message of any kind. ``frame_id``: the record is marked as a frame of one,
@@ -295,10 +295,19 @@ class MessageStore(StoreReads):
         patch_messages(encoded, queue_offset, log_offset, store_ms)
         if encoded.delay is not None:
             frame.tag_codes[0] = parts.dispatcher.delay_tags_code(encoded.delay, store_ms) or frame.tag_codes[0]
-        parts.log.write(encoded.records, log_offset, frame.length)
-        result = self._written(parts, frame, queue_offset, log_offset, store_ms, encoded.sys_flag)
+        result = self._write(parts, encoded.records, frame, (queue_offset, log_offset), store_ms, encoded.sys_flag)
         result.log_offsets = tuple(log_offset + start for start in frame.starts)
         return result
+
+    def _write(self, parts: StoreParts, records: Bytes, frame: CheckedFrame, offsets: tuple[int, int], store_ms: int, sys_flag: int) -> AppendResult:
+        """From the first byte on a failure leaves it open whether the frame is found when the disk is read again."""
+        try:
+            parts.log.write(records, offsets[1], frame.length)
+            return self._written(parts, frame, *offsets, store_ms, sys_flag)
+        except StoreFull:
+            raise  # what was written of it is removed again
+        except StoreError as error:
+            raise AppendUnknown(f"a message that was being stored may be in the log or not: {error.message}", self._config.path) from error
 
     def _written(self, parts: StoreParts, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> AppendResult:
         """The frame is in the log: remember it, make it visible or let it wait."""
@@ -360,9 +369,9 @@ class MessageStore(StoreReads):
     def _fail(self, error: StoreError) -> None:
         log = self.opened.log
         if log.failure is None:
-            logger.error("the store has failed, nothing more is acknowledged: %s", error)
             log.failure = error
-            self._on_durable(log.durable)
+        logger.error("the store has failed, nothing more is acknowledged: %s", error)
+        self._on_durable(log.durable)  # a sync that failed in the checkpoint's thread has set the failure and told nobody
 
     def _stop_threads(self) -> bool:
         """True when everything written is durable and visible."""

@@ -11,6 +11,8 @@ from rmq_ray.errors import RmqError, StoreCorrupt, StoreFailed, StoreFull, Store
 from rmq_ray.model.topics import TopicConfig
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.records import unpack_send_answer
+from rmq_ray.store.consume_queue import ConsumeQueue
 from rmq_ray.store.message_store import MessageStore
 from tests.support.broker_bench import Bench, bodies_of, unpacked
 from tests.support.fake_peer import FakePeer
@@ -113,6 +115,28 @@ def test_after_a_failed_write_nothing_is_acknowledged_until_the_disk_was_read_ag
     bench.core.handle(bench.command(Code.SEND_RECORDS, None, bench.frame("orders", 0, [b"more"])), peer)
     bench.offload.run_until(lambda: bool(peer.sent))
     assert peer.take()[0].code == 0
+    bench.close()
+
+
+def test_a_message_that_may_be_stored_is_not_refused_and_its_repeat_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every code stands for "not stored"; a producer would send the message to another broker, or give it up, and it would come all the same."""
+    bench = Bench(tmp_path).open()
+    bench.send()
+    peer, frame = FakePeer(), bench.frame("orders", 0, [b"in the log"])
+
+    def broken(self: ConsumeQueue, *args: object) -> int:
+        raise StoreFailed("the disk answered EIO")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "append", broken)
+        bench.offload.held = True
+        assert bench.core.handle(bench.command(Code.SEND_RECORDS, None, frame), peer) is None
+    assert peer.closed and peer.sent == [] and bench.core.status()["state"] == "failed"
+    bench.offload.held = False
+    bench.offload.run()
+    assert bodies_of(bench.pull()[1]) == [b"hello", b"in the log"]
+    again = unpack_send_answer(bench.ask(Code.SEND_RECORDS, None, frame).body)
+    assert (again.base_queue_offset, again.repeat) == (1, True)
     bench.close()
 
 

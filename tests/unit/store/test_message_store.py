@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import threading
 
 import pytest
 
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import (
+    AppendUnknown,
     DuplicateMismatch,
     MessageIllegal,
     MessageTooLarge,
@@ -102,6 +104,7 @@ def test_a_full_segment_ends_with_a_blank_record_of_at_least_8_bytes() -> None:
         assert [len(body) for body in rig.bodies()] == [1, room - overhead - last, 1]
 
 
+@pytest.mark.seed("S3-090", "S3-107")
 def test_a_frame_never_crosses_a_segment() -> None:
     rig = StoreRig(config=small_config(segment_bytes=4096))
     rig.send([b"a" * 3000], 0)
@@ -218,6 +221,7 @@ def test_what_a_record_cannot_hold_is_refused(message: StoredMessage, error: typ
 # --- visible means durable -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("S4-137", "S4-146")
 def test_under_async_flush_a_frame_is_visible_when_append_returns() -> None:
     rig = StoreRig()
     result = rig.send([b"a", b"b"], 0, head="TAGS\x01x")
@@ -239,6 +243,7 @@ def test_under_sync_flush_nothing_is_visible_before_it_is_synced() -> None:
     assert rig.store.record_at(results[1].base_log_offset) is not None
 
 
+@pytest.mark.seed("S3-100")
 def test_one_sync_covers_all_that_wait() -> None:
     rig = StoreRig(config=SYNC)
     for number in range(10):
@@ -266,7 +271,6 @@ def test_nothing_behind_the_replicated_position_is_visible() -> None:
 # --- reads -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.seed("S4-098")
 def test_statuses_and_next_offsets_outside_of_a_queue() -> None:
     rig = StoreRig()
     rig.send([b"%d" % number for number in range(10)], 0)
@@ -295,6 +299,7 @@ def test_a_tag_filter_returns_matching_records_and_goes_past_the_others(count: i
 
 
 @pytest.mark.parametrize("count", [10, 100])
+@pytest.mark.seed("S4-095")
 def test_limits_of_count_and_bytes_bind_and_the_first_record_always_comes(count: int) -> None:
     rig = StoreRig()
     rig.send([b"x" * 100] * count, 0)
@@ -376,6 +381,32 @@ def test_a_failed_write_stops_the_log_until_it_was_read_again() -> None:
     report = rig.store.reopen()
     assert (report.end, report.clean, rig.store.state) == (kept.end_log_offset, False, StoreState.READY)
     assert rig.bodies() == [b"a"] and rig.send([b"b"], 1).base_queue_offset == 1
+
+
+@pytest.mark.parametrize(("where", "partial"), [("commitlog", 70), ("consumequeue", 0)])
+def test_a_disk_that_fails_in_the_middle_of_an_append_leaves_open_whether_it_is_stored(where: str, partial: int) -> None:
+    rig = StoreRig()
+    rig.send([b"a"], 0)
+    rig.disk.fail_next("pwrite", where, partial=partial)
+    with pytest.raises(AppendUnknown):
+        rig.send([b"b"], 1)
+    with pytest.raises(StoreFailed) as refused:
+        rig.send([b"c"], 2)
+    assert not isinstance(refused.value, AppendUnknown), "of this one nothing was written"
+
+
+def test_a_sync_that_fails_in_the_checkpoints_thread_is_told_too() -> None:
+    rig = StoreRig(config=small_config(checkpoint_interval_ms=5))
+    rig.store.shutdown()
+    store, told = MessageStore(rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk), threading.Event()
+    store.open(create=False)
+    store.recover()
+    rig.disk.fail_next("datasync", "commitlog")
+    store.start(lambda _position: told.set() if store.state is StoreState.FAILED else None)
+    records, sizes = make_frame([b"a"])
+    store.append_frame(records, sizes, BORN)
+    assert told.wait(10), "a log that has failed must not go on serving until somebody sends"
+    store.shutdown()
 
 
 def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeated() -> None:
