@@ -107,12 +107,14 @@ def kill(name: str, *, for_good: bool) -> bool:
 
 def cluster_address(cluster: str) -> ClusterAddress:
     """Name servers and secret of a cluster, from its controller. ``ClusterError`` where it does not run."""
-    handle = find(names.controller(cluster))
-    if handle is None:
-        raise ClusterError(f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or `rmq-ray up`", cluster)
-    address = call(handle, "connection", timeout_s=FOUND_TIMEOUT_S)
+    address = call(_controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
     assert isinstance(address, ClusterAddress)
     return address
+
+
+def broker_names(cluster: str) -> tuple[str, ...]:
+    """The brokers that a cluster consists of, those included that are down. ``ClusterError`` where it does not run."""
+    return tuple(broker.broker_name for broker in call(_controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers)
 
 
 def clusters() -> list[str]:
@@ -128,6 +130,11 @@ def gcs_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def leave_ray() -> None:
+    """Give this process's connection to Ray back; detached actors go on."""
+    ray.shutdown()
+
+
 def nodes_alive() -> int:
     """How many nodes the Ray cluster has."""
     require_ray()
@@ -138,3 +145,10 @@ def nodes_alive() -> int:
 def node_address() -> str:
     """This node's address as Ray names it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _controller(cluster: str) -> Any:
+    handle = find(names.controller(cluster))
+    if handle is None:
+        raise ClusterError(f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or `rmq-ray up`", cluster)
+    return handle

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rmq_ray.actors.clients import Producer, PushConsumer
+import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.clock import SYSTEM_CLOCK
@@ -55,7 +55,7 @@ def consume(options: Options, messages: int, size: int, topic: str) -> None:
     counter = _Counter(messages)
     group = f"rmq-ray-bench-{SYSTEM_CLOCK.now_ms()}"
     begin = SYSTEM_CLOCK.monotonic_ms()
-    with PushConsumer(group, listener=counter, subscriptions={topic: "*"}, start_from="first", batch_size=32, cluster=options.cluster):
+    with rmq_ray.PushConsumer(group, listener=counter, subscriptions={topic: "*"}, start_from="first", batch_size=32, cluster=options.cluster):
         complete = counter.complete.wait(PATIENCE_S)
         seconds = (SYSTEM_CLOCK.monotonic_ms() - begin) / 1000
     if not complete:
@@ -82,8 +82,8 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
     options.connect().admin.create_topic(topic, queues=1)
     times = []
     with (
-        Producer("rmq-ray-bench-e2e", cluster=options.cluster) as producer,
-        PushConsumer(f"{topic}-group", listener=listener, subscriptions={topic: "*"}, start_from="first", cluster=options.cluster),
+        rmq_ray.Producer("rmq-ray-bench-e2e", cluster=options.cluster) as producer,
+        rmq_ray.PushConsumer(f"{topic}-group", listener=listener, subscriptions={topic: "*"}, start_from="first", cluster=options.cluster),
     ):
         for _ in range(messages):
             begin = SYSTEM_CLOCK.monotonic_ms()
@@ -101,7 +101,7 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
 
 def _produce(cluster: str, topic: str, messages: int, size: int) -> float:
     body = b"x" * size
-    with Producer("rmq-ray-bench", cluster=cluster) as producer:
+    with rmq_ray.Producer("rmq-ray-bench", cluster=cluster) as producer:
         producer.send(topic, body)  # route and connection
         begin = SYSTEM_CLOCK.monotonic_ms()
         futures = [producer.send_async(topic, body) for _ in range(messages)]

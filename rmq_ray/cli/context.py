@@ -1,22 +1,23 @@
-"""What every command shares: which Ray cluster, which message cluster, how to print; and how errors become exit codes."""
+"""What every command shares: which Ray cluster, which message cluster, how to print; and how errors become exit codes.
+
+Invariant of the command line: Ray is imported only once a command joins a cluster: help is quick, and Ray learns its token mode in time.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import click
-import ray
-import ray.exceptions
 
-from rmq_ray import cluster as clusters
-from rmq_ray.actors.discovery import RayDiscovery
+import rmq_ray
 from rmq_ray.cli import ray_head
 from rmq_ray.client.admin import Admin
-from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,34 +42,34 @@ class Options:
 
     def connect_ray(self, port: int | None = None) -> None:
         """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none runs."""
-        if ray.is_initialized():
+        if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             return
         address = ray_head.find(self.address, port)
         if address is None:
             where = "on this machine" if port is None else f"on port {port} of this machine"
             raise ClusterError(f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`", self.address)
-        found_by_ray = ray_head.is_found_by_ray(address)
-        if not found_by_ray and ray_head.needs_token(address):
-            ray_head.run_again_with_token()
+        if ray_head.needs_token(address):
+            put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
+        import ray
+        import ray.exceptions
+
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            ray.init(address=ray_head.AUTO if found_by_ray else address, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise ClusterError(
-                f"Ray at {address} refused this command: {first_line(error)}; if it demands a token, set RAY_AUTH_MODE=token", address
-            ) from error
+            remedy = "if it demands a token, set RAY_AUTH_MODE=token"
+            raise ClusterError(f"Ray at {address} refused this command: {first_line(error)}; {remedy}", address) from error
 
-    def connect(self) -> clusters.Cluster:
+    def connect(self) -> rmq_ray.Cluster:
         """Join Ray and attach to the message cluster."""
         self.connect_ray()
-        return clusters.connect(self.cluster)
+        return rmq_ray.connect(self.cluster)
 
     @property
     def admin(self) -> Admin:
         """Administration of the message cluster, answers awaited for --timeout seconds; closed when the command ends."""
         if self._admin is None:
-            self.connect()
-            self._admin = Admin(RayDiscovery(self.cluster), timeout_ms=self.timeout_ms)
+            self._admin = Admin(self.connect().discovery, timeout_ms=self.timeout_ms)
             click.get_current_context().call_on_close(self._admin.close)
         return self._admin
 
@@ -90,7 +91,7 @@ def told(command: F) -> F:
             return command(*arguments, **options)
         except (ConfigError, ClientError) as error:
             raise click.UsageError(f"{first_line(error)} [{type(error).__name__}]") from error
-        except (RmqError, ray.exceptions.RayError) as error:
+        except RmqError as error:
             raise click.ClickException(f"{first_line(error)} [{type(error).__name__}]") from error
 
     return wrapped  # type: ignore[return-value]

@@ -19,7 +19,6 @@ from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.config import GIB, StoreConfig, environment
 from rmq_ray.errors import RmqError, SparkError
-from rmq_ray.spark import java
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 PYTHONS = ((3, 11), (3, 12))
@@ -92,6 +91,8 @@ def _token() -> Check:
 
 
 def _java() -> Check:
+    from rmq_ray.spark import java  # imports Ray
+
     try:
         path = java.ensure_java()
     except SparkError as error:

@@ -54,7 +54,8 @@ def lag(options: Options, name: str) -> None:
 @told
 def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> None:
     """Move where a group goes on in a topic. A dry run unless --execute; the group's consumers must be stopped."""
-    rows = options.admin.seek_group(name, topic, _target(to), execute=execute)
+    target = _target(to)
+    rows = options.admin.seek_group(name, topic, target, execute=execute)
     output.rows(rows, ["broker", "queue", "committed", "target", "moved_by"], options.style)
     if not execute:
         click.echo("nothing was moved: say --execute to do it", err=True)

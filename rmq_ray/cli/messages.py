@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rmq_ray.actors.clients import Producer, PushConsumer
+import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.received import MessageExt
@@ -44,7 +44,7 @@ def produce(options: Options, topic: str, body: str | None, tag: str | None, key
     """
     parts: dict[str, Any] = {"tag": tag, "keys": list(keys), "properties": dict(_pair(text) for text in properties)}
     options.connect()
-    with Producer(GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms) as producer:
+    with rmq_ray.Producer(GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms) as producer:
         if body is None:
             output.record({"topic": topic, "messages": _send_lines(producer, topic, parts)}, options.style)
             return
@@ -54,7 +54,7 @@ def produce(options: Options, topic: str, body: str | None, tag: str | None, key
     output.record(found, options.style)
 
 
-def _send_lines(producer: Producer, topic: str, parts: dict[str, Any]) -> int:
+def _send_lines(producer: rmq_ray.Producer, topic: str, parts: dict[str, Any]) -> int:
     """Batched; returns how many were stored. A line that is not ends the command, and names itself."""
     if sys.stdin.isatty():
         click.echo("each line becomes a message; Ctrl-D ends", err=True)
@@ -107,7 +107,7 @@ def consume(options: Options, topic: str, group: str, expression: str, start_fro
     printer = _Printer(options.style, limit)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.getLogger("rmq_ray.client.consume").setLevel(logging.ERROR)  # the message that the printer holds is meant to come again
-    consumer = PushConsumer(
+    consumer = rmq_ray.PushConsumer(
         group, listener=printer, subscriptions={topic: expression}, start_from=start_from, concurrency=1, batch_size=1, cluster=options.cluster
     )
     consumer.start()
@@ -124,7 +124,7 @@ def consume(options: Options, topic: str, group: str, expression: str, start_fro
         sys.stderr.close()  # who read the output is gone, and so is who would read a complaint
 
 
-def _wait_for_queues(consumer: PushConsumer, topic: str, limit_s: float) -> None:
+def _wait_for_queues(consumer: rmq_ray.PushConsumer, topic: str, limit_s: float) -> None:
     """Other members of the group may hold all queues: that is fine, but is said."""
     pause, waited = threading.Event(), 0.0
     while not any(queue.topic == topic for queue in consumer.assignment()):

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import environment, put_environment
@@ -99,24 +98,9 @@ def find(address: str, port: int | None = None) -> str | None:
     return heads[0].address if heads else None
 
 
-def is_found_by_ray(address: str) -> bool:
-    """Whether ``ray.init(address="auto")`` finds the same one: only then Ray takes its token (~/.ray/auth_token) by itself."""
-    heads = running()
-    if environment("RAY_ADDRESS") or not heads:
-        return False
-    return heads[0].address == address if len(heads) == 1 else _latest() == address
-
-
 def needs_token(address: str) -> bool:
-    """Whether a head on this machine demands the token, and this process was not told to send one when it was started."""
+    """Whether a head on this machine demands Ray's token (RAY_AUTH_MODE=token), and this process was not told to send one."""
     return environment("RAY_AUTH_MODE") is None and any(head.address == address and head.demands_token for head in running())
-
-
-def run_again_with_token() -> NoReturn:
-    """Start this command anew with RAY_AUTH_MODE=token: Ray reads that once, when it is imported."""
-    put_environment("RAY_AUTH_MODE", "token")
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "rmq_ray", *sys.argv[1:]])
 
 
 def start(port: int | None) -> Head:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import ray
 
-from rmq_ray import cluster
-from rmq_ray.actors import gateway, names
+import rmq_ray
+from rmq_ray.actors import names
 from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.errors import ClusterError
@@ -42,18 +41,20 @@ def up(options: Options, /, ray_port: int | None, **settings: Any) -> None:
     """
     names.check_cluster_name(options.cluster)
     head = _join_or_start_ray(options, ray_port)
+    from rmq_ray.actors import gateway
+
     try:
         was_running = options.cluster in gateway.clusters()
-        mq = cluster.start(options.cluster, **settings)
-        addresses = mq.addresses
+        mq = rmq_ray.start(options.cluster, **settings)
+        addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
         mq.admin.close()
     except BaseException:
         if head is not None:
-            ray.shutdown()
+            gateway.leave_ray()
             ray_head.stop(head)
         raise
     state = "was running, options of this call were not used" if was_running else "started"
-    output.record({"cluster": options.cluster, "state": state, "ray": "started" if head else "was running", **_ray_address(), **addresses}, options.style)
+    output.record({"cluster": options.cluster, "state": state, "ray": "started" if head else "was running", **addresses}, options.style)
 
 
 @click.command()
@@ -66,20 +67,22 @@ def down(options: Options) -> None:
     """
     names.check_cluster_name(options.cluster)
     options.connect_ray()
+    from rmq_ray.actors import gateway
+
     head = ray_head.ours(gateway.gcs_address())
     alive = gateway.clusters()
     if options.cluster not in alive and (head is None or alive):
         raise ClusterError(f"no cluster {options.cluster!r} runs here; {', '.join(alive) or 'none'} does: name it with --cluster", options.cluster)
     state = "did not run"
     if options.cluster in alive:
-        cluster.Cluster(options.cluster).stop()
+        rmq_ray.Cluster(options.cluster).stop()
         state = "stopped"
     others = [name for name in alive if name != options.cluster]
     outcome = "left running: it was not started by `up`"
     if head is not None and others:
         outcome = f"left running for {', '.join(others)}"
     elif head is not None:
-        ray.shutdown()
+        gateway.leave_ray()
         ray_head.stop(head)
         outcome = "stopped"
     output.record({"cluster": options.cluster, "state": state, "ray": outcome}, options.style)
@@ -136,7 +139,3 @@ def _join_or_start_ray(options: Options, port: int | None) -> ray_head.Head | No
             ray_head.stop(head)
         raise
     return head
-
-
-def _ray_address() -> dict[str, str]:
-    return {"ray_address": gateway.gcs_address()}

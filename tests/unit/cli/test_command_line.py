@@ -1,0 +1,232 @@
+"""The command line without a cluster: help, wrong usage, exit codes, output formats, the store's inspector, the doctor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from rmq_ray.cli import context, doctor, ray_head
+from rmq_ray.cli.main import main
+from rmq_ray.errors import AdminError, ClusterError, ConfigError
+from tests.support import small_store
+from tests.support.small_store import flip, log_at
+
+
+def run(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, list(arguments), input=text)
+
+
+def every_command(group: click.Group = main, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, command in group.commands.items():
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += every_command(command, (*path, name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "broker-a"
+    small_store.fill(path)
+    return path
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where no Ray runs."""
+    monkeypatch.setattr(ray_head, "find", lambda address, port=None: None)
+    monkeypatch.setattr(ray_head, "running", lambda: [])
+
+
+# --- help and usage ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_of_the_first_version() -> None:
+    shown = run("--help")
+    assert shown.exit_code == 0
+    wanted = "up down status health doctor topic group produce consume message broker store bench".split()
+    assert [name for name in wanted if f"\n  {name} " not in shown.output] == []
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    shown = run(*command, "--help")
+    assert shown.exit_code == 0
+    assert len(shown.output.splitlines()[2].strip()) > 10, "no description"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("topic",),
+        ("topic", "create"),
+        ("topic", "create", "x", "--queues", "0"),
+        ("topic", "create", "x", "--perm", "5"),
+        ("--format", "yaml", "status"),
+        ("consume",),
+        ("consume", "t", "--max", "0"),
+        ("produce", "t", "x", "--property", "no-value"),
+        ("group", "seek", "g", "t"),
+        ("group", "seek", "g", "t", "--to", "yesterday"),
+        ("store", "verify", "/does/not/exist"),
+        ("store", "dump", ".", "--from-offset", "-1"),
+        ("up", "--flush", "often"),
+        ("up", "--ray-port", "10010"),
+        ("--address", "127.0.0.1:1", "up", "--ray-port", "20000"),
+        ("--address", "nowhere", "status"),
+        ("--cluster", "a/b", "up"),
+        ("bench", "produce", "--messages", "0"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("no_ray_to_start")
+def test_wrong_usage_ends_with_exit_code_2_and_one_sentence(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def no_ray_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No head is there, and looking for ``ray`` would be a fault of the test."""
+    monkeypatch.setattr(ray_head, "running", lambda: [])
+    monkeypatch.setattr(ray_head, "_latest", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_head, "_ray", lambda: pytest.fail("a wrong command must not start Ray"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("health",),
+        ("down",),
+        ("topic", "list"),
+        ("group", "lag", "g"),
+        ("produce", "t", "x"),
+        ("consume", "t"),
+        ("message", "get", "0" * 32),
+        ("broker", "list"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("no_ray")
+def test_without_ray_a_command_fails_with_one_line_that_names_the_remedy(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.output.count("\n") == 1 and "rmq-ray up" in result.output
+
+
+def test_an_address_that_does_not_answer_is_an_error_at_once() -> None:
+    result = run("--address", "127.0.0.1:1", "status")
+    assert result.exit_code == 1
+    assert "no Ray cluster answers at 127.0.0.1:1" in result.output
+
+
+def test_our_errors_become_exit_codes_and_one_line() -> None:
+    def failing(error: Exception) -> click.ClickException:
+        @context.told
+        def command() -> None:
+            raise error
+
+        with pytest.raises(click.ClickException) as caught:
+            command()
+        return caught.value
+
+    refused = failing(AdminError("the broker\nsays  no"))
+    assert (refused.exit_code, refused.format_message()) == (1, "the broker says no [AdminError]")
+    assert failing(ClusterError("gone")).exit_code == 1
+    assert failing(ConfigError("brokers must be 1 to 26")).exit_code == 2
+
+
+def test_deleting_asks_first_and_no_means_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.Options, "admin", property(lambda self: pytest.fail("deleted without an answer")))
+    for command in (("topic", "delete", "t"), ("group", "delete", "g")):
+        refused = run(*command, text="n\n")
+        assert refused.exit_code == 1 and "Delete" in refused.output
+
+
+def test_the_command_line_imports_ray_only_when_it_joins_a_cluster() -> None:
+    """Ray takes its token mode from the environment when it is imported, and its import takes longer than everything else."""
+    code = "import sys, rmq_ray.cli.main; print([name for name in ('ray', 'pyspark') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- store ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_store_verify_prints_what_it_counted(store: Path) -> None:
+    result = run("store", "verify", str(store))
+    assert result.exit_code == 0, result.output
+    assert "records        665" in result.output and "faults         0" in result.output
+    as_json = json.loads(run("--format", "json", "store", "verify", str(store)).stdout)
+    assert (as_json["records"], as_json["faults"], as_json["broker"]) == (665, 0, "broker-a")
+
+
+def test_store_verify_ends_with_exit_code_1_and_names_the_damage(store: Path) -> None:
+    flipped = int(json.loads(run("--format", "json", "store", "dump", str(store), "--max", "30").stdout)[-1]["log_offset"])
+    file, position = log_at(store, flipped)
+    flip(file, position + 95)
+    try:
+        result = run("--format", "json", "store", "verify", str(store))
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["faults"] == 1
+        assert f"log offset {flipped}" in result.stderr
+    finally:
+        flip(file, position + 95)
+
+
+def test_store_verify_refuses_the_store_of_a_running_broker(tmp_path: Path) -> None:
+    running = small_store.opened(tmp_path / "busy", create=True)
+    result = run("store", "verify", str(tmp_path / "busy"))
+    running.shutdown()
+    assert result.exit_code == 1
+    assert "StoreInUse" in result.output and "rmq-ray down" in result.output
+
+
+def test_store_dump_shows_a_table_or_json(store: Path) -> None:
+    table = run("store", "dump", str(store), "--max", "2", "--topic", "refunds").stdout.splitlines()
+    assert table[0].split() == "log_offset size topic queue queue_offset tag keys properties body".split()
+    assert len(table) == 3 and all(len(line) < 250 for line in table)
+    rows = json.loads(run("--format", "json", "store", "dump", str(store), "--max", "2", "--topic", "refunds").stdout)
+    assert [row["queue_offset"] for row in rows] == [0, 1]
+    assert rows[0]["body"].startswith("base64:") and rows[0]["keys"] == ["o-41", "all"]
+    assert json.loads(run("--format", "json", "store", "dump", str(store), "--topic", "none").stdout) == []
+
+
+# --- doctor --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_doctor_looks_at_everything_and_is_content_here(tmp_path: Path) -> None:
+    result = run("--format", "json", "doctor", "--store", str(tmp_path / "not" / "there"))
+    found = {row["check"]: row for row in json.loads(result.stdout)}
+    assert {"python", "packages", "spark", "ray", "token", "java", "disk", "open files"} <= set(found)
+    assert found["python"]["state"] == found["packages"]["state"] == "ok"
+    assert all(row["remedy"] for row in found.values() if row["state"] != "ok")
+
+
+def test_doctor_ends_with_exit_code_1_when_something_cannot_work(monkeypatch: pytest.MonkeyPatch, no_ray: None) -> None:
+    monkeypatch.setattr(doctor, "PYTHONS", ((2, 7),))
+    result = run("doctor")
+    assert result.exit_code == 1 and "use Python 3.11" in result.output
+
+
+def test_doctor_warns_of_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = ray_head.Head("127.0.0.1", 7001, 1, "/tmp/ray/session_x")
+    monkeypatch.setattr(ray_head, "running", lambda: [head])
+    monkeypatch.setattr(ray_head, "find", lambda address, port=None: head.address)
+    for nice, state in ((15, "warn"), (0, "ok")):
+        monkeypatch.setattr(ray_head, "worker_niceness", lambda _head, nice=nice: nice)
+        found = {row["check"]: row for row in json.loads(run("--format", "json", "doctor").stdout)}
+        assert (found["niceness"]["state"], found["niceness"]["found"]) == (state, str(nice))
+        assert ("RAY_worker_niceness=0" in found["niceness"]["remedy"]) is (nice != 0)

@@ -1,0 +1,140 @@
+"""Which Ray cluster a command means, and what ``down`` may end: rules of ``ray_head`` on heads that are made up, and on real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.cli import ray_head
+from rmq_ray.cli.ray_head import AUTO, Head
+from rmq_ray.errors import ClusterError, ConfigError
+
+ONE, TWO = Head("10.0.0.1", 6379, 11, "/tmp/ray/session_1"), Head("10.0.0.1", 7001, 22, "/tmp/ray/session_2", demands_token=True)
+
+
+@pytest.fixture
+def heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Head]:
+    """The heads that run; tests put some in. The temporary directories are the test's own."""
+    running: list[Head] = []
+    monkeypatch.setattr(ray_head, "running", lambda: list(running))
+    monkeypatch.setattr(ray_head, "_reaches", lambda address: False)
+    monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return running
+
+
+def write_latest(tmp_path: Path, address: str) -> Path:
+    (tmp_path / "ray").mkdir(exist_ok=True)
+    path = tmp_path / "ray" / "ray_current_cluster"
+    path.write_text(address)
+    return path
+
+
+def test_without_any_head_none_is_found_even_where_an_old_address_was_left(heads: list[Head], tmp_path: Path) -> None:
+    assert ray_head.find(AUTO) is None
+    write_latest(tmp_path, "10.0.0.1:6379")
+    assert ray_head.find(AUTO) is None
+
+
+def test_the_only_head_the_latest_or_the_one_at_a_port_is_found(heads: list[Head], tmp_path: Path) -> None:
+    heads.append(ONE)
+    assert ray_head.find(AUTO) == "10.0.0.1:6379"
+    heads.append(TWO)
+    with pytest.raises(ClusterError, match="10.0.0.1:6379, 10.0.0.1:7001"):
+        ray_head.find(AUTO)
+    write_latest(tmp_path, "10.0.0.1:7001\n")
+    assert ray_head.find(AUTO) == "10.0.0.1:7001"
+    assert ray_head.find(AUTO, 6379) == "10.0.0.1:6379"
+    assert ray_head.find(AUTO, 9999) is None
+
+
+def test_an_address_that_was_given_is_taken_if_it_answers(heads: list[Head], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="no Ray cluster answers at 10.9.9.9:1"):
+        ray_head.find("10.9.9.9:1")
+    monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:2")
+    with pytest.raises(ClusterError, match="RAY_ADDRESS"):
+        ray_head.find(AUTO)
+    monkeypatch.setattr(ray_head, "_reaches", lambda address: True)
+    assert ray_head.find(AUTO) == "10.9.9.9:2"
+    assert ray_head.find("10.9.9.9:1") == "10.9.9.9:1"
+
+
+def test_a_token_is_sent_only_to_a_head_here_that_demands_it_and_where_nothing_else_was_said(heads: list[Head], monkeypatch: pytest.MonkeyPatch) -> None:
+    heads += [ONE, TWO]
+    assert ray_head.needs_token(TWO.address)
+    assert not ray_head.needs_token(ONE.address) and not ray_head.needs_token("10.9.9.9:1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert not ray_head.needs_token(TWO.address)
+
+
+def test_only_a_head_that_was_noted_with_its_session_is_ours(heads: list[Head], tmp_path: Path) -> None:
+    heads.append(ONE)
+    assert ray_head.ours(ONE.address) is None
+    note = ray_head._note(ONE.port)
+    note.parent.mkdir()
+    note.write_text(json.dumps({"port": ONE.port, "session_id": 99}))
+    assert ray_head.ours(ONE.address) is None, "an older head on the same port"
+    note.write_text(json.dumps({"port": ONE.port, "session_id": ONE.session_id}))
+    assert ray_head.ours(ONE.address) == ray_head.ours("127.0.0.1:6379") == ONE
+    assert ray_head.ours("10.0.0.1:7001") is None
+
+
+@pytest.mark.parametrize("port", [0, 80, 10_002, 19_999, 65_536])
+def test_ports_that_ray_cannot_use_are_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match="10002 to 19999"):
+        ray_head._checked_port(port)
+
+
+def test_a_taken_default_port_gives_way_to_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "_is_free", lambda port: False)
+    with pytest.raises(ClusterError, match="20000 is taken"):
+        ray_head._checked_port(20_000)
+    chosen = ray_head._checked_port(None)
+    assert chosen != ray_head.DEFAULT_PORT and chosen not in ray_head.WORKER_PORTS
+
+
+def test_a_port_that_is_listened_on_is_not_free() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not ray_head._is_free(taken.getsockname()[1])
+
+
+def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session leader that ignores SIGTERM with a child; beside it a process of another session."""
+    monkeypatch.setattr(ray_head, "TERMINATE_MS", 300)
+    stubborn = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    leader = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        while sum(process.session_id == leader.pid for process in ray_head._processes()) < 2:
+            assert leader.poll() is None
+        head = Head("10.0.0.1", 6379, leader.pid, str(tmp_path / "ray" / "session_1"))
+        note = ray_head._note(6379)
+        note.parent.mkdir()
+        note.write_text("{}")
+        latest = write_latest(tmp_path, head.address)
+        ray_head.stop(head)
+        assert leader.wait(5) == -signal.SIGKILL
+        assert not any(process.session_id == leader.pid for process in ray_head._processes())
+        assert bystander.poll() is None
+        assert not note.exists() and not latest.exists()
+    finally:
+        for process in (leader, bystander):
+            process.kill()
+            process.wait(5)
+
+
+def test_another_heads_address_file_stays(heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "_end_session", lambda session_id: None)
+    latest = write_latest(tmp_path, TWO.address)
+    ray_head.stop(Head("10.0.0.1", 6379, 1, str(tmp_path / "ray" / "session_1")))
+    assert latest.read_text() == TWO.address
