@@ -13,7 +13,7 @@ from functools import partial
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ClientError, ConnectFailed, RemotingError, RmqError
+from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.remoting.connection import Connection
@@ -65,7 +65,7 @@ class BrokerLink:
         self._looked_ms = self._clock.monotonic_ms()
         found = self._discovery.lookup()
         if not found.name_servers:
-            raise ClientError('no name server address is known; give name_servers="host:port" or start the cluster', 10004)
+            raise NoNameServer('no name server address is known; give name_servers="host:port" or start the cluster')
         with self._lock:
             if found == self._cluster or self._closed:
                 return

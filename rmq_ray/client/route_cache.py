@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rmq_ray.errors import RemotingError, TopicNotFound
+from rmq_ray.errors import NoRoute, RemotingError
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
 from rmq_ray.protocol.publish_info import PublishInfo, default_route, normalized, publish_info, subscribe_queues
@@ -86,7 +86,7 @@ class RouteCache:
     def find_publish(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES) -> PublishInfo:
         """The queues to write: from the cache, else the topic's route, else the template topic's (min(``default_queues``, its queues)).
 
-        Raises ``TopicNotFound`` when none of them has a writable queue, ``RemotingError`` when no name server answers.
+        Raises ``NoRoute`` when none of them has a writable queue, ``RemotingError`` when no name server answers.
         """
         info = self._publish.get(topic)
         if info is not None and info.queues:
@@ -94,7 +94,7 @@ class RouteCache:
         self._locked(topic, lambda: self._look_up(topic, default_queues))
         info = self._publish.get(topic)
         if info is None or not info.queues:
-            raise TopicNotFound(f"no route info of topic {topic!r}: no broker serves it for writing; create it, or start a broker that creates topics", topic)
+            raise NoRoute(f"no route info of topic {topic!r}: no broker serves it for writing; create it, or start a broker that creates topics", topic)
         return info
 
     def find_subscribe(self, topic: str) -> tuple[MessageQueue, ...]:

@@ -27,12 +27,13 @@ SLAVE = Address("10.0.0.2", 10911)
 
 @dataclass
 class WaitingPull:
-    """A pull under way. ``request`` is what it asked."""
+    """A pull under way. ``request`` is what it asked, ``timeout_ms`` how long the client waits for the answer."""
 
     address: Address
     request: PullRecords
     callback: Callable[[Command | RemotingError], None]
     command: Command
+    timeout_ms: float = 0
 
     def reply(self, code: int, next_offset: int, records: Sequence[bytes] = (), *, low: int = 0, high: int = 100, epoch: int = 1, suggested: int = 0) -> None:
         import numpy as np
@@ -92,7 +93,7 @@ class ScriptedClient(ClientInstance):
         self._check(address)
         self.sent.append((address, command))
         body: Any = command.body
-        self.pulls.append(WaitingPull(address, unpack_pull(body), callback, command))
+        self.pulls.append(WaitingPull(address, unpack_pull(body), callback, command, timeout_ms))
 
     def oneway(self, address: Address, command: Command) -> None:
         self._check(address)

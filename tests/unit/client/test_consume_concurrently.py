@@ -90,7 +90,7 @@ def test_failures_of_a_queue_dropped_meanwhile_are_not_sent_back() -> None:
     assert sent_back(rig) == []
 
 
-@pytest.mark.seed("S4-180", "S4-183")
+@pytest.mark.seed("S4-180", "S4-183", "S4-046", "S4-186")
 def test_failed_messages_go_back_to_their_broker_and_the_offset_moves_on() -> None:
     rig, _ = rig_with(RECONSUME_LATER, batch_size=2)
     work = rig.take()
@@ -200,6 +200,7 @@ def test_what_no_broker_takes_stays_here_and_comes_again_after_five_seconds_coun
     assert (rig.offset(work.queue), work.process.count) == (4, 0)
 
 
+@pytest.mark.seed("S4-048")
 def test_a_message_that_takes_longer_than_fifteen_minutes_is_sent_back_and_its_result_ignored() -> None:
     rig, listener = rig_with()
     work = rig.take()

@@ -54,7 +54,7 @@ def test_nonsense_is_a_typed_error_and_counts_as_reconsume_later() -> None:
         assert isinstance(verdict.fault, ConsumeError)
 
 
-@pytest.mark.seed("S4-030", "S4-031", "S4-035")
+@pytest.mark.seed("S4-030", "S4-031", "S3-126")
 def test_without_options_a_consumer_is_clustering_and_starts_last() -> None:
     settings = push_settings("g", None, {})
     assert (settings.model, settings.start_from, settings.strategy.name) == (MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, "AVG")
@@ -66,10 +66,11 @@ def test_defaults_of_threads_and_thresholds_are_rocketmqs() -> None:
     assert (config.concurrency, config.max_span, config.threshold_messages, config.threshold_mib) == (20, 2_000, 1_000, 100)
 
 
-@pytest.mark.seed("S4-042", "S4-043", "S4-046", "S4-077")
+@pytest.mark.seed("S4-042", "S4-043", "S4-077")
 def test_defaults_of_pulls_and_batches_are_rocketmqs() -> None:
     config = push_settings("g", None, {}).config
     assert (config.pull_interval_ms, config.batch_size, config.max_reconsume_times, config.suspend_ms, config.pull_timeout_ms) == (0, 1, -1, 15_000, 30_000)
+    assert (config.exception_delay_ms, config.flow_control_delay_ms, config.offset_illegal_delay_ms, config.consume_timeout_minutes) == (1_000, 50, 10_000, 15)
 
 
 @pytest.mark.seed("S3-111")

@@ -59,7 +59,7 @@ def test_no_stored_offset_is_minus_one_and_any_failure_minus_two() -> None:
     assert offsets.read(queue, ReadOffset.STORE) == -2
 
 
-@pytest.mark.seed("S4-219", "S4-223", "S4-025")
+@pytest.mark.seed("S4-219", "S4-223", "S4-214")
 def test_persisting_all_tells_the_broker_one_way_and_forgets_queues_that_are_not_held() -> None:
     offsets, client, queues = store()
     for number, queue in enumerate(queues[:3]):
@@ -71,6 +71,7 @@ def test_persisting_all_tells_the_broker_one_way_and_forgets_queues_that_are_not
     assert offsets.clone() == {queues[1]: 1, queues[2]: 2}
 
 
+@pytest.mark.seed("S4-214", "S4-223")
 def test_persisting_one_queue_waits_for_the_answer_and_says_whether_it_was_taken() -> None:
     offsets, client, (queue, other, *_) = store()
     offsets.update(queue, 5)

@@ -15,7 +15,7 @@ from tests.support.scripted_client import ADDRESS, SLAVE, record
 COMMIT, SUSPEND = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEND)
 
 
-@pytest.mark.seed("S4-076", "S4-083", "S4-045", "S4-074")
+@pytest.mark.seed("S4-076", "S4-083", "S4-045")
 def test_a_pull_says_group_queue_offset_limits_flags_version_and_no_expression() -> None:
     rig = ConsumerRig(expression="paid")
     work = rig.take(offset=42)
@@ -24,6 +24,7 @@ def test_a_pull_says_group_queue_offset_limits_flags_version_and_no_expression()
     pull = rig.pull(work)
     assert pull.command.code == RequestCode.PULL_RECORDS
     assert pull.request == PullRecords("g", "orders", 0, 42, 256, 1 << 20, SUSPEND, 0, 15_000, subscription.version, "TAG", None, 0)
+    assert pull.timeout_ms == 30_000
 
 
 @pytest.mark.seed("S4-073", "S4-027", "S4-075")
@@ -33,7 +34,7 @@ def test_a_known_offset_travels_with_the_pull_under_the_commit_flag() -> None:
     rig.parts.offsets.update(work.queue, 17)
     request = rig.pull(work).request
     assert (request.commit_offset, request.sys_flag) == (17, COMMIT | SUSPEND)
-    assert (COMMIT, SUSPEND, int(PullSysFlag.SUBSCRIPTION), int(PullSysFlag.CLASS_FILTER)) == (1, 2, 4, 8)
+    assert (COMMIT, SUSPEND, int(PullSysFlag.SUBSCRIPTION), int(PullSysFlag.CLASS_FILTER), int(PullSysFlag.LITE_PULL)) == (1, 2, 4, 8, 16)
 
 
 @pytest.mark.seed("S4-078", "S4-079", "S4-082")
@@ -62,7 +63,7 @@ def test_a_dropped_queue_is_not_pulled_and_a_pull_notes_its_time() -> None:
     assert len(rig.client.pulls) == 1
 
 
-@pytest.mark.seed("S4-058", "S1-001", "S4-004")
+@pytest.mark.seed("S4-058", "S1-001", "S4-004", "S4-128")
 def test_there_is_one_pull_at_a_time_and_the_next_follows_its_answer() -> None:
     rig = ConsumerRig()
     work = rig.take()
@@ -216,7 +217,7 @@ def test_offsets_below_what_was_asked_are_reported_and_not_delivered_twice(caplo
     assert "asked from offset 5, got 3" in caplog.text
 
 
-@pytest.mark.seed("S4-121", "S4-122", "S1-002")
+@pytest.mark.seed("S4-121", "S4-114")
 @pytest.mark.parametrize("code", [19, 20])
 def test_no_message_moves_the_offset_on_and_pulls_at_once(code: int) -> None:
     rig = ConsumerRig()
@@ -249,7 +250,7 @@ def test_a_broker_that_answers_nothing_at_once_is_not_asked_in_a_tight_loop() ->
     assert len(rig.client.pulls) == 10
 
 
-@pytest.mark.seed("S4-125", "S4-126", "S4-127")
+@pytest.mark.seed("S4-125", "S4-127", "S4-114")
 def test_an_illegal_offset_drops_the_queue_and_reports_the_corrected_one() -> None:
     rig = ConsumerRig()
     work = rig.take(offset=900)
@@ -259,6 +260,7 @@ def test_an_illegal_offset_drops_the_queue_and_reports_the_corrected_one() -> No
     assert (len(rig.client.pulls), rig.advance(10_000)) == (1, 0)
 
 
+@pytest.mark.seed("S4-114")
 def test_any_other_code_is_a_failure_that_is_tried_again_after_a_second() -> None:
     rig = ConsumerRig()
     work = rig.take()

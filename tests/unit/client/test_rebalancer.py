@@ -42,7 +42,7 @@ def held(rig: ConsumerRig) -> list[MessageQueue]:
     return sorted(rig.parts.assigned.snapshot())
 
 
-@pytest.mark.seed("S0-064", "S0-065", "S1-042", "S1-043", "S4-165")
+@pytest.mark.seed("S0-064", "S0-065", "S1-043", "S4-165", "S1-028")
 def test_a_first_rebalance_takes_the_share_of_the_cached_queues_and_pulls_each_once() -> None:
     rig, queues = rig_of(4, "zzz")
     assert rig.rebalancer.rebalance()
@@ -51,7 +51,7 @@ def test_a_first_rebalance_takes_the_share_of_the_cached_queues_and_pulls_each_o
     assert rig.client.requests(IDS)[0].fields == {"consumerGroup": "g"}
 
 
-@pytest.mark.seed("S1-017", "S1-020", "S4-149")
+@pytest.mark.seed("S1-017", "S1-020")
 def test_balanced_is_the_conjunction_over_all_topics_and_one_failing_topic_leaves_the_others_alone() -> None:
     rig, queues = rig_of()
     rig.parts.subscriptions.put("absent", "*", 1)
@@ -61,7 +61,7 @@ def test_balanced_is_the_conjunction_over_all_topics_and_one_failing_topic_leave
     assert rig.rebalancer.rebalance()
 
 
-@pytest.mark.seed("S1-021")
+@pytest.mark.seed("S1-021", "S1-026")
 def test_a_failing_retry_topic_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rig, _ = rig_of()
     rig.parts.subscriptions.put("%RETRY%g", "*", 1)
@@ -73,7 +73,7 @@ def test_a_failing_retry_topic_is_not_worth_a_warning(caplog: pytest.LogCaptureF
     assert "topic absent: no route to the topic" in caplog.text
 
 
-@pytest.mark.seed("S1-022", "S4-150")
+@pytest.mark.seed("S1-022", "S4-150", "S3-122")
 def test_unsubscribing_drops_the_queues_of_the_topic() -> None:
     rig, _ = rig_of()
     rig.rebalancer.rebalance()
@@ -128,13 +128,16 @@ def test_a_queue_whose_offset_cannot_be_read_is_taken_by_a_later_rebalance() -> 
 
 
 @pytest.mark.seed("S1-027", "S4-151")
-def test_without_consumer_ids_or_route_everything_stays_as_it_is() -> None:
+def test_without_consumer_ids_or_route_everything_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     rig, queues = rig_of()
     rig.rebalancer.rebalance()
     for broken in (lambda command, _address: command.answer(1), lambda _command, _address: ConnectFailed("away", "a")):
         rig.client.answer(IDS, broken)
+        rig.rebalancer.runs = 0  # every sixtieth round says it
+        caplog.clear()
         assert not rig.rebalancer.rebalance()
         assert held(rig) == queues
+        assert "topic orders: no broker told the group's consumers" in caplog.text
 
 
 @pytest.mark.seed("S1-039", "S1-049", "S4-059")
@@ -170,15 +173,22 @@ def test_another_broker_is_asked_for_the_consumers_when_one_does_not_answer() ->
 
 @pytest.mark.seed("S1-029", "S0-068")
 def test_a_strategy_that_raises_changes_nothing_and_is_not_balanced() -> None:
-    class Broken:
-        name = "BROKEN"
+    class Breaking:
+        name = "BREAKING"
+        broken = False
 
         def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-            raise ZeroDivisionError
+            if self.broken:
+                raise ZeroDivisionError
+            return list(queues[:1])
 
-    rig, _ = rig_of(strategy=Broken())
+    strategy = Breaking()
+    rig, queues = rig_of(strategy=strategy)
+    assert rig.rebalancer.rebalance()
+    assert held(rig) == queues[:1]
+    strategy.broken = True
     assert not rig.rebalancer.rebalance()
-    assert held(rig) == []
+    assert held(rig) == queues[:1]
 
 
 @pytest.mark.seed("S0-069")
@@ -236,3 +246,52 @@ def test_an_offset_that_the_broker_refuses_is_no_offset() -> None:
         rig.rebalancer.first_offset(queue)
     assert not rig.rebalancer.rebalance()
     assert held(rig) == []
+
+
+# --- the thread's loop ---------------------------------------------------------------------------------------------------------
+
+
+class SteppingWake:
+    """In place of the rebalancer's condition: waiting moves the clock on at once, and after ``duration_ms`` the rebalancer stops."""
+
+    def __init__(self, rig: ConsumerRig, duration_ms: float) -> None:
+        self._rig = rig
+        self._end_ms = rig.clock.monotonic_ms() + duration_ms
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_exception: object) -> None: ...
+
+    def wait(self, timeout_s: float) -> None:
+        self._rig.clock.advance_ms(timeout_s * 1000)
+        self._rig.rebalancer._stopping = self._rig.clock.monotonic_ms() > self._end_ms
+
+
+def run_for(rig: ConsumerRig, duration_ms: float, monkeypatch: pytest.MonkeyPatch, balanced: bool = True) -> tuple[list[float], list[float]]:
+    """The loop of the thread in this one: when it rebalanced, and when it looked for overdue messages (ms since its begin)."""
+    begin = rig.clock.monotonic_ms()
+    rounds: list[float] = []
+    cleanings: list[float] = []
+    monkeypatch.setattr(rig.rebalancer, "rebalance", lambda: (rounds.append(rig.clock.monotonic_ms() - begin), balanced)[1])
+    monkeypatch.setattr(rig.rebalancer, "_clean", lambda: (cleanings.append(rig.clock.monotonic_ms() - begin), 0)[1])
+    monkeypatch.setattr(rig.rebalancer, "_wake", SteppingWake(rig, duration_ms))
+    rig.rebalancer._run()
+    return rounds, cleanings
+
+
+@pytest.mark.seed("S0-062", "S1-018", "S1-019", "S4-019")
+@pytest.mark.parametrize(("settings", "interval_ms"), [({}, 20_000), ({"rebalance_ms": 7_000}, 7_000)])
+def test_the_loop_waits_and_rebalances_for_ever(settings: dict[str, int], interval_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, _ = run_for(ConsumerRig(**settings), 10 * interval_ms, monkeypatch)
+    assert rounds == [n * interval_ms for n in range(11)]
+
+
+def test_while_not_balanced_the_loop_tries_again_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, _ = run_for(ConsumerRig(), 5_000, monkeypatch, balanced=False)
+    assert rounds == [0, 1_000, 2_000, 3_000, 4_000, 5_000]
+
+
+@pytest.mark.seed("S4-168")
+def test_the_loop_looks_for_overdue_messages_every_fifteen_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, cleanings = run_for(ConsumerRig(), 46 * 60_000, monkeypatch)
+    assert cleanings == [15 * 60_000, 30 * 60_000, 45 * 60_000]

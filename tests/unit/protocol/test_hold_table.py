@@ -15,7 +15,7 @@ ORDERS_1 = ("orders", 1)
 PAID, REFUND = 2598919, 77
 
 
-@pytest.mark.seed("S4-128", "S4-135", "S4-138")
+@pytest.mark.seed("S4-138")
 def test_a_pull_that_found_nothing_is_parked_under_its_topic_and_queue_until_a_message_arrives() -> None:
     table = HoldTable()
     assert table.park(1, ORDERS_0, 10, 15_000, None, max_offset=10) == []
@@ -25,7 +25,6 @@ def test_a_pull_that_found_nothing_is_parked_under_its_topic_and_queue_until_a_m
     assert len(table) == 0
 
 
-@pytest.mark.seed("S4-146")
 def test_a_pull_whose_queue_grew_between_its_look_and_its_parking_wakes_at_once() -> None:
     table = HoldTable()
     assert table.park(1, ORDERS_0, 10, 15_000, None, max_offset=11) == [1]

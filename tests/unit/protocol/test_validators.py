@@ -22,7 +22,6 @@ from rmq_ray.protocol.validators import (
 )  # fmt: skip
 
 
-@pytest.mark.seed("S3-025")
 @pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "a|b_c-9", "x" * 127])
 def test_legal_topics_pass(topic: str) -> None:
     assert check_topic(topic) is None
