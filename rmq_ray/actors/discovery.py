@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rmq_ray.actors import gateway, names
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ConfigError
-from rmq_ray.ports import ClusterAddress, Discovery
+from rmq_ray.ports import ClusterAddress
 
 
 class RayDiscovery:
@@ -19,6 +19,10 @@ class RayDiscovery:
     def lookup(self) -> ClusterAddress:
         """``ClusterError`` where the cluster does not run or Ray is not initialised."""
         return gateway.cluster_address(self.cluster)
+
+    def broker_names(self) -> tuple[str, ...]:
+        """All brokers of the cluster, those included that are down."""
+        return gateway.broker_names(self.cluster)
 
 
 class StaticDiscovery:
@@ -35,7 +39,11 @@ class StaticDiscovery:
         """Always the same."""
         return self._address
 
+    def broker_names(self) -> tuple[str, ...]:
+        """Nothing: nobody here knows which brokers there should be."""
+        return ()
 
-def discovery_for(cluster: str, name_servers: Sequence[str] | str | None, secret: bytes) -> Discovery:
+
+def discovery_for(cluster: str, name_servers: Sequence[str] | str | None, secret: bytes) -> RayDiscovery | StaticDiscovery:
     """Static where addresses are given, else through Ray."""
     return RayDiscovery(cluster) if name_servers is None else StaticDiscovery(name_servers, secret, cluster)

@@ -1,35 +1,44 @@
 """Plans a bulk read of a topic and opens readers for it. Used by Spark, Ray Data and pandas; knows none of them.
 
+    bounds of every queue  ->  pin what lies from the starts on  ->  where each store is, what of it is visible  ->  cut into splits
+
 A plan fixes the end of every queue when it is made, pins the segments it needs against retention (with a deadline), and
 names for each split both the local files and the scan stream. It pickles: workers need no Ray and no name server.
+
+Invariants: the visible end is asked for after the bounds, so every planned row lies below it. Reading a split gives every planned
+row that is not damaged, in order, or raises.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
 
 from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.outage import PAUSE_MS, ask_patiently
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import ClientError, OffsetOutOfRange, ResponseError, StoreError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, ResponseError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery, Split
-from rmq_ray.protocol.scan_splits import cut, rows_per_split
+from rmq_ray.protocol.scan_splits import Position, cut, resolve, rows_per_split
+from rmq_ray.remoting.bodies import decode_cluster_info
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.records import Sizes
 from rmq_ray.store.split_reader import LocalSplitReader, host_id
 
 log = logging.getLogger("rmq_ray.scan")
 PIN_MS = 3_600_000
 TIMEOUT_MS = 10_000
+PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
 
-Position = str | Mapping[MessageQueue, int]
+Bounds = Mapping[MessageQueue, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +63,18 @@ class ScanReader:
         self._local, self._stream = local, stream
         self._here = host_id()
 
-    def read(self, split: Split, chunk_bytes: int) -> Any:
-        """Yields (records, sizes); see ``ports.SplitReader``. Files that went away meanwhile are asked for at the broker."""
+    def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Sizes]]:
+        """Yields (records, sizes); see ``ports.SplitReader``. What the files do not give is asked for at the broker."""
         at = split.start
         if split.host_id == self._here:
             try:
                 for records, sizes, next_offset in self._local.read_from(split, chunk_bytes):
                     yield records, sizes
                     at = next_offset
-                return
             except StoreError as error:
                 log.warning("reading %s beside the log ended at offset %d, going on through the broker: %s", split.queue, at, error)
-        rest = split if at == split.start else _from(split, at)
-        yield from self._stream.read(rest, chunk_bytes)
+        if at < split.end:
+            yield from self._stream.read(replace(split, start=at), chunk_bytes)
 
     def close(self) -> None:
         """Close files and the connection."""
@@ -79,33 +87,54 @@ def open_reader(plan: ScanPlan) -> ScanReader:
     return ScanReader(LocalSplitReader(), StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK))
 
 
-def plan_scan(discovery: Discovery, topic: str, start: Position, end: Position, splits_wanted: int) -> ScanPlan:
-    """Ask every broker of the topic for its bounds and its store, pin, and cut. See ``spark.read.read_topic`` for the arguments."""
+def plan_scan(  # noqa: PLR0913 - a read and where it is from
+    discovery: Discovery, topic: str, start: Position, end: Position, splits_wanted: int, brokers_expected: Collection[str] = ()
+) -> ScanPlan:
+    """Ask every broker of the topic for its bounds and its store, pin, and cut into about ``splits_wanted`` splits.
+
+    ``start``, ``end``: see ``protocol.scan_splits.resolve``. ``brokers_expected``: must be registered before the topic's route counts, since
+    a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
+    Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments, ``ClusterError`` where there is no cluster or an
+    expected broker stays away, ``RemotingError`` where a broker cannot be asked.
+    """
     where = discovery.lookup()
     instance = ClientInstance.get_or_create(discovery)
     instance.start()
     try:
+        _wait_for(instance, set(brokers_expected))
         brokers = _brokers_of(instance, topic)
-        stores = {name: _ask(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
-        ranges: dict[MessageQueue, tuple[int, int]] = {}
+        bounds = _bounds(instance, topic, brokers)
+        ranges = resolve(start, end, bounds)
         for name, address in brokers.items():
-            bounds = _ask(instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {})
-            for queue_id, (low, high) in bounds.items():
-                queue = MessageQueue(topic, name, queue_id)
-                ranges[queue] = (_position(start, queue, low, high, low), _position(end, queue, low, high, high))
-            _ask(instance, address, RequestCode.PIN_SEGMENTS, [topic, {q.queue_id: r[0] for q, r in ranges.items() if q.broker_name == name}, PIN_MS])
+            starts = {queue.queue_id: low for queue, (low, _) in ranges.items() if queue.broker_name == name}
+            if starts:
+                _ask(instance, address, RequestCode.PIN_SEGMENTS, [topic, starts, PIN_MS])
+        stores = {name: _ask(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
     finally:
         instance.release()
-    ranges = {queue: span for queue, span in ranges.items() if span[1] > span[0]}
     rows = rows_per_split(ranges, splits_wanted)
     splits = tuple(_split(queue, low, high, stores[queue.broker_name], brokers[queue.broker_name]) for queue, low, high in cut(ranges, rows))
     return ScanPlan(topic, splits, where.cluster, where.secret)
 
 
+def _wait_for(instance: ClientInstance, expected: set[str]) -> None:
+    give_up = instance.clock.monotonic_ms() + PATIENCE_MS
+    while expected:  # ends: all there, or at give_up
+        answer = ask_patiently(lambda _: instance.name_server_invoke(Command(RequestCode.GET_BROKER_CLUSTER_INFO)), instance.clock, PATIENCE_MS)
+        missing = expected - {data.broker_name for data in decode_cluster_info(answer.body_bytes())}
+        if not missing:
+            return
+        if instance.clock.monotonic_ms() >= give_up:
+            raise ClusterError(
+                f"{', '.join(sorted(missing))} did not come back within {PATIENCE_MS // 1000} s: a read now would lack its queues; see `rmq-ray status`"
+            )
+        instance.clock.sleep_ms(PAUSE_MS)
+
+
 def _brokers_of(instance: ClientInstance, topic: str) -> dict[str, Address]:
     queues = instance.routes.find_subscribe(topic)
     if not queues:
-        raise TopicNotFound(f"topic {topic!r} does not exist in this cluster: create it or send to it first", topic)
+        raise TopicNotFound(f"topic {topic!r} does not exist in this cluster, or nobody may read it: create it or send to it first", topic)
     found = {}
     for name in sorted({queue.broker_name for queue in queues}):
         pair = instance.routes.subscribe_address(name)
@@ -115,24 +144,26 @@ def _brokers_of(instance: ClientInstance, topic: str) -> dict[str, Address]:
     return found
 
 
-def _ask(instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
-    answer = instance.invoke(address, Command(code, body=msgpack.packb(body), serialize=1), TIMEOUT_MS)
-    if answer.code != ResponseCode.SUCCESS:
-        raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
-    found = msgpack.unpackb(bytes(answer.body), strict_map_key=False)
-    assert isinstance(found, dict)
+def _bounds(instance: ClientInstance, topic: str, brokers: Mapping[str, Address]) -> Bounds:
+    """[minimum, maximum) of each queue that may be read."""
+    readable = set(instance.routes.find_subscribe(topic))
+    found = {}
+    for name, address in brokers.items():
+        for queue_id, (low, high) in _ask(instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {}).items():
+            queue = MessageQueue(topic, name, queue_id)
+            if queue in readable:
+                found[queue] = (low, high)
     return found
 
 
-def _position(position: Position, queue: MessageQueue, low: int, high: int, default: int) -> int:
-    if isinstance(position, str):
-        if position not in ("earliest", "latest"):
-            raise ClientError(f"position {position!r} must be 'earliest', 'latest' or a mapping of MessageQueue to offset", position)
-        return low if position == "earliest" else high
-    offset = position.get(queue, default)
-    if not low <= offset <= high:
-        raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside [{low}, {high}]", offset, low, high)
-    return offset
+def _ask(instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
+    command = Command(code, body=msgpack.packb(body), serialize=1)
+    answer = ask_patiently(lambda _: instance.invoke(address, command, TIMEOUT_MS), instance.clock, PATIENCE_MS)
+    if answer.code != ResponseCode.SUCCESS:
+        raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
+    found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
+    assert isinstance(found, dict)
+    return found
 
 
 def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], address: Address) -> Split:
@@ -149,7 +180,3 @@ def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], a
         consume_queue_entries=store["consume_queue_entries"],
         visible_end=store["visible_end"],
     )
-
-
-def _from(split: Split, start: int) -> Split:
-    return replace(split, start=start)

