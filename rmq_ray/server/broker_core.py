@@ -16,7 +16,7 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode
-from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreNotReady
+from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreFailed, StoreNotReady
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
 from rmq_ray.remoting.codes import RequestCode as Code
@@ -178,7 +178,8 @@ class BrokerCore:
             saved = delays
             try:
                 if store is not None:
-                    store.shutdown()
+                    if not store.shutdown():
+                        raise StoreFailed("the log could not be flushed at the stop: what waits for its acknowledgement may be lost with this host")
                     saved = self.delays.settled()
             finally:
                 for error in self.tables.save_all(saved):

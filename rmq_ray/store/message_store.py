@@ -146,12 +146,16 @@ class MessageStore(StoreReads):
         self._threads = threads
         self._state = StoreState.READY
 
-    def shutdown(self) -> None:
-        """Flush, write the last checkpoint, give the locks back. The next start is clean if nothing had failed and all was dispatched."""
+    def shutdown(self) -> bool:
+        """Flush, write the last checkpoint, give the locks back. The next start is clean if nothing had failed and all was dispatched.
+
+        True: everything that was appended is durable. False: the log had failed, or failed now; the tail may be lost with the host.
+        """
         if self._state is StoreState.CLOSED:
-            return
+            return True
+        durable = True
         if self._parts is not None:
-            clean = self._stop_threads()
+            clean = durable = self._stop_threads()
             if clean and self._checkpointer is not None:
                 clean = self._write_last_checkpoint(self._checkpointer)
             self._parts.close()
@@ -160,6 +164,7 @@ class MessageStore(StoreReads):
             self._parts = None
         self._lock_file.release()
         self._state = StoreState.CLOSED
+        return durable
 
     def reopen(self) -> RecoveryReport:
         """After a failure: forget what the page cache says of unsynced bytes, read the disk again, go on. Slow as ``recover``."""

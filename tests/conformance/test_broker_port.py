@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, RemotingLimits, StoreConfig
-from rmq_ray.errors import StoreMissing
+from rmq_ray.errors import RemotingError, StoreFailed, StoreMissing
 from rmq_ray.model.ids import Address, FrameId
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
@@ -31,6 +32,7 @@ from rmq_ray.remoting.records import PullAnswer, PullRecords, pack_pull, pack_se
 from rmq_ray.server.broker import Broker
 from rmq_ray.server.hold_service import HoldService
 from rmq_ray.server.name_server import NameServer
+from rmq_ray.store.files import File
 from rmq_ray.store.frame_encoder import encode_frame
 
 SECRET = b"s" * 32
@@ -114,7 +116,7 @@ async def route(address: Address, topic: str) -> Command:
         await connection.close()
 
 
-@pytest.mark.seed("S3-081", "S3-082", "S0-007", "S0-018")
+@pytest.mark.seed("S0-007", "S0-018")
 @pytest.mark.parametrize("flush", list(FlushMode))
 def test_frames_sent_over_a_connection_are_pulled_over_another(tmp_path: Path, flush: FlushMode) -> None:
     async def run() -> None:
@@ -225,6 +227,33 @@ def test_a_stop_acknowledges_what_waited_for_the_disk(tmp_path: Path) -> None:
             await broker.stop()
             answers = await asyncio.gather(*requests)
             assert {answer.code for answer in answers} == {0}
+
+    asyncio.run(run())
+
+
+def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    async def run() -> None:
+        broker = Broker(settings(tmp_path, FlushMode.SYNC_FLUSH), SYSTEM_CLOCK, BROKER)
+        await broker.start(create=True)
+        async with connected(broker) as connection:
+            await send(connection, 0)
+
+            def fails(file: File) -> None:
+                release.wait(20)
+                raise StoreFailed(f"fdatasync of {file.path}: made to fail", file.path)
+
+            monkeypatch.setattr(File, "datasync", fails)
+            requests = [asyncio.create_task(connection.request(send_command(b"x", n, count=3), 10_000)) for n in range(1, 5)]
+            await eventually(lambda: broker.status()["put_frames"] == 5)
+            stopping = asyncio.create_task(broker.stop())
+            await asyncio.sleep(0.05)
+            release.set()
+            with pytest.raises(StoreFailed):
+                await stopping
+            outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(outcome, RemotingError) or outcome.code == ResponseCode.FLUSH_DISK_TIMEOUT for outcome in outcomes), outcomes
 
     asyncio.run(run())
 
