@@ -28,7 +28,7 @@ from rmq_ray.client.consumer_parts import AssignedQueues, ConsumerParts, Subscri
 from rmq_ray.client.delayed import DelayedCalls
 from rmq_ray.client.flow_control import FlowControl
 from rmq_ray.client.listener import Listener
-from rmq_ray.client.offset_store import RemoteOffsetStore
+from rmq_ray.client.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.puller import Pace, Puller
 from rmq_ray.client.rebalancer import Rebalancer
 from rmq_ray.client.reconnector import Reconnector
@@ -126,12 +126,18 @@ class ConsumerEngine:
         self.rebalancer.beat()
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
-        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through."""
+        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset beyond a cut of the log is not told
+        to anybody meanwhile: what is stored behind the cut was not consumed.
+        """
         self.offsets_moved += 1
+        if self.parts.offsets.read(work.queue, ReadOffset.MEMORY) > offset:
+            self.parts.offsets.update(work.queue, offset, increase_only=False)
         self.parts.delayed.after(self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset))
 
     def _correct(self, work: AssignedQueue, offset: int) -> None:
         parts = self.parts
+        if parts.assigned.snapshot().get(work.queue) is not work:
+            return  # it was given away, or taken anew
         parts.offsets.update(work.queue, offset, increase_only=False)
         parts.offsets.persist(work.queue)
         parts.offsets.remove(work.queue)

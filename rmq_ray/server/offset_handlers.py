@@ -48,12 +48,17 @@ class OffsetHandlers:
         return command.answer(fields={"offset": str(offset)})
 
     def update(self, command: Command, peer: Peer) -> Command:
-        """15: commits; consumers send it oneway."""
+        """15: commits; consumers send it oneway. Of queues that this broker has: what clients make up would fill the table."""
         header = UpdateOffsetHeader.from_fields(command.fields)
+        config = self._topics.get(header.topic)
+        if config is None or not 0 <= header.queue_id < max(config.read_queues, config.write_queues):
+            return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"there is no queue {header.queue_id} of topic {header.topic} here")
+        store = self._keeper.store
         outcome = self._offsets.commit(
             header.topic, header.consumer_group, header.queue_id, header.commit_offset, self._members.client_of(peer),
             self._members.lock_holder(header.consumer_group, header.topic, header.queue_id),
             self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
+            None if store is None else store.bounds(header.topic, header.queue_id)[1],
         )  # fmt: skip
         if outcome is Commit.REFUSED:
             return command.answer(

@@ -5,7 +5,8 @@ commit, administration, start (clamping to what the log still has).
 
 Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only from the client of the group's
 latest pull of that queue, or from an administrator; it is counted. A queue that is locked for ordered consumption takes commits
-from the lock's holder (or an administrator) only. Invariant: offsets are >= 0.
+from the lock's holder (or an administrator) only. A commit beyond what the reader can have seen (it comes from before a cut of the log) is
+refused: later messages would count as consumed. Invariant: offsets are >= 0.
 """
 
 from __future__ import annotations
@@ -70,19 +71,31 @@ class OffsetTable:
             pullers = self._pullers[topic, group] = {}
         pullers[queue_id] = client
 
-    def commit(
-        self, topic: str, group: str, queue_id: int, offset: int, client: Hashable, holder: Hashable | None = None, administrator: bool = False
+    def commit(  # noqa: PLR0913 - what a commit says, and what is known of who says it
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offset: int,
+        client: Hashable,
+        holder: Hashable | None = None,
+        administrator: bool = False,
+        highest: int | None = None,
     ) -> Commit:
-        """Take or refuse ``offset``. ``holder``: client that holds the queue's lock, ``None`` without a lock."""
+        """Take or refuse ``offset``. ``holder``: client that holds the queue's lock, ``None`` without a lock. ``highest``: the greatest
+        offset that this client can have reached, ``None`` where nobody knows now.
+        """
         queues = self._offsets.get((topic, group))
         if queues is None:
             if offset < 0 or len(self._offsets) >= ENTRIES_MAX:
                 return self._refuse()
-            queues = self._offsets[topic, group] = {}
+            queues = {}
         stored = queues.get(queue_id)
         if offset == stored:
             return Commit.STORED
         if not administrator:
+            if highest is not None and offset > highest:
+                return self._refuse()
             if holder is not None and holder != client:
                 return self._refuse()
             if stored is not None and offset < stored and holder is None and self._pullers.get((topic, group), {}).get(queue_id) != client:
@@ -90,6 +103,7 @@ class OffsetTable:
         if offset < 0:
             return self._refuse()
         queues[queue_id] = offset
+        self._offsets[topic, group] = queues
         self.dirty = True
         if stored is not None and offset < stored:
             self.lowered += 1

@@ -211,8 +211,10 @@ class PullHandlers:
     def _commit(self, asked: PullRecords, peer: Peer) -> None:
         tables = self._tables
         if asked.sys_flag & COMMIT and not tables.identity.is_slave:
-            holder = tables.members.lock_holder(asked.group, asked.topic, asked.queue_id)
-            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, tables.members.client_of(peer), holder)
+            holder, store = tables.members.lock_holder(asked.group, asked.topic, asked.queue_id), self._store()
+            cut = cut_offset(store, asked.topic, asked.queue_id, asked.commit_offset, asked.epoch) if asked.epoch else None
+            highest = store.bounds(asked.topic, asked.queue_id)[1] if cut is None else cut
+            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, tables.members.client_of(peer), holder, highest=highest)
 
     def _check_group(self, name: str) -> GroupConfig:
         identity = self._tables.identity

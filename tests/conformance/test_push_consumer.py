@@ -272,6 +272,23 @@ def test_an_offset_that_expired_is_corrected_and_consumption_goes_on(cluster: Pu
     assert ("request", "orders", 0, 60) in broker.committed
 
 
+def test_after_a_cut_of_the_log_the_old_offset_is_not_committed_any_more(cluster: PullCluster) -> None:
+    """100 messages were consumed, the broker lost the last 40 of them; whoever takes the queue next must get what is stored there now."""
+    fill(cluster, 100)
+    broker, place, seen = cluster.pull_brokers[0], ("orders", 0), Seen()
+
+    def lose() -> None:
+        del broker.queues[place][60:], broker.codes[place][60:]
+
+    with consumer(cluster, seen, config=ConsumerConfig("billing", offset_illegal_delay_ms=60_000, suspend_ms=100)) as running:
+        eventually(lambda: len(seen.bodies) == 400)
+        cluster.run(_in_loop(lose))
+        eventually(lambda: running.stats()["offsets_moved"] == 1)
+        running.persist_offsets()
+        eventually(lambda: broker.offsets.get(("billing", place)) == 60)
+    assert broker.offsets["billing", place] == 60
+
+
 PATIENT = ConsumerConfig("billing", exception_delay_ms=30_000)
 """Pulls that failed are not tried again by themselves within the test: only the reconnector brings them back."""
 

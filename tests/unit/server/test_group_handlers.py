@@ -149,6 +149,7 @@ def test_a_commit_for_a_locked_queue_counts_only_from_its_holder(bench: Bench) -
     bench.heartbeat(holder, client_id="c1")
     bench.heartbeat(zombie, client_id="c2")
     lock(bench, "c1", 0)
+    bench.send(bodies_=[b"x"] * 9)
     fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "commitOffset": "9"}
     refused = bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields, peer=zombie)
     assert refused.code == ResponseCode.SYSTEM_ERROR and bench.core.tables.offsets.query("orders", "billing", 0) is None

@@ -31,6 +31,8 @@ def query(bench: Bench, group: str = "billing", queue_id: int = 0) -> Command:
 
 
 def update(bench: Bench, offset: int, group: str = "billing", peer: FakePeer | None = None, oneway: bool = False) -> Command | None:
+    if bench.core.tables.topics.get("orders") is None:
+        bench.send(bodies_=[b"x"] * 400)
     fields = {"consumerGroup": group, "topic": "orders", "queueId": "0", "commitOffset": str(offset)}
     return bench.core.handle(bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=oneway), peer or FakePeer())
 

@@ -316,6 +316,23 @@ def test_the_puller_itself_may_go_back(bench: Bench) -> None:
     assert bench.core.tables.offsets.query("orders", "billing", 0) == 3 and bench.core.tables.offsets.lowered == 1
 
 
+@pytest.mark.parametrize("known_epoch", [0, 1])
+def test_what_a_reader_consumed_before_a_cut_does_not_count_for_what_was_stored_behind_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, known_epoch: int
+) -> None:
+    """The reader had consumed 8 messages, the log was cut to 5, and others follow: 5, 6 and 7 were not consumed by anyone."""
+    bench.send(bodies_=[b"x"] * 5)
+    store = bench.core.keeper.store
+    assert store is not None
+    monkeypatch.setattr(type(store), "epochs", ((1, 0), (2, store.end_offset)))
+    monkeypatch.setattr(type(store), "epoch", 2)
+    bench.send(bodies_=[b"y"] * (5 if known_epoch else 2))
+    bench.pull(offset=8, flags=INLINE | COMMIT, commit_offset=8, epoch=known_epoch)
+    assert bench.core.tables.offsets.query("orders", "billing", 0) is None and bench.core.tables.offsets.refused == 1
+    bench.pull(offset=5, flags=INLINE | COMMIT, commit_offset=5, epoch=known_epoch)
+    assert bench.core.tables.offsets.query("orders", "billing", 0) == 5
+
+
 # --- moved offsets, scans ---
 
 
