@@ -172,6 +172,10 @@ class ConsumeQueue:
         if self._min < self._max and self._entry(self._min)[0] < log_offset:
             self._min = self._first_kept(self._search(log_offset))
 
+    def first_at(self, log_offset: int) -> int:
+        """The first queue offset whose record begins at or behind ``log_offset``; the maximum when there is none."""
+        return self._search(log_offset)
+
     def delete_files_before_min(self) -> int:
         """Remove files whose every entry lies below the minimum, never the last one; returns how many."""
         deleted = 0

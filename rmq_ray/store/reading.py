@@ -84,10 +84,8 @@ class LogReader:
             following = queue.entries_per_file
             return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, offset + following - offset % following, low, high)
         if foreign:
-            in_memory = self._log.end - ENTRY.unpack_from(raw)[0] <= self._memory_bytes
-            count_cap, bytes_cap = FOREIGN_CAPS if in_memory else FOREIGN_DISK_CAPS
-            max_count, max_bytes = min(max_count, count_cap), min(max_bytes, bytes_cap)
-        return self._read_entries(queue, offset, raw, max_count, max_bytes, codes)
+            max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
+        return self._read_entries(queue, offset, raw, max_count, max_bytes, codes, foreign)
 
     def record_at(self, log_offset: int, limit: int) -> bytes | None:
         """The valid record that begins at ``log_offset`` below ``limit``, None when there is none."""
@@ -103,12 +101,19 @@ class LogReader:
             return None
         return data[:total]
 
-    def _read_entries(self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> GetResult:
+    def _read_entries(
+        self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool
+    ) -> GetResult:
         scanned = len(raw) // ENTRY_BYTES
         if scanned <= _FEW:
             (rows, offsets, sizes), scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
         else:
             (rows, offsets, sizes), scanned = _choose_many(raw, max_count, max_bytes, codes)
+        if foreign:
+            fit = self._fit_on_disk(offsets, sizes)
+            if fit < len(rows):
+                scanned = int(rows[fit])
+                rows, offsets, sizes = rows[:fit], offsets[:fit], sizes[:fit]
         result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, queue.min_offset, queue.max_offset)
         if not len(rows):
             return result
@@ -123,8 +128,20 @@ class LogReader:
         result.sizes = np.array(kept, np.int32)
         result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
         if not kept:
-            result.next_offset = max(result.next_offset, queue.min_offset)
+            gone = offsets[-1] < self._log.begin  # with its segment: what else was in there is not worth a look
+            result.next_offset = max(result.next_offset, queue.min_offset, queue.first_at(self._log.begin) if gone else 0)
         return result
+
+    def _fit_on_disk(self, offsets: Any, sizes: Any) -> int:
+        """How many of these records RocketMQ hands out: a record that lies on disk ends the pull when the smaller caps are reached."""
+        border = self._log.end - self._memory_bytes
+        count_cap, bytes_cap = FOREIGN_DISK_CAPS
+        total = 0
+        for at, (log_offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            if at and log_offset < border and (at >= count_cap or total + size > bytes_cap):
+                return at
+            total += size
+        return len(offsets)
 
     def _read_adjacent(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> bytes | None:
         """The bytes of many records that lie back to back and are all sound; None when it is not as simple as that."""

@@ -1,0 +1,101 @@
+"""Reads at the edges: files that are gone, files that are full, records on disk (protocol-behaviour 10.3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.model.pulling import GetMessageStatus
+from tests.support.store_rig import ROOT, StoreRig, small_config
+
+
+def forget_first_segments(rig: StoreRig, count: int = 1) -> None:
+    """As while retention is between the log and the queues: the segments are gone and the queues still point at them."""
+    for _ in range(count):
+        assert rig.store.opened.chain.remove_first()
+
+
+def of_segments(count: int = 3) -> tuple[StoreRig, list[int]]:
+    """A store of some segments, and how many records lie in each."""
+    rig = StoreRig(config=small_config(segment_bytes=4096))
+    numbers: list[int] = []
+    while len(numbers) < count + 1:
+        segment = rig.send([b"x" * 200], sum(numbers)).base_log_offset // 4096
+        numbers += [0] * (segment + 1 - len(numbers))
+        numbers[segment] += 1
+    return rig, numbers
+
+
+@pytest.mark.seed("S4-098")
+def test_a_read_of_records_that_are_gone_leads_to_the_first_that_is_there() -> None:
+    rig, numbers = of_segments()
+    forget_first_segments(rig, 2)
+    gone = rig.store.get_messages("TopicTest", 0, 0, 3, 1 << 20, None)
+    assert (gone.status, gone.count, gone.next_offset) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 0, numbers[0] + numbers[1])
+
+
+@pytest.mark.seed("S4-093")
+def test_a_read_passes_over_entries_that_point_into_a_removed_file() -> None:
+    rig, numbers = of_segments()
+    forget_first_segments(rig)
+    found = rig.store.get_messages("TopicTest", 0, numbers[0] - 2, 4, 1 << 20, None)
+    assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 2, numbers[0] + 2)
+    assert rig.store.status()["quarantined"] == 0, "gone is not damaged"
+
+
+@pytest.mark.seed("S4-124")
+def test_a_read_that_finds_no_entries_goes_on_at_the_next_file_of_the_queue() -> None:
+    rig = StoreRig()
+    rig.send([b"x"] * 120)
+    queue, second = rig.store.opened.queues.find("TopicTest", 0), f"{ROOT}/consumequeue/TopicTest/0/{50 * 20:020d}"
+    assert queue is not None
+    rig.disk.unlink(second)
+    queue._cache.drop(second)
+    nothing = rig.store.get_messages("TopicTest", 0, 60, 10, 1 << 20, None)
+    assert (nothing.status, nothing.count, nothing.next_offset) == (GetMessageStatus.OFFSET_FOUND_NULL, 0, 100)
+    assert rig.store.get_messages("TopicTest", 0, 100, 10, 1 << 20, None).count == 10
+
+
+@pytest.mark.seed("S4-123")
+def test_the_maximum_of_a_full_file_is_where_the_next_file_begins() -> None:
+    rig = StoreRig()
+    rig.send([b"x"] * 50)
+    directory = f"{ROOT}/consumequeue/TopicTest/0"
+    assert rig.disk.list_dir(directory) == [f"{0:020d}"]
+    waiting = rig.store.get_messages("TopicTest", 0, 50, 10, 1 << 20, None)
+    assert (waiting.status, waiting.next_offset, waiting.max_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 50, 50)
+    rig.send([b"next"], 1)
+    assert rig.disk.list_dir(directory) == [f"{0:020d}", f"{50 * 20:020d}"]
+    found = rig.store.get_messages("TopicTest", 0, 50, 10, 1 << 20, None)
+    assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 51)
+
+
+@pytest.mark.seed("S4-094", "S4-095")
+def test_a_foreign_read_asks_of_every_record_whether_it_lies_on_disk() -> None:
+    rig = StoreRig()
+    rig.send([b"x" * 500] * 60)
+    starts, end = [record.log_offset for record in rig.records()], rig.store.end_offset
+
+    def read(offset: int, in_memory: int, codes: frozenset[int] | None = None) -> tuple[int, int]:
+        """(records, next offset) when the last ``in_memory`` records count as in memory."""
+        rig.store.opened.reader._memory_bytes = end - starts[60 - in_memory]
+        result = rig.store.get_messages("TopicTest", 0, offset, 1_000, 1 << 30, codes, foreign=True)
+        return result.count, result.next_offset
+
+    assert read(0, in_memory=60) == (32, 32)
+    assert read(0, in_memory=1) == (8, 8)
+    assert read(0, in_memory=55) == (32, 32), "records 5 and on are in memory: their greater caps apply"
+    assert read(0, in_memory=50) == (8, 8), "the ninth record lies on disk"
+    assert read(51, in_memory=1) == (9, 60), "only the ninth is in memory"
+    assert read(0, in_memory=1, codes=frozenset([java_hash("absent")])) == (0, 60)
+
+
+@pytest.mark.seed("S4-095")
+def test_a_foreign_read_from_disk_ends_at_64_kib_and_one_from_memory_at_256() -> None:
+    rig = StoreRig(config=small_config(segment_bytes=1 << 20))
+    for number in range(40):
+        rig.send([b"x" * 15_000], number)
+    assert rig.store.get_messages("TopicTest", 0, 0, 1_000, 1 << 30, None, foreign=True).count == 17
+    rig.store.opened.reader._memory_bytes = 0
+    assert rig.store.get_messages("TopicTest", 0, 0, 1_000, 1 << 30, None, foreign=True).count == 4
+    assert rig.store.get_messages("TopicTest", 0, 0, 1_000, 1 << 30, None).count == 40, "our own readers have no such caps"
