@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.config import FlushMode
+from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.flusher import LogFlusher, is_due
 from rmq_ray.store.segment_chain import SegmentChain
@@ -69,7 +72,6 @@ def test_async_flush_takes_four_pages_at_once() -> None:
     assert rig.log.durable == 16_384
 
 
-@pytest.mark.seed("S3-101")
 def test_sync_flush_takes_whatever_there_is() -> None:
     rig = Rig(FlushMode.SYNC_FLUSH)
     rig.flusher.step()
@@ -80,6 +82,7 @@ def test_sync_flush_takes_whatever_there_is() -> None:
     assert rig.told == [2]
 
 
+@pytest.mark.seed("S3-105")
 def test_all_segments_that_were_written_are_synced() -> None:
     rig = Rig(FlushMode.SYNC_FLUSH)
     for _ in range(5):
@@ -118,3 +121,84 @@ def test_a_thread_that_ends_for_another_reason_fails_the_log(caplog: pytest.LogC
     rig.write(10)
     rig.flusher._run()
     assert rig.log.failure is not None and "defect" in rig.log.failure.message and "the flush thread ended" in caplog.text
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------------------
+
+
+class Waits:
+    """In place of the flusher's lock: notes how long the thread would wait, and ends the loop after some rounds."""
+
+    def __init__(self, flusher: Any, rounds: int) -> None:
+        self.flusher = flusher
+        self.rounds = rounds
+        self.seconds: list[float] = []
+
+    def acquire(self, timeout: float) -> bool:
+        self.seconds.append(timeout)
+        self.flusher._stopping = len(self.seconds) == self.rounds
+        return False
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread does not look by itself: only a request wakes it."""
+    monkeypatch.setattr("rmq_ray.store.flusher._IDLE_S", 3_600.0)
+
+
+@pytest.mark.seed("S3-102", "S3-103")
+def test_the_async_flusher_looks_every_500_ms_whatever_is_written() -> None:
+    rig = Rig(FlushMode.ASYNC_FLUSH, StoreConfig("unused").flush_interval_ms)
+    waits: Any = Waits(rig.flusher, 3)
+    rig.flusher._wake = waits
+    rig.write(100)
+    rig.flusher._run()
+    assert waits.seconds == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.seed("S3-097", "S3-101")
+@pytest.mark.usefixtures("patient")
+def test_a_request_wakes_the_sync_flusher_at_once() -> None:
+    rig, flushed = Rig(FlushMode.SYNC_FLUSH), threading.Event()
+    rig.flusher._on_durable = lambda position: (rig.told.append(position), flushed.set())[1]
+    rig.flusher.start()
+    rig.write(7)
+    rig.flusher.request()
+    assert flushed.wait(20)
+    rig.flusher.stop()
+    assert rig.told == [7]
+
+
+@pytest.mark.seed("S3-099", "S3-101")
+@pytest.mark.usefixtures("patient")
+def test_a_request_that_comes_before_the_thread_waits_is_not_lost() -> None:
+    rig, flushed = Rig(FlushMode.SYNC_FLUSH), threading.Event()
+    rig.flusher._on_durable = lambda position: (rig.told.append(position), flushed.set())[1]
+    rig.write(7)
+    rig.flusher.request()
+    rig.flusher.start()
+    assert flushed.wait(20)
+    rig.flusher.stop()
+
+
+@pytest.mark.seed("S3-100", "S3-099")
+@pytest.mark.usefixtures("patient")
+def test_requests_that_come_while_a_sync_runs_are_covered_by_the_next_one() -> None:
+    rig, flushed = Rig(FlushMode.SYNC_FLUSH), threading.Event()
+
+    def told(position: int) -> None:
+        rig.told.append(position)
+        if position == 3:
+            flushed.set()
+            return
+        for _ in range(2):
+            rig.write(1)
+            rig.flusher.request()
+
+    rig.flusher._on_durable = told
+    rig.write(1)
+    rig.flusher.request()
+    rig.flusher.start()
+    assert flushed.wait(20)
+    rig.flusher.stop()
+    assert rig.told == [1, 3]

@@ -112,6 +112,9 @@ def test_a_frame_never_crosses_a_segment() -> None:
     assert moved.base_log_offset == 4096
     assert rig.disk.list_dir(f"{ROOT}/commitlog") == [f"{0:020d}", f"{4096:020d}"]
     assert len(rig.bodies()) == 11
+    second = rig.disk.names[f"{ROOT}/commitlog/{4096:020d}"].current
+    for record in rig.records()[1:]:
+        assert decode_record(second, record.log_offset - 4096).log_offset == record.log_offset, "the file's start and the position in it"
 
 
 @pytest.mark.seed("S3-086", "S3-088")
@@ -227,6 +230,18 @@ def test_under_async_flush_a_frame_is_visible_when_append_returns() -> None:
     result = rig.send([b"a", b"b"], 0, head="TAGS\x01x")
     assert rig.store.visible_offset == rig.store.durable_offset == result.end_log_offset
     assert rig.arrivals == [("TopicTest", 0, 2, [java_hash("x")] * 2)]
+
+
+@pytest.mark.seed("S3-092")
+def test_an_append_reaches_the_page_cache_and_the_disk_only_with_a_flush() -> None:
+    rig = StoreRig()
+    rig.store.flush()
+    assert rig.disk.unsynced("commitlog") == []
+    rig.send([b"a"], 0)
+    assert rig.disk.unsynced("commitlog") and rig.bodies() == [b"a"]
+    assert rig.next_life(rig.disk.survivor(keep_none, "boot-2")).bodies() == []
+    rig.store.flush()
+    assert rig.disk.unsynced("commitlog") == [] and rig.next_life(rig.disk.survivor(keep_none, "boot-2")).bodies() == [b"a"]
 
 
 def test_under_sync_flush_nothing_is_visible_before_it_is_synced() -> None:

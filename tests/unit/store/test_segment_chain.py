@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreCorrupt, StoreFull
 from rmq_ray.store.segment import segment_name
 from rmq_ray.store.segment_chain import SegmentChain
@@ -24,6 +25,7 @@ def chain_on(disk: CrashFileSystem, ahead: bool = False) -> SegmentChain:
 @pytest.mark.seed("S3-107")
 def test_files_are_named_by_their_start_in_20_digits() -> None:
     assert [segment_name(start) for start in (0, 1 << 30, 1 << 31)] == ["00000000000000000000", "00000000001073741824", "00000000002147483648"]
+    assert StoreConfig("unused").segment_bytes == 1 << 30
 
 
 def test_segments_are_made_in_order_and_found_by_offset() -> None:
