@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rmq_ray.actors import gateway, names
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ConfigError
+from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 
 
@@ -33,6 +34,11 @@ class StaticDiscovery:
         addresses = tuple(part.strip() for part in parts if part.strip())
         if not addresses:
             raise ConfigError("name_servers is empty: give 'host:port' or several, separated by ';'", name_servers)
+        for address in addresses:
+            try:
+                Address.parse(address)
+            except ValueError as error:
+                raise ConfigError(f"name_servers: {error}; give 'host:port' or several, separated by ';'", address) from None
         self._address = ClusterAddress(cluster, addresses, secret)
 
     def lookup(self) -> ClusterAddress:

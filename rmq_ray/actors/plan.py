@@ -20,6 +20,7 @@ from rmq_ray.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,10 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
 
 
 def hold_socket(store_path: str) -> str:
-    """Path of the Unix socket between a broker and its hold service: short (the kernel allows 107 bytes) and private."""
-    directory = Path(tempfile.gettempdir()) / f"rmq_ray-{os.getuid()}"
-    return str(directory / f"{hashlib.sha256(store_path.encode()).hexdigest()[:24]}.sock")
+    """Path of the Unix socket between a broker and its hold service: private, and short enough whatever TMPDIR is."""
+    name = f"rmq_ray-{os.getuid()}/{hashlib.sha256(store_path.encode()).hexdigest()[:24]}.sock"
+    path = f"{tempfile.gettempdir()}/{name}"
+    return path if len(path.encode()) <= SOCKET_PATH_BYTES_MAX else f"/tmp/{name}"
 
 
 def _enum(kind: type[E], value: str, what: str) -> E:

@@ -6,6 +6,7 @@ Made to answer "is it fast here?"; comparisons with floors and peers are the pro
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -14,6 +15,8 @@ import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import AdminError, TopicNotFound
+from rmq_ray.model.topics import retry_topic
 
 TOPIC = "rmq-ray-bench"
 PATIENCE_S = 60.0
@@ -61,6 +64,7 @@ def consume(options: Options, messages: int, size: int, topic: str) -> None:
     if not complete:
         raise click.ClickException(f"only {counter.count} of {messages} messages came within {PATIENCE_S:.0f} s")
     output.record({"messages": counter.count, "size": size, "messages_per_s": round(counter.count / seconds)}, options.style)
+    _forget(options, group)
 
 
 @bench.command()
@@ -79,11 +83,12 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
         for _ in found:
             arrived.release()
 
-    options.connect().admin.create_topic(topic, queues=1)
+    group = f"{topic}-group"
+    options.admin.create_topic(topic, queues=1)
     times = []
     with (
         rmq_ray.Producer("rmq-ray-bench-e2e", cluster=options.cluster) as producer,
-        rmq_ray.PushConsumer(f"{topic}-group", listener=listener, subscriptions={topic: "*"}, start_from="first", cluster=options.cluster),
+        rmq_ray.PushConsumer(group, listener=listener, subscriptions={topic: "*"}, start_from="first", cluster=options.cluster),
     ):
         for _ in range(messages):
             begin = SYSTEM_CLOCK.monotonic_ms()
@@ -97,6 +102,15 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
         {"messages": messages, "p50_ms": round(times[len(times) // 2], 3), "p99_ms": round(times[int(len(times) * 0.99)], 3), "max_ms": round(times[-1], 3)},
         options.style,
     )
+    _forget(options, group, topic)
+
+
+def _forget(options: Options, group: str, *topics: str) -> None:
+    """Leave nothing behind but the benchmark's topic. A consumer that is still being unregistered keeps its group: no reason to fail."""
+    with suppress(AdminError, TopicNotFound):
+        options.admin.delete_group(group)
+        for topic in (*topics, retry_topic(group)):
+            options.admin.delete_topic(topic)
 
 
 def _produce(cluster: str, topic: str, messages: int, size: int) -> float:

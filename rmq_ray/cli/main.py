@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from rmq_ray.cli import bench, brokers, doctor, groups, messages, running, stores, topics
@@ -9,8 +11,38 @@ from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
 
+WITH_VALUE = ("--address", "--cluster", "--format", "--timeout")
+WITHOUT_VALUE = ("-y", "--yes")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+
+class Anywhere(click.Group):
+    """A group whose own options may also stand behind the verb: ``rmq-ray topic list --format json``. Nothing behind ``--`` is touched."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move our options to the front, in their order."""
+        return super().parse_args(ctx, hoisted(args))
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """
+    >>> hoisted(["topic", "list", "--format", "json", "-y", "--", "-y"])
+    ['--format', 'json', '-y', 'topic', 'list', '--', '-y']
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(arguments):  # ends: at rises
+        argument = arguments[at]
+        if argument == "--":
+            break
+        width = 2 if argument in WITH_VALUE else 1
+        own = argument in WITH_VALUE or argument in WITHOUT_VALUE or argument.startswith(tuple(f"{name}=" for name in WITH_VALUE))
+        (front if own else rest).extend(arguments[at : at + width])
+        at += width
+    return [*front, *rest, *arguments[at:]]
+
+
+@click.group(cls=Anywhere, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--address", default="auto", show_default=True, help="Ray cluster to join; auto = the one on this machine.")
 @click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Name of the message cluster.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How results are printed.")

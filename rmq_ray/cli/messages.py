@@ -106,7 +106,7 @@ def consume(options: Options, topic: str, group: str, expression: str, start_fro
     options.admin.route(topic)
     printer = _Printer(options.style, limit)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.getLogger("rmq_ray.client.consume").setLevel(logging.ERROR)  # the message that the printer holds is meant to come again
+    logging.getLogger("rmq_ray.client.consumer").setLevel(logging.ERROR)  # the message that the printer holds is meant to come again
     consumer = rmq_ray.PushConsumer(
         group, listener=printer, subscriptions={topic: expression}, start_from=start_from, concurrency=1, batch_size=1, cluster=options.cluster
     )

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq_ray.cli import context, doctor, ray_head
-from rmq_ray.cli.main import main
+from rmq_ray.cli.main import hoisted, main
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
 from tests.support import small_store
 from tests.support.small_store import flip, log_at
@@ -129,6 +129,14 @@ def test_an_address_that_does_not_answer_is_an_error_at_once() -> None:
     result = run("--address", "127.0.0.1:1", "status")
     assert result.exit_code == 1
     assert "no Ray cluster answers at 127.0.0.1:1" in result.output
+
+
+def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:
+    assert hoisted(["topic", "list", "--format=json", "--cluster", "x"]) == ["--format=json", "--cluster", "x", "topic", "list"]
+    assert hoisted(["produce", "t", "--tag", "a", "-y", "--", "-y", "--format"]) == ["-y", "produce", "t", "--tag", "a", "--", "-y", "--format"]
+    assert hoisted(["--timeout"]) == ["--timeout"]
+    assert run("status", "--format", "yaml").exit_code == 2
+    assert run("status", "--format").exit_code == 2
 
 
 def test_our_errors_become_exit_codes_and_one_line() -> None:

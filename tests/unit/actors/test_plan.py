@@ -1,0 +1,88 @@
+"""What a cluster consists of: names, paths, ports, settings, and everything that a plan refuses."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.actors.plan import SOCKET_PATH_BYTES_MAX, ClusterPlan, hold_socket, make_plan
+from rmq_ray.config import FlushMode, ForeignClients
+from rmq_ray.errors import ConfigError
+
+
+def plan(**changes: object) -> ClusterPlan:
+    settings: dict = {
+        "brokers": 1,
+        "name_servers": 1,
+        "store_path": "data",
+        "flush": "async",
+        "foreign": "closed",
+        "host": "127.0.0.1",
+        "ports": (0, 0),
+        "secret": b"s",
+    }
+    return make_plan(str(changes.pop("cluster", "default")), **{**settings, **changes})
+
+
+def test_brokers_have_names_in_order_and_a_store_each() -> None:
+    made = plan(brokers=3, store_path="/stores")
+    assert [broker.broker_name for broker in made.brokers] == ["broker-a", "broker-b", "broker-c"]
+    assert [broker.store.path for broker in made.brokers] == ["/stores/broker-a", "/stores/broker-b", "/stores/broker-c"]
+    assert len({broker.hold_link for broker in made.brokers}) == 3
+    assert {broker.broker_id for broker in made.brokers} == {0}
+
+
+def test_relative_and_home_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert plan(store_path="data").brokers[0].store.path == f"{tmp_path}/data/broker-a"
+    assert plan(store_path="~/data").brokers[0].store.path == "/home/someone/data/broker-a"
+
+
+def test_name_servers_keep_their_files_beside_the_stores() -> None:
+    assert [server.directory for server in plan(name_servers=2, store_path="/s").name_servers] == ["/s/name-server-0", "/s/name-server-1"]
+
+
+def test_settings_reach_brokers_and_stores() -> None:
+    made = plan(flush="sync", foreign="open", ports=(9_876, 10_911), broker_settings={"long_polling": False}, store_settings={"segment_bytes": 1 << 20})
+    (broker,) = made.brokers
+    assert (broker.store.flush, broker.store.segment_bytes, broker.long_polling) == (FlushMode.SYNC_FLUSH, 1 << 20, False)
+    assert (broker.foreign, broker.port, made.name_servers[0].foreign, made.name_servers[0].port) == (ForeignClients.OPEN, 10_911, ForeignClients.OPEN, 9_876)
+    assert plan(resources={"broker-a": "disk_a"}).resources == {"broker-a": "disk_a"}
+
+
+def test_brokers_are_told_the_name_servers_and_the_plan_travels() -> None:
+    made = plan(brokers=2).with_name_servers(("127.0.0.1:1", "127.0.0.1:2"))
+    assert {broker.name_servers for broker in made.brokers} == {("127.0.0.1:1", "127.0.0.1:2")}
+    assert pickle.loads(pickle.dumps(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": "a b"}, "cluster name"),
+        ({"cluster": ""}, "cluster name"),
+        ({"brokers": 0}, "brokers must be 1 to 26"),
+        ({"brokers": 27}, "brokers must be 1 to 26"),
+        ({"name_servers": 0}, "name_servers must be 1 to 9"),
+        ({"ports": (-1, 0)}, "name_server_port must be 0"),
+        ({"ports": (0, 65_536)}, "broker_port must be 0"),
+        ({"brokers": 2, "ports": (0, 10_911)}, "broker_port=10911 serves one actor"),
+        ({"flush": "often"}, "flush must be one of 'async', 'sync'"),
+        ({"foreign": "maybe"}, "foreign must be one of 'closed', 'open', 'acl'"),
+        ({"store_settings": {"speed": 1}}, "unknown setting 'speed'"),
+        ({"broker_settings": {"colour": 1}}, "unknown setting 'colour'"),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_the_value_and_the_remedy(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(**changes)
+
+
+def test_the_hold_services_socket_is_the_brokers_own_and_short_enough_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hold_socket("/s/broker-a") == hold_socket("/s/broker-a") != hold_socket("/s/broker-b")
+    for directory in ("/tmp", "/" + "long/" * 40):
+        monkeypatch.setattr("tempfile.gettempdir", lambda directory=directory: directory)
+        assert len(hold_socket("/s/" + "deep/" * 100).encode()) <= SOCKET_PATH_BYTES_MAX
