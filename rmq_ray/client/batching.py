@@ -112,9 +112,12 @@ class Accumulator:
         started_ms = self._clock.monotonic_ms()
         queue = self.take_slot((key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms), timeout_ms)
         left: OpenBatch | None = None
+        displaced: OpenBatch | None = None
         body, text, flag, size = message
         with self._lock:
             batch = self._open.get(key)
+            if batch is not None and batch.bytes + size > self._config.batch_bytes_max:  # other threads have filled it meanwhile
+                displaced, batch = self._leave(batch), None
             opened = batch is None
             if batch is None:
                 batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms)
@@ -124,6 +127,8 @@ class Accumulator:
                 left = self._leave(batch)
         if not opened:
             self._slots.free(queue.broker_name)
+        if displaced is not None:
+            self._ship(displaced)
         if left is not None:
             self._ship(left)
         else:
@@ -145,7 +150,7 @@ class Accumulator:
     def _leave(self, batch: OpenBatch) -> OpenBatch:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""
         del self._open[batch.key]
-        prepare: Callable[[], Delivery] = lambda: self._encode(batch)  # noqa: E731 - a bound method cannot carry the batch
+        prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731 - a bound method cannot carry the batch
         job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue if batch.ordered else None)
         batch.job = job if self._launcher.admit(job) else None
         return batch
@@ -162,9 +167,10 @@ class Accumulator:
             self._leave(batch)
         self._ship(batch)
 
-    def _encode(self, batch: OpenBatch) -> Delivery:
+    def _encode(self, batch: OpenBatch, wait: bool) -> Delivery:
         attempts = self._sending.attempts_since(batch.started_ms, batch.queue.topic, batch.pinned, batch.timeout_ms)
-        load = encode_load(self._identity, batch.queue, batch.bodies, batch.texts, self._clock.now_ms(), batch.timeout_ms, batch.flags)
+        wait_ms = batch.timeout_ms if wait else 0.0
+        load = encode_load(self._identity, batch.queue, batch.bodies, batch.texts, self._clock.now_ms(), wait_ms, batch.flags)
         batch.outcome.message_ids, batch.outcome.sizes = load.message_ids, load.sizes
         batch.bodies, batch.texts, batch.flags = [], [], None
         return Delivery(load, batch.queue, attempts, batch.pinned)

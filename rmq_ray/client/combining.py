@@ -134,7 +134,7 @@ class Combiner:
         return group.bytes + size <= config.batch_bytes_max and len(group.bodies) < config.batch_messages_max
 
     def _ship(self, group: Group) -> None:
-        job = Job(group.outcome, lambda: self._encode(group), None, None)
+        job = Job(group.outcome, lambda wait: self._encode(group, wait), None, None)
         group.outcome.on_finish = group.release
         self._launcher.admit(job)
         self._launcher.launch(job)
@@ -161,9 +161,9 @@ class Combiner:
             lock.acquire()
         return lock
 
-    def _encode(self, group: Group) -> Delivery:
+    def _encode(self, group: Group, wait: bool) -> Delivery:
         flags = group.flags if any(group.flags) else None
         attempts = self._sending.attempts_since(self._clock.monotonic_ms(), group.queue.topic, False, self._timeout_ms, codes_retried=True)
-        load = encode_load(self._identity, group.queue, group.bodies, group.texts, self._clock.now_ms(), self._timeout_ms, flags)
+        load = encode_load(self._identity, group.queue, group.bodies, group.texts, self._clock.now_ms(), self._timeout_ms if wait else 0.0, flags)
         group.outcome.message_ids, group.outcome.sizes = load.message_ids, load.sizes
         return Delivery(load, group.queue, attempts, False)

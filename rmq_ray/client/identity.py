@@ -36,6 +36,7 @@ class ProducerIdentity:
         self._unresolved: dict[int, None] = {}
         self._resolved = threading.Condition(threading.Lock())
         self._holding = 0  # callers that wait for an old frame
+        self._crowded = False  # the last look found one, and nobody has seen it gone: every caller looks
         self._keys = UniqueKeys(host, process_id(), int.from_bytes(os.urandom(4)))
         self._keys_lock = threading.Lock()
         self._keys_ms = -1
@@ -46,7 +47,7 @@ class ProducerIdentity:
         """The next frame's id. Waits while the oldest unresolved frame is too far behind; ``BrokerBusy`` after ``timeout_ms``."""
         sequence = next(self._sequences)
         self._unresolved[sequence] = None
-        if not sequence % LOOK_EVERY or self._holding:
+        if not sequence % LOOK_EVERY or self._holding or self._crowded:
             self._hold_back(sequence, timeout_ms)
         return FrameId(self.producer_id, sequence)
 
@@ -78,12 +79,15 @@ class ProducerIdentity:
     def _hold_back(self, sequence: int, timeout_ms: float) -> None:
         """Wait until no unresolved frame is further behind than the span. A caller that gives up leaves no trace."""
         if self._near(sequence):
+            self._crowded = False
             return
+        self._crowded = True
         with self._resolved:
             self._holding += 1
             try:
                 for _ in range(int(timeout_ms / 1000 / WAIT_SLICE_S) + 1):
                     if self._resolved.wait_for(lambda: self._near(sequence), min(WAIT_SLICE_S, timeout_ms / 1000)):
+                        self._crowded = False
                         return
             finally:
                 self._holding -= 1

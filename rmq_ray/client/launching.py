@@ -21,11 +21,13 @@ from functools import partial
 from rmq_ray.client.send_future import BatchOutcome
 from rmq_ray.client.sending import Delivery, Outcome, Sending, store_id
 from rmq_ray.client.timers import Timers
-from rmq_ray.errors import MalformedFrame, SendError, SendUnknown
+from rmq_ray.errors import BrokerBusy, MalformedFrame, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.protocol.retry import STATUS_OF_CODE, Decision, Step
 from rmq_ray.remoting.frame import Command
+
+BUSY_PAUSE_MS = 10.0  # while an unanswered frame holds newer ones back
 
 log = logging.getLogger("rmq_ray.client")
 
@@ -33,18 +35,20 @@ log = logging.getLogger("rmq_ray.client")
 class Job:
     """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds (None: bounded elsewhere).
 
-    ``prepare`` makes its delivery: called once, by whoever launches it first (encoding happens there).
+    ``prepare(wait)`` makes its delivery: called by whoever launches it first (encoding happens there). It may wait for a frame id; with
+    ``wait`` False it raises ``BrokerBusy`` instead and is called again later.
     """
 
-    __slots__ = ("delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of")
+    __slots__ = ("busy_until_ms", "delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of")
 
-    def __init__(self, outcome: BatchOutcome, prepare: Callable[[], Delivery], slot_of: str | None, lane: MessageQueue | None) -> None:
+    def __init__(self, outcome: BatchOutcome, prepare: Callable[[bool], Delivery], slot_of: str | None, lane: MessageQueue | None) -> None:
         self.outcome = outcome
         self.prepare = prepare
         self.slot_of = slot_of
         self.lane = lane
         self.delivery: Delivery | None = None
         self.done = False
+        self.busy_until_ms: float | None = None  # no frame id was free: given up then
         self.kept = False  # the outcome already holds a result below SEND_OK
 
 
@@ -109,7 +113,9 @@ class Launcher:
         try:
             delivery = job.delivery
             if delivery is None:
-                delivery = job.delivery = job.prepare()
+                delivery = self._prepare(job)
+                if delivery is None:
+                    return
             left = delivery.attempts.attempt_timeout_ms(self._sending.clock.monotonic_ms())
             if left > 0:
                 self._sending.start(delivery, left, partial(self._answered, job))
@@ -120,6 +126,20 @@ class Launcher:
         except Exception as error:  # noqa: BLE001 - futures must end whatever goes wrong in encoding
             log.exception("a batch for %s could not be sent", job.outcome.queue)
             self._finish(job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}"))
+
+    def _prepare(self, job: Job) -> Delivery | None:
+        """The job's delivery; None = the worker looks again soon. It must not wait itself: the frames that keep ids are repeated by it."""
+        in_worker = self._worker.is_current_thread
+        try:
+            job.delivery = job.prepare(not in_worker)
+        except BrokerBusy:
+            now = self._sending.clock.monotonic_ms()
+            if job.busy_until_ms is None:
+                job.busy_until_ms = now + self._sending.config.send_timeout_ms
+            if not in_worker or now >= job.busy_until_ms:
+                raise
+            self._worker.after(BUSY_PAUSE_MS, lambda: self.launch(job))
+        return job.delivery
 
     def wait_idle(self, timeout_ms: float, jobs: set[Job] | None = None) -> bool:
         """Wait until the given jobs (None = all there are now) are finished; False when they are not in time."""

@@ -207,8 +207,8 @@ class ProducerCore:
         queue = self.batches.take_slot(queues, timeout_ms)
         outcome = BatchOutcome(queue)
 
-        def prepare() -> Delivery:
-            load = self.make_load(message, timeout_ms)
+        def prepare(wait: bool) -> Delivery:
+            load = self.make_load(message, timeout_ms if wait else 0.0)
             outcome.message_ids = load.message_ids
             attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)

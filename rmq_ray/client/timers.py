@@ -41,6 +41,11 @@ class Timers:
         """True when nothing starts any more."""
         return self._closed
 
+    @property
+    def is_current_thread(self) -> bool:
+        """True in an action: what it waits for must not need these timers."""
+        return threading.current_thread() is self._thread
+
     def every(self, name: str, period_ms: int, action: Callable[[], None], first_ms: int | None = None) -> None:
         """Run ``action`` after ``first_ms`` (None = a period), then each ``period_ms``. The same name replaces."""
         due = self._clock.monotonic_ms() + (period_ms if first_ms is None else first_ms)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rmq_ray.client.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
 from rmq_ray.client.producer import Producer
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, DuplicateMismatch, MessageIllegal, SendTimeout, SendUnknown, TopicNotFound, TopicNotWritable
 from rmq_ray.model.ids import MessageQueue
@@ -221,3 +222,37 @@ def test_many_threads_through_a_broker_that_drops_connections_lose_and_double_no
     places = {(result.queue, result.queue_offset) for result in results}
     assert len(places) == 200
     assert_each_stored_once(cluster.broker, bodies)
+
+
+def test_a_frame_that_keeps_being_repeated_is_not_held_up_by_those_that_wait_for_it() -> None:
+    """One topic's broker is not ready; another topic goes on until no frame id is free. Who waits for one must not be the thread that repeats."""
+    ready = threading.Event()
+    with TinyCluster(topics={"stuck": 1, "flow": 1}) as cluster:
+        cluster.broker.fault = lambda arrival, number: 20_002 if arrival.topic == "stuck" and not ready.is_set() else None
+        with Producer("web", discovery=cluster, send_timeout_ms=20_000, linger_ms=1.0) as producer:
+            stuck = producer.send_async("stuck", b"x")
+            for number in range(SEQUENCE_SPAN_MAX):
+                producer.send("flow", b"%d" % number)
+            for number in range(2 * LOOK_EVERY):  # a frame each, which the worker thread sends
+                last = producer.send_async("flow", b"later %d" % number)
+                if concurrent.futures.wait([last], 0.3).not_done:
+                    break
+            assert not stuck.done() and not last.done(), "the limit is reached"
+            ready.set()
+            assert stuck.result(3).status is last.result(3).status is SendStatus.SEND_OK
+
+
+def test_messages_of_many_threads_that_open_a_batch_at_once_do_not_make_it_too_large(cluster: TinyCluster) -> None:
+    """None of the threads finds an open batch, all wait for a slot, and then come one after the other to the batch of the first."""
+    body = b"x" * 3_000_000
+    with Producer("web", discovery=cluster, linger_ms=200.0, frames_in_flight_max=16, batch_bytes_max=4_000_000, send_timeout_ms=20_000) as producer:
+        producer.send("orders", b"warm")
+        start = threading.Barrier(12)
+
+        def send(_number: int) -> SendStatus:
+            start.wait(10)
+            return producer.send_async("orders", body).result(20).status
+
+        with concurrent.futures.ThreadPoolExecutor(12) as threads:
+            assert set(threads.map(send, range(12))) == {SendStatus.SEND_OK}
+    assert max(len(arrival.records) for arrival in cluster.broker.arrivals) == 1

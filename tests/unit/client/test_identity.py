@@ -37,6 +37,21 @@ def test_an_unresolved_frame_holds_back_the_ones_that_would_push_it_out_of_the_b
     assert identity.take(10).sequence > newest.sequence
 
 
+def test_who_does_not_wait_is_refused_until_the_old_frame_is_resolved() -> None:
+    """Asking again and again must not get past the limit."""
+    identity = ProducerIdentity("127.0.0.1")
+    oldest = identity.take(0)
+    with pytest.raises(BrokerBusy):
+        for _ in range(WINDOW):
+            identity.release(identity.take(0))
+    for _ in range(300):
+        with pytest.raises(BrokerBusy):
+            identity.take(0)
+    identity.release(oldest)
+    for _ in range(2 * WINDOW):
+        identity.release(identity.take(0))
+
+
 def test_who_is_held_back_goes_on_when_the_old_frame_is_resolved() -> None:
     identity = ProducerIdentity("127.0.0.1")
     oldest = identity.take(10)
