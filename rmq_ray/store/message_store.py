@@ -147,10 +147,7 @@ class MessageStore(StoreReads):
         self._state = StoreState.READY
 
     def shutdown(self) -> bool:
-        """Flush, write the last checkpoint, give the locks back. The next start is clean if nothing had failed and all was dispatched.
-
-        True: everything that was appended is durable. False: the log had failed, or failed now; the tail may be lost with the host.
-        """
+        """Flush, write the last checkpoint, give the locks back. False: the log failed, its tail is not durable; else the next start is clean."""
         if self._state is StoreState.CLOSED:
             return True
         durable = True
