@@ -79,7 +79,6 @@ def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: Tiny
     assert cluster.broker.unregistered == [{"clientID": instance.client_id, "consumerGroup": "readers"}]
 
 
-@pytest.mark.seed("S0-013")
 def test_a_consumer_group_is_taken_once_in_a_client(instance: ClientInstance) -> None:
     instance.register_consumer(PlainConsumer())
     with pytest.raises(ClientError, match="has been created before"):

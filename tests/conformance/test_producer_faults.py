@@ -11,7 +11,17 @@ import pytest
 
 from rmq_ray.client.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
 from rmq_ray.client.producer import Producer
-from rmq_ray.errors import BrokerBusy, BrokerUnreachable, DuplicateMismatch, MessageIllegal, SendTimeout, SendUnknown, TopicNotFound, TopicNotWritable
+from rmq_ray.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    DuplicateMismatch,
+    MessageIllegal,
+    SendError,
+    SendTimeout,
+    SendUnknown,
+    TopicNotFound,
+    TopicNotWritable,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus
 from tests.support.tiny_cluster import TinyBroker, TinyCluster
@@ -144,6 +154,19 @@ def test_with_two_brokers_a_failed_one_is_left_for_the_other(pair: TinyCluster) 
     with Producer("web", discovery=pair) as producer:
         queues = [producer.send("orders", b"%d" % n).queue.broker_name for n in range(8)]
     assert queues == [second.name] * 8 and first.messages == 0 and len(first.arrivals) >= 2
+    assert {topic for topic, _ in second.stored} == {"orders"}
+
+
+@pytest.mark.seed("S3-030", "S3-042")
+def test_the_final_error_names_the_brokers_in_the_order_in_which_they_were_tried(pair: TinyCluster) -> None:
+    for broker in pair.brokers:
+        broker.fault = lambda arrival, number: 1
+    with Producer("web", discovery=pair) as producer:
+        for _ in range(4):
+            with pytest.raises(
+                SendError, match=r"Send \[3\] times.*Topic: orders, BrokersSent: \[(broker-a, broker-b, broker-a|broker-b, broker-a, broker-b)\]"
+            ):
+                producer.send("orders", b"x")
 
 
 def test_with_two_brokers_one_that_stopped_costs_no_send(pair: TinyCluster) -> None:

@@ -13,9 +13,11 @@ import pytest
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.producer import Producer
-from rmq_ray.errors import ClientError, ClusterError, SendUnknown
+from rmq_ray.clock import ManualClock
+from rmq_ray.errors import ClientError, ClusterError, NoNameServer, SendUnknown
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import Command
 from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
 from tests.support.waiting import eventually
 
@@ -26,12 +28,13 @@ def cluster() -> Iterator[TinyCluster]:
         yield running
 
 
-@pytest.mark.seed("S3-007", "S3-008", "S3-014", "S3-015")
+@pytest.mark.seed("S3-007", "S3-014", "S3-015", "S3-026")
 def test_a_producer_starts_once_and_ends_for_good(cluster: TinyCluster) -> None:
     producer = Producer("web", discovery=cluster)
     assert producer.state is ServiceState.CREATE_JUST
     producer.start()
     assert producer.state is ServiceState.RUNNING
+    assert producer._core is not None and producer._core.instance.state is ServiceState.RUNNING
     with pytest.raises(ClientError, match="cannot start: it is running"):
         producer.start()
     producer.close()
@@ -62,7 +65,7 @@ def test_a_start_that_failed_is_final(cluster: TinyCluster) -> None:
         producer.start()
 
 
-@pytest.mark.seed("S0-059", "S1-009", "S1-010", "S1-011", "S1-012")
+@pytest.mark.seed("S1-009", "S1-010", "S1-011", "S1-012")
 def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_going(cluster: TinyCluster) -> None:
     instance = ClientInstance.get_or_create(cluster)
     asked_for_the_id, seen = cluster.lookups, list[ServiceState]()
@@ -72,10 +75,28 @@ def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_go
     try:
         assert seen == [ServiceState.START_FAILED] and instance.state is ServiceState.RUNNING
         assert cluster.lookups == asked_for_the_id + 1
-        with Producer("web", discovery=cluster, client_id=instance.client_id):
-            eventually(lambda: instance.routes.route("TBW102"))  # after 10 ms, not after 30 s
+        assert instance.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": "orders"})).code == 0
+        assert f"rmq-client-{instance.client_id}" in {thread.name for thread in threading.enumerate()}
     finally:
         instance.release()
+
+
+@pytest.mark.seed("S0-059", "S3-013")
+def test_a_new_producer_knows_the_default_topic_before_its_first_send(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        assert producer._core is not None
+        routes = producer._core.instance.routes
+        eventually(lambda: routes.route("TBW102"))  # after 10 ms, not after 30 s
+        assert cluster.name_servers[0].asked == ["TBW102"]
+
+
+@pytest.mark.seed("S3-046")
+def test_without_any_name_server_nothing_starts_and_no_topic_is_blamed() -> None:
+    nowhere = FixedDiscovery(ClusterAddress("tiny", ()))
+    for begin in (Producer("web", discovery=nowhere).start, lambda: Producer("web", discovery=nowhere).send("orders", b"x")):
+        with pytest.raises(NoNameServer, match="no name server address is known") as caught:
+            begin()
+        assert caught.value.code == 10004
 
 
 @pytest.mark.seed("S0-011", "S0-021", "S0-023")
@@ -109,7 +130,7 @@ def test_every_producer_is_a_client_of_its_own_named_by_address_process_and_time
     assert all(name.startswith(f"127.0.0.1@{os.getpid()}#") for name in ids)
 
 
-@pytest.mark.seed("S3-016", "S3-018", "S1-004")
+@pytest.mark.seed("S3-016")
 def test_brokers_hear_of_the_group_and_of_its_end(cluster: TinyCluster) -> None:
     with Producer("web", discovery=cluster) as producer:
         producer.send("orders", b"x")
@@ -131,12 +152,39 @@ def test_the_timers_are_rocketmqs(cluster: TinyCluster) -> None:
     try:
         periods = {name: period for name, (_, period, _) in instance.timers._due.items()}
         assert periods == {"name servers": 120_000, "routes": 30_000, "heartbeat": 30_000, "offsets": 5_000}
-        instance.start()
-        assert instance.state is ServiceState.RUNNING
     finally:
         instance.release()
-    with pytest.raises(ClientError, match="cannot start"):
-        instance.start()
+
+
+@pytest.mark.seed("S0-059", "S4-220", "S4-025", "S1-004")
+def test_routes_come_first_heartbeats_soon_and_offsets_after_ten_seconds(cluster: TinyCluster) -> None:
+    clock = ManualClock()
+    instance = ClientInstance.get_or_create(cluster, clock=clock)
+    instance.start()
+    try:
+        times = {name: (due - clock.monotonic_ms(), period) for name, (due, period, _) in instance.timers._due.items()}
+    finally:
+        instance.release()
+    assert times["routes"] == (10, 30_000)
+    assert times["heartbeat"] == (1_000, 30_000)
+    assert times["offsets"] == (10_000, 5_000)
+
+
+@pytest.mark.seed("S1-016", "S1-009")
+def test_a_running_client_starts_no_further_and_one_whose_start_failed_never_does(cluster: TinyCluster) -> None:
+    instance = ClientInstance.get_or_create(cluster)
+    instance.start()
+    instance.start()
+    assert instance.state is ServiceState.RUNNING
+    instance.release()
+    failing = ClientInstance.get_or_create(FixedDiscovery(ClusterAddress("tiny", ())))
+    with pytest.raises(NoNameServer):
+        failing.start()
+    assert failing.state is ServiceState.START_FAILED
+    for client in (instance, failing):
+        with pytest.raises(ClientError, match="cannot start"):
+            client.start()
+    failing.release()
 
 
 def test_a_failed_name_server_is_left_for_the_next_and_the_choice_stays() -> None:

@@ -68,7 +68,7 @@ def fill(cluster: PullCluster, count: int, start: int = 0, broker: int = 0) -> s
     return {body for queue_id in range(4) for body in bodies(queue_id, count, start)}
 
 
-@pytest.mark.seed("S0-058", "S1-001", "S4-001", "S4-003", "S4-022")
+@pytest.mark.seed("S0-058", "S1-001", "S4-003", "S4-022")
 def test_stored_messages_come_once_each_in_batches_on_the_consumers_own_threads(cluster: PullCluster) -> None:
     expected, seen = fill(cluster, 300), Seen()
     with consumer(cluster, seen, batch_size=32, concurrency=3):
@@ -78,7 +78,7 @@ def test_stored_messages_come_once_each_in_batches_on_the_consumers_own_threads(
     assert all(name.startswith("rmq-consume-billing-") for name in seen.threads) and len(seen.threads) <= 3
 
 
-@pytest.mark.seed("S1-002", "S4-004", "S4-021")
+@pytest.mark.seed("S1-002", "S4-004", "S4-021", "S0-001")
 def test_a_message_sent_later_comes_through_the_held_pull_without_polling(cluster: PullCluster) -> None:
     seen = Seen()
     with consumer(cluster, seen) as running:
@@ -131,7 +131,7 @@ def test_a_new_group_with_last_offset_gets_only_what_comes_after_it(cluster: Pul
     assert seen.bodies == {b"new": 1}
 
 
-@pytest.mark.seed("S0-085", "S1-051", "S4-002", "S4-005", "S3-132")
+@pytest.mark.seed("S0-085", "S1-051", "S4-005", "S3-132", "S0-022")
 def test_a_second_consumer_takes_half_the_queues_at_once_and_gives_them_back_when_it_stops(cluster: PullCluster) -> None:
     first, second = Seen(), Seen()
     with consumer(cluster, first) as one:
@@ -147,7 +147,7 @@ def test_a_second_consumer_takes_half_the_queues_at_once_and_gives_them_back_whe
     assert set((first.bodies + second.bodies).values()) == {1}
 
 
-@pytest.mark.seed("S3-131")
+@pytest.mark.seed("S3-131", "S0-013", "S4-001")
 def test_a_consumer_that_dies_is_replaced_when_its_connection_closes(cluster: PullCluster) -> None:
     first, second = Seen(), Seen()
     with consumer(cluster, first) as one:
@@ -180,7 +180,6 @@ def test_stopping_loses_nothing_and_repeats_nothing(cluster: PullCluster) -> Non
     assert set(seen.bodies.values()) == {1}
 
 
-@pytest.mark.seed("S4-228")
 def test_stopping_hands_the_offsets_over_with_an_answer_and_leaves_the_group(cluster: PullCluster) -> None:
     fill(cluster, 20)
     seen = Seen()
@@ -193,7 +192,7 @@ def test_stopping_hands_the_offsets_over_with_an_answer_and_leaves_the_group(clu
     assert broker.members["billing"] == {}
 
 
-@pytest.mark.seed("S4-027", "S4-073")
+@pytest.mark.seed("S4-027", "S4-073", "S4-228")
 def test_offsets_travel_with_the_pulls(cluster: PullCluster) -> None:
     seen = Seen()
     with consumer(cluster, seen):
@@ -204,6 +203,7 @@ def test_offsets_travel_with_the_pulls(cluster: PullCluster) -> None:
     assert carried[0] == ("pull", "orders", 0, 1)
 
 
+@pytest.mark.seed("S4-228")
 def test_offsets_are_persisted_one_way_by_the_instances_timer(cluster: PullCluster) -> None:
     fill(cluster, 5)
     seen = Seen()
@@ -359,7 +359,7 @@ def test_a_slow_listener_does_not_make_the_client_pull_without_end(cluster: Pull
         eventually(lambda: len(seen.bodies) == 5_000)
 
 
-@pytest.mark.seed("S4-150")
+@pytest.mark.seed("S4-150", "S4-001")
 def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(cluster: PullCluster) -> None:
     cluster.add_topic("later", 2)
     seen = Seen()
@@ -423,7 +423,7 @@ def test_two_groups_in_one_client_instance_each_divide_the_queues_for_themselves
     assert {"clientID": "one", "consumerGroup": "group-b"} in cluster.pull_brokers[0].unregistered
 
 
-@pytest.mark.seed("S3-112", "S3-133")
+@pytest.mark.seed("S3-112", "S3-133", "S0-070", "S3-124")
 def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_alive(cluster: PullCluster) -> None:
     with consumer(cluster, Seen()) as running:
         host, _, rest = running.client_id.partition("@")
@@ -444,7 +444,7 @@ def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_h
     assert found["state"] == "RUNNING" and found["balanced"] and len(found["queues"]) == 5
 
 
-@pytest.mark.seed("S3-110", "S3-120", "S1-009", "S1-016")
+@pytest.mark.seed("S3-110", "S3-120")
 def test_a_consumer_starts_once_and_a_stopped_one_does_not_start_again(cluster: PullCluster) -> None:
     made = consumer(cluster, Seen())
     assert made.state is ServiceState.CREATE_JUST
@@ -469,10 +469,12 @@ def test_a_group_taken_in_the_same_client_is_refused_and_the_consumer_stays_new(
         assert other.stop()
 
 
-@pytest.mark.seed("S3-119", "S4-055")
+@pytest.mark.seed("S3-119", "S1-013", "S1-014", "S3-018")
 def test_starting_asks_for_routes_sends_a_heartbeat_and_rebalances_at_once(cluster: PullCluster) -> None:
     with consumer(cluster, Seen()) as running:
         eventually(lambda: running.balanced, timeout_s=2)
+        eventually(lambda: len(cluster.pull_brokers[0].pulls) == 5, timeout_s=2)
+        assert {f"rmq-client-{running.client_id}", "rmq-rebalance-billing"} <= {thread.name for thread in threading.enumerate()}
         assert {"orders", "%RETRY%billing"} <= set(cluster.name_servers[0].asked)
         assert cluster.pull_brokers[0].requests[RequestCode.HEART_BEAT] >= 1
         assert cluster.pull_brokers[0].requests[RequestCode.GET_CONSUMER_LIST_BY_GROUP] >= 1

@@ -20,7 +20,7 @@ def group() -> str:
     return f"g{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.seed("S0-001", "S0-003", "S0-007")
+@pytest.mark.seed("S0-003", "S0-007")
 def test_what_a_producer_sends_a_listener_gets(mq: rmq.Cluster) -> None:
     mq.admin.create_topic("first", queues=2)
     collector = Collector()

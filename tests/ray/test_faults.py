@@ -79,6 +79,7 @@ def check_nothing_lost(sender: Sender, collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("role", ["broker-a/0", "broker-a/hold", "name-server-0", "controller"])
+@pytest.mark.seed("S0-018")
 def test_after_kill_9_of_a_role_everything_goes_on_without_loss(mq: rmq.Cluster, role: str) -> None:
     topic = f"kill-{role.replace('/', '-')}"
     mq.admin.create_topic(topic, queues=2)

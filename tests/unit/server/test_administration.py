@@ -85,7 +85,7 @@ def test_all_topics_come_with_their_version(bench: Bench) -> None:
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a", "default"} <= set(system) and "orders" not in system
 
 
-@pytest.mark.seed("S0-008", "S0-019")
+@pytest.mark.seed("S0-008")
 def test_topics_and_groups_survive_a_restart(tmp_path: Path) -> None:
     bench = Bench(tmp_path).open()
     create(bench, "kept", write_queues=2)
@@ -122,6 +122,7 @@ def test_who_consumes_a_topic_now_or_before(bench: Bench) -> None:
 # --- finding messages ---
 
 
+@pytest.mark.seed("S0-018")
 def test_messages_are_found_by_key_and_by_unique_key(bench: Bench) -> None:
     for n in range(3):
         header = SendHeader("web", "orders", 0, 0, bench.clock.now_ms(), 0, properties=f"KEYS\x01k{n} shared\x02UNIQ_KEY\x01UNIQUE{n}")

@@ -34,7 +34,7 @@ def member_list(bench: Bench, group: str = "billing") -> list[str] | None:
     return bodies.decode_consumer_ids(answer.body) if answer.code == 0 else None
 
 
-@pytest.mark.seed("S1-006", "S4-196", "S4-202")
+@pytest.mark.seed("S4-196", "S4-202")
 def test_a_heartbeat_makes_the_group_and_its_retry_topic(bench: Bench) -> None:
     assert bench.heartbeat(FakePeer()).code == 0
     assert "billing" in bench.core.tables.groups

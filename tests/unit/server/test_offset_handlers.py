@@ -81,7 +81,7 @@ def test_a_consumer_is_no_administrator_of_its_group_even_after_it_left(bench: B
     assert answer is not None and answer.code == ResponseCode.SYSTEM_ERROR and query(bench).fields == {"offset": "100"}
 
 
-@pytest.mark.seed("S4-226", "S4-220", "S4-025", "S4-026")
+@pytest.mark.seed("S4-226", "S4-026", "S3-146", "S4-113")
 def test_offsets_are_written_after_ten_seconds_and_then_each_five(bench: Bench) -> None:
     path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
     update(bench, 1)

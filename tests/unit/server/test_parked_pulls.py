@@ -49,7 +49,7 @@ def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
     return ParkedPulls(lambda request, peer: answered.append(request), make, 100), answered, holds[0]
 
 
-@pytest.mark.seed("S4-135", "S4-138", "S4-145", "S4-147")
+@pytest.mark.seed("S4-135", "S4-138", "S4-147")
 def test_an_arrival_wakes_the_pulls_of_its_queue_at_once() -> None:
     parked, answered = pulls()
     parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)

@@ -421,7 +421,7 @@ def test_a_store_that_fails_during_a_cold_read_refuses_the_pull(bench: Bench, mo
 # --- what retention took, what a scan covers ---
 
 
-@pytest.mark.seed("S4-088", "S4-093")
+@pytest.mark.seed("S4-088")
 def test_an_offset_that_retention_took_is_moved_to_the_minimum(tmp_path: Path) -> None:
     clock = ManualClock(SYSTEM_CLOCK.now_ms())
     store_settings = Bench(tmp_path).config.store.but(reserved_hours=1)
@@ -441,7 +441,7 @@ def test_an_offset_that_retention_took_is_moved_to_the_minimum(tmp_path: Path) -
     bench.close()
 
 
-@pytest.mark.seed("S4-091", "S4-095")
+@pytest.mark.seed("S4-091")
 def test_a_foreign_pull_looks_at_800_entries_and_no_further(bench: Bench) -> None:
     for _ in range(10):
         bench.send(bodies_=[b"x"] * 100, tag="open")

@@ -46,7 +46,7 @@ def deliver(bench: Bench, seconds: int) -> None:
     bench.core.tick()
 
 
-@pytest.mark.seed("S3-083", "S4-185", "S4-186", "S4-205", "S4-211")
+@pytest.mark.seed("S3-083", "S4-185", "S4-205", "S4-211", "S4-210")
 def test_the_copy_waits_in_the_schedule_topic_and_then_lies_in_the_retry_topic(bench: Bench) -> None:
     sent = bench.send(bodies_=[b"poison"], tag="paid")
     original = record(bench, "orders")
@@ -124,7 +124,7 @@ def test_refusals_come_in_their_order(bench: Bench) -> None:
     assert back(bench, offset).code == ResponseCode.NO_PERMISSION
 
 
-@pytest.mark.seed("S4-196", "S4-202")
+@pytest.mark.seed("S4-202")
 def test_copies_go_to_all_retry_queues_of_the_group(bench: Bench) -> None:
     bench.core.tables.groups.put(GroupConfig("billing", retry_queues=3))
     offset = bench.send().base_log_offset
