@@ -1,0 +1,78 @@
+"""A fifth of the broker's answers to sends is lost on the way: nothing acknowledged is missing and nothing is stored twice, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.admin import Admin
+from rmq_ray.client.async_producer import AsyncProducer
+from rmq_ray.client.producer import Producer
+from rmq_ray.config import FlushMode
+from rmq_ray.model.message import Message
+from tests.support.chaos import Acknowledged, check_log, place_of, read_log
+from tests.support.live_cluster import LiveCluster
+from tests.support.lossy_proxy import LossyProxy
+
+SETTINGS: dict[str, Any] = {"retries": 16, "send_timeout_ms": 6_000}
+
+
+@pytest.fixture(params=[FlushMode.ASYNC_FLUSH, FlushMode.SYNC_FLUSH], ids=["async", "sync"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveCluster]:
+    with LiveCluster(tmp_path, flush=request.param) as running:
+        admin = Admin(running)
+        admin.create_topic("orders", queues=3)
+        admin.close()
+        yield running
+
+
+def send_waiting(proxy: LossyProxy, acknowledged: Acknowledged) -> None:
+    with Producer("web", discovery=proxy, **SETTINGS) as producer, ThreadPoolExecutor(8) as threads:
+        for body, result in threads.map(lambda n: (b"%d" % n, producer.send("orders", b"%d" % n)), range(300)):
+            acknowledged.places[body] = place_of(result)
+
+
+def send_async(proxy: LossyProxy, acknowledged: Acknowledged) -> None:
+    with Producer("web", discovery=proxy, linger_ms=0.0, **SETTINGS) as producer:
+        futures = {b"%d" % n: producer.send_async("orders", b"%d" % n) for n in range(200)}
+        acknowledged.places |= {body: place_of(future.result(20)) for body, future in futures.items()}
+
+
+def send_delayed(proxy: LossyProxy, acknowledged: Acknowledged) -> None:
+    """Single messages: their places are those in the schedule topic, so only their number counts."""
+    with Producer("web", discovery=proxy, **SETTINGS) as producer, ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: producer.send("orders", b"%d" % n, delay_level=1), range(100)))
+
+
+def send_in_loop(proxy: LossyProxy, acknowledged: Acknowledged) -> None:
+    async def run() -> None:
+        async with AsyncProducer("web", discovery=proxy, **SETTINGS) as producer:
+            for start in range(0, 300, 10):
+                bodies = [b"%d" % n for n in range(start, start + 10)]
+                results = await asyncio.gather(*(producer.send(Message("orders", body)) for body in bodies))
+                acknowledged.places.update(zip(bodies, map(place_of, results), strict=True))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("send", [send_waiting, send_async, send_in_loop, send_delayed])
+def test_no_message_is_stored_twice_and_none_is_missing(cluster: LiveCluster, send: Any) -> None:
+    acknowledged = Acknowledged()
+    with LossyProxy(cluster, {"orders": 3}, 0.2) as proxy:
+        send(proxy, acknowledged)
+        assert proxy.lost["swallowed"] and proxy.lost["closed"]
+    store = cluster.store()
+    topic = "SCHEDULE_TOPIC_XXXX" if send is send_delayed else "orders"
+    if send is send_delayed:
+        assert store.bounds(topic, 0)[1] == 100
+        return
+    admin = Admin(cluster)
+    check_log(read_log(cluster, "orders"), acknowledged, {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()})
+    admin.close()
+    assert acknowledged.places and not acknowledged.failed
+    assert store.counters["repeats"] > 0
