@@ -1,0 +1,39 @@
+"""One Ray cluster, one Spark session and one message cluster of two brokers for all tests of this folder: each takes long to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+import rmq_ray as rmq
+from rmq_ray import spark as mqs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_here() -> Iterator[None]:
+    """The one of tests/ray, where those ran before in this process."""
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def session(ray_here: None) -> Iterator[Any]:
+    """RayDP, two cores."""
+    yield mqs.session("tests", executor_cores=2)
+    mqs.stop()
+
+
+@pytest.fixture(scope="session")
+def mq(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """Two brokers with small segments."""
+    small = {"segment_bytes": 1 << 22, "consume_queue_entries": 500}
+    cluster = rmq.start("for-spark", brokers=2, store_path=str(tmp_path_factory.mktemp("store")), store_settings=small)
+    yield cluster
+    cluster.stop()
