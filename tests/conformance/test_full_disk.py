@@ -1,0 +1,83 @@
+"""A disk without room under a real broker: typed refusals, reads go on, and it recovers by itself (tmpfs; skipped where the test may not mount)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.client.admin import Admin
+from rmq_ray.client.producer import Producer
+from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.config import FlushMode
+from rmq_ray.errors import BrokerBusy
+from tests.support.chaos import Acknowledged, check_log, place_of, read_log
+from tests.support.collecting import Collector
+from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
+
+DISK_BYTES = 12 << 20
+BODY_BYTES = 20_000
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"may not mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("preallocate", [True, False])
+@pytest.mark.parametrize("flush", list(FlushMode))
+def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by_itself(disk: Path, flush: FlushMode, preallocate: bool) -> None:
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(6 << 20))
+    acknowledged, collector = Acknowledged(), Collector()
+    with LiveCluster(disk, flush=flush, preallocate=preallocate) as cluster:
+        admin = Admin(cluster)
+        admin.create_topic("orders", queues=1)
+        with (
+            Producer("web", discovery=cluster, send_timeout_ms=600) as producer,
+            PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
+        ):
+
+            def send(number: int) -> None:
+                body = b"%d " % number + bytes(BODY_BYTES)
+                acknowledged.places[body] = place_of(producer.send("orders", body))
+
+            refused = 0
+            for number in range(1_000):
+                try:
+                    send(number)
+                except BrokerBusy:
+                    refused += 1
+                    if refused == 3:
+                        break
+            assert refused == 3 and 50 < len(acknowledged.places) < 1_000
+            collector.wait_for(len(acknowledged.places))
+            assert cluster.brokers[0].status()["state"] == "serving"
+            ballast.unlink()
+            eventually(lambda: sendable(producer), 10)
+            for number in range(1_000, 1_020):
+                send(number)
+            collector.wait_for(len(acknowledged.places) + 1)
+        ends = {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()}
+        check_log(read_log(cluster, "orders"), acknowledged, ends)
+        assert sorted(set(collector.places)) == [("broker-a", 0, offset) for offset in range(len(acknowledged.places) + 1)]
+        admin.close()
+
+
+def sendable(producer: Producer) -> bool:
+    try:
+        producer.send("orders", b"again")
+    except BrokerBusy:
+        return False
+    return True
