@@ -1,9 +1,12 @@
-"""Which statement of the seed documents which test shows: reads the tests' marks by syntax tree, writes docs/seed-coverage.md.
+"""Which statement of the seed documents which tests show: reads the tests' marks by syntax tree, writes docs/seed-coverage.md.
 
     python tools/seed_coverage.py            write the page
     python tools/seed_coverage.py --missing  list statements in scope without a test
 
 Source of the statements and of what is set apart: docs/seed-ids.toml. Nothing is imported or run.
+
+The page names files of tests, not tests: it stays right while tests move, change their names or get neighbours. The mark in the file
+says which one it is. A statement that is set apart as "later" may be marked where a part of it is shown already; the others may not.
 """
 
 from __future__ import annotations
@@ -48,9 +51,21 @@ class Coverage:
     seeds: Seeds
     tests: dict[str, list[str]] = field(default_factory=dict)
 
+    def shown(self, seed: str) -> bool:
+        """True when tests show the whole of it."""
+        return seed in self.tests and seed not in self.seeds.apart
+
+    def files(self, seed: str) -> list[str]:
+        """The files that hold its tests, sorted."""
+        return sorted({test.partition("::")[0] for test in self.tests.get(seed, ())})
+
     def missing(self) -> list[str]:
         """Ids in scope without a test."""
         return [seed for seed in self.seeds.statements if seed not in self.tests and seed not in self.seeds.apart]
+
+    def contradictions(self) -> list[str]:
+        """``id (test)`` of marks on statements that are left out or have nothing to test."""
+        return [f"{seed} ({test})" for seed, tests in sorted(self.tests.items()) if self.seeds.apart.get(seed, ("later",))[0] != "later" for test in tests]
 
     def unknown(self) -> list[str]:
         """``id (test)`` of marks whose id no document has."""
@@ -140,8 +155,8 @@ def render(found: Coverage) -> str:
     ]
     for document, title in seeds.documents.items():
         own = [seed for seed in seeds.statements if seed.startswith(document)]
-        shown = [seed for seed in own if seed in found.tests]
-        apart = [seed for seed in own if seed in seeds.apart and seed not in found.tests]
+        shown = [seed for seed in own if found.shown(seed)]
+        apart = [seed for seed in own if seed in seeds.apart]
         lines.append(f"| {document} {title} | {len(own)} | {len(shown)} | {len(apart)} | {len(own) - len(shown) - len(apart)} |")
     for document, title in seeds.documents.items():
         lines += ["", f"## {document} {title}", "", "| id | statement | shown by |", "| --- | --- | --- |"]
@@ -150,12 +165,11 @@ def render(found: Coverage) -> str:
 
 
 def _shown_by(found: Coverage, seed: str) -> str:
-    if seed in found.tests:
-        return "<br>".join(f"`{test}`" for test in sorted(set(found.tests[seed])))
+    files = "<br>".join(f"[{file.removeprefix('tests/')}](../{file})" for file in found.files(seed))
     if seed in found.seeds.apart:
         kind, reason = found.seeds.apart[seed]
-        return f"{KINDS[kind]}: {reason}"
-    return "open"
+        return f"{KINDS[kind]}: {reason}" + (f"; a part: {files}" if files else "")
+    return files or "open"
 
 
 def main() -> None:
@@ -169,7 +183,7 @@ def main() -> None:
             print(f"{seed}  {found.seeds.statements[seed]}")
         return
     PAGE.write_text(render(found), "utf-8")
-    shown = sum(seed in found.tests for seed in found.seeds.statements)
+    shown = sum(found.shown(seed) for seed in found.seeds.statements)
     print(f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {shown} shown, {len(found.missing())} open")
 
 

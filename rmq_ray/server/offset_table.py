@@ -11,10 +11,14 @@ refused: later messages would count as consumed. Invariant: offsets are >= 0.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 
 ENTRIES_MAX = 200_000  # of (topic, group)
+LOWERED_LOG_EVERY = 100  # a client that goes back in a loop must not fill the log
+
+log = logging.getLogger("rmq_ray.server.offsets")
 
 Tables = dict[tuple[str, str], dict[int, int]]
 """(topic, group) -> queue id -> next offset to consume."""
@@ -107,6 +111,8 @@ class OffsetTable:
         self.dirty = True
         if stored is not None and offset < stored:
             self.lowered += 1
+            if self.lowered % LOWERED_LOG_EVERY == 1:
+                log.warning("group %s goes back in %s queue %d from offset %d to %d: its messages come again", group, topic, queue_id, stored, offset)
             return Commit.LOWERED
         return Commit.STORED
 

@@ -150,7 +150,7 @@ def test_tag_codes_decide_who_wakes(kind: str, tmp_path: Path) -> None:
 
 
 @both
-@pytest.mark.seed("S4-129", "S4-131", "S4-143")
+@pytest.mark.seed("S4-131", "S4-143")
 def test_a_deadline_wakes_a_pull_on_time(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = Broker()

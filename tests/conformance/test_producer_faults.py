@@ -157,7 +157,7 @@ def test_with_two_brokers_a_failed_one_is_left_for_the_other(pair: TinyCluster) 
     assert {topic for topic, _ in second.stored} == {"orders"}
 
 
-@pytest.mark.seed("S3-030", "S3-042")
+@pytest.mark.seed("S3-030", "S3-042", "S0-048")
 def test_the_final_error_names_the_brokers_in_the_order_in_which_they_were_tried(pair: TinyCluster) -> None:
     for broker in pair.brokers:
         broker.fault = lambda arrival, number: 1

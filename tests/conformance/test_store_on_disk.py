@@ -95,7 +95,7 @@ def test_frames_survive_stop_and_start_over_several_segments(path: Path, mode: F
     after.store.shutdown()
 
 
-@pytest.mark.seed("S3-093", "S3-098")
+@pytest.mark.seed("S3-093")
 def test_under_sync_flush_the_thread_tells_what_is_durable(path: Path) -> None:
     life = Life(path, flush=FlushMode.SYNC_FLUSH)
     for number in range(20):

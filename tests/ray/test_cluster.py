@@ -136,6 +136,7 @@ def test_producer_and_consumer_actors_do_the_work_of_a_script(mq: rmq.Cluster) -
         ray.get(consumer.ask.remote("_listener"))
 
 
+@pytest.mark.seed("S4-229")
 def test_lag_counts_down_to_zero(mq: rmq.Cluster) -> None:
     mq.admin.create_topic("lagging", queues=1)
     name, collector = group(), Collector()

@@ -21,6 +21,10 @@ def test_marks_name_statements_that_exist() -> None:
     assert FOUND.unknown() == []
 
 
+def test_what_is_left_out_or_only_told_is_not_marked() -> None:
+    assert FOUND.contradictions() == []
+
+
 def test_a_test_shows_five_statements_at_most() -> None:
     crowded = [f"{mark.test}: {len(mark.ids)} ids" for mark in read_marks() if len(mark.ids) > IDS_A_TEST_MAX]
     assert crowded == []

@@ -29,10 +29,14 @@ def test_a_higher_commit_is_taken_from_anyone() -> None:
 
 
 @pytest.mark.seed("S4-225")
-def test_a_lower_commit_is_taken_from_the_latest_puller_and_counted() -> None:
+def test_a_lower_commit_is_taken_from_the_latest_puller_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     table = committed()
     assert table.commit("orders", "billing", 0, 50, "one") is Commit.LOWERED
     assert (table.query("orders", "billing", 0), table.lowered, table.refused) == (50, 1, 0)
+    assert [record.getMessage() for record in caplog.records] == ["group billing goes back in orders queue 0 from offset 100 to 50: its messages come again"]
+    for offset in range(49, 0, -1):
+        table.commit("orders", "billing", 0, offset, "one")
+    assert (table.lowered, len(caplog.records)) == (50, 1)
 
 
 def test_a_zombie_that_was_followed_by_another_puller_cannot_go_back() -> None:

@@ -104,7 +104,7 @@ def test_a_broken_inline_expression_and_sql_are_refused(bench: Bench) -> None:
 # --- statuses (10.3, 10.4) ---
 
 
-@pytest.mark.seed("S4-086", "S4-087", "S4-108")
+@pytest.mark.seed("S4-087", "S4-108")
 def test_an_empty_queue_is_no_message_at_zero_and_moved_elsewhere(bench: Bench) -> None:
     bench.core.tables.topics.put(TopicConfig("orders", 4, 4))
     code, page = bench.pull(offset=0)

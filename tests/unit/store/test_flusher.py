@@ -65,6 +65,7 @@ def test_async_flush_leaves_a_few_bytes_until_the_thorough_interval() -> None:
     assert (rig.log.durable, rig.told) == (100, [100])
 
 
+@pytest.mark.seed("S3-104")
 def test_async_flush_takes_four_pages_at_once() -> None:
     rig = Rig(FlushMode.ASYNC_FLUSH)
     rig.write(16_384)

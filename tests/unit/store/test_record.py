@@ -46,7 +46,7 @@ RECORDS = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.seed("S3-089")
+@pytest.mark.seed("S3-089", "S3-091")
 def test_the_golden_record_has_every_byte_in_its_place() -> None:
     assert len(GOLDEN) == 128
     assert encode_record(RECORD) == GOLDEN
