@@ -102,9 +102,17 @@ class AssignedQueue:
 
 def cut(owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: int) -> list[ReadyBatch]:
     """The records of ``page`` that passed the filter, in batches of at most ``batch_size``, in order of their offsets."""
-    lengths = page.body_bytes if len(indices) == len(page) else page.body_bytes[list(indices)]
-    if batch_size == 1:
-        return [ReadyBatch(owner, page, (i,), length) for i, length in zip(indices, lengths.tolist(), strict=True)]
+    lengths = page.body_bytes
+    if isinstance(lengths, list):  # few records
+        if len(indices) != len(page):
+            lengths = [lengths[i] for i in indices]
+    else:
+        lengths = lengths if len(indices) == len(page) else lengths[list(indices)]
     edges = range(0, len(indices), batch_size)
-    totals = np.add.reduceat(lengths, edges).tolist()
+    if batch_size == 1:
+        totals = lengths if isinstance(lengths, list) else lengths.tolist()
+    elif isinstance(lengths, list):
+        totals = [sum(lengths[at : at + batch_size]) for at in edges]
+    else:
+        totals = np.add.reduceat(lengths, edges).tolist()
     return [ReadyBatch(owner, page, indices[at : at + batch_size], total) for at, total in zip(edges, totals, strict=True)]

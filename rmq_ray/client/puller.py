@@ -2,7 +2,8 @@
 
     pull ──(may it?)──> PULL_RECORDS ──answer, in the connection's reader thread──> page, batches
       ^       │ no: 50 ms, 1 s                     │
-      │       └─────────── later ──────────────────┤ the next pull goes out before the listener sees a message
+      │       └─────────── later ──────────────────┤ few records: to the listener first; many: the next pull first,
+      │                                            │ so that it is under way while the listener works
       └────────────────────────────────────────────┘
 
 Decides when a queue is pulled and what an answer means. Does not run listeners (``submit`` hands batches over), choose queues
@@ -38,6 +39,7 @@ BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
 QUICK_ANSWER_MS = 5
 QUICK_EMPTY_MAX = 8  # a broker that does not hold pulls is asked every 50 ms, not in a tight loop
 HELD_BACK_LOG_EVERY = 1_000
+FEW_RECORDS = 16  # of an answer: a message that comes alone should not wait for the next pull to be written
 FAILURE_LOG_EVERY = 60  # a minute of failures, one each second
 
 STATUS_OF_CODE = {
@@ -223,8 +225,11 @@ class Puller:
         elif status is PullStatus.FOUND and len(answer.sizes):
             work.empty_in_a_row = 0
             batches = self._put(work, answer)
+            few = len(answer.sizes) <= FEW_RECORDS
+            if batches and few:
+                self._events.submit(batches)
             self._next(work, address, self._parts.config.pull_interval_ms if batches else 0)
-            if batches:
+            if batches and not few:
                 self._events.submit(batches)
         else:
             self._advance(work, answer.next_offset)

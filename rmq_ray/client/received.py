@@ -39,11 +39,14 @@ from rmq_ray.model.message import (
     decode_properties,
 )
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.store.record import HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
+from rmq_ray.store.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
 
 INFLATED_BYTES_MAX = 64 << 20
 """A compressed body may not become longer than this: 4 MiB of zeros from a hostile producer would become 4 GiB."""
 
+_FEW = 16  # below, struct is faster than numpy
+_COMPRESSED = int(SysFlag.COMPRESSED)
+_LONG_HOSTS = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
@@ -67,25 +70,17 @@ class Page:
         self.raw = raw
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
-        ends = np.cumsum(sizes, dtype=np.int64) + start
-        if len(sizes) == 0 or int(sizes.min()) < OVERHEAD_BYTES or int(ends[-1]) != len(raw):
-            raise ConsumeError(f"a page of {queue} has {len(sizes)} sizes that do not fit its {len(raw) - start} bytes; the broker is broken", str(queue))
-        starts = ends - sizes
-        head = headers(raw)[starts]
-        sys_flags, lengths = head["sys_flag"], head["body_len"].astype(np.int64)
-        body_at = starts + HEADER_BYTES
-        if bool((sys_flags & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)).any()):
-            body_at, lengths = self._long_hosts(starts, sys_flags)
-        body_end = body_at + lengths
-        if not bool(((head["total"] == sizes) & (head["magic"] == MAGIC) & (lengths >= 0) & (body_end + 3 <= ends)).all()):
-            raise ConsumeError(f"a page of {queue} holds bytes that are no records; the broker is broken", str(queue))
-        self.compressed = bool((sys_flags & SysFlag.COMPRESSED).any())
-        self.at: list[int] = [*starts.tolist(), len(raw)]  # plain ints: indexing a numpy array costs 10 times as much
-        self.body_at: list[int] = body_at.tolist()
-        self.body_end: list[int] = body_end.tolist()
-        self.body_bytes = lengths
-        """Length of each body as stored, an array."""
-        self.offsets = _offsets(head["queue_offset"])
+        self.compressed = False
+        self.at: list[int]  # plain ints: indexing a numpy array costs 10 times as much
+        self.body_at: list[int]
+        self.body_end: list[int]
+        self.offsets: Sequence[int]
+        self.body_bytes: Any
+        """Length of each body as stored: a list when there are few records, an array when there are many."""
+        if len(sizes) < _FEW:
+            self._look_at_few(sizes.tolist(), start)
+        else:
+            self._look_at_many(sizes, start)
 
     def __len__(self) -> int:
         return len(self.body_at)
@@ -116,16 +111,64 @@ class Page:
         stop = raw.find(b"\x02", found, end)
         return raw[found + len(_TAGS_MARK) : end if stop < 0 else stop] or None
 
-    def _long_hosts(self, starts: np.ndarray[Any, Any], sys_flags: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(where bodies begin, how long they are) when some records have hosts of 16 bytes; never of records that we write."""
-        begin, lengths = starts + HEADER_BYTES, np.zeros(len(starts), np.int64)
-        for i, flag in enumerate(sys_flags.tolist()):
-            begin[i] += sum(host_lengths(flag)) - 16
-            at = int(begin[i])
-            if at > len(self.raw):
-                raise ConsumeError(f"a page of {self.queue} ends inside a record; the broker is broken", str(self.queue))
-            lengths[i] = _I32.unpack_from(self.raw, at - 4)[0]
-        return begin, lengths
+    def _look_at_few(self, sizes: list[int], start: int) -> None:
+        """Find and check the records one by one."""
+        raw, at = self.raw, start
+        if not sizes or min(sizes) < OVERHEAD_BYTES or start + sum(sizes) != len(raw):
+            raise self._bad_sizes(len(sizes), start)
+        starts, begins, ends, lengths, offsets = [], [], [], [], []
+        for size in sizes:
+            total, magic, _, _, _, queue_offset, _, sys_flag, _, _, _, _, _, _, length = HEADER.unpack_from(raw, at)
+            begin = at + HEADER_BYTES
+            if sys_flag & _LONG_HOSTS:
+                begin, length = self._long_host(at, sys_flag)
+            if total != size or magic != MAGIC or length < 0 or begin + length + 3 > at + size:
+                raise self._bad_records()
+            if sys_flag & _COMPRESSED:
+                self.compressed = True
+            starts.append(at)
+            begins.append(begin)
+            ends.append(begin + length)
+            lengths.append(length)
+            offsets.append(queue_offset)
+            at += size
+        starts.append(at)
+        self.at, self.body_at, self.body_end, self.body_bytes, self.offsets = starts, begins, ends, lengths, offsets
+
+    def _look_at_many(self, sizes: np.ndarray[Any, Any], start: int) -> None:
+        """The same for all records at once."""
+        raw = self.raw
+        ends = np.cumsum(sizes, dtype=np.int64) + start
+        if int(sizes.min()) < OVERHEAD_BYTES or int(ends[-1]) != len(raw):
+            raise self._bad_sizes(len(sizes), start)
+        starts = ends - sizes
+        head = headers(raw)[starts]
+        sys_flags, lengths = head["sys_flag"], head["body_len"].astype(np.int64)
+        body_at = starts + HEADER_BYTES
+        if bool((sys_flags & _LONG_HOSTS).any()):
+            for i, (at, flag) in enumerate(zip(starts.tolist(), sys_flags.tolist(), strict=True)):
+                body_at[i], lengths[i] = self._long_host(at, flag)
+        body_end = body_at + lengths
+        if not bool(((head["total"] == sizes) & (head["magic"] == MAGIC) & (lengths >= 0) & (body_end + 3 <= ends)).all()):
+            raise self._bad_records()
+        self.compressed = bool((sys_flags & SysFlag.COMPRESSED).any())
+        self.at, self.body_at, self.body_end = [*starts.tolist(), len(raw)], body_at.tolist(), body_end.tolist()
+        self.body_bytes = lengths
+        self.offsets = _offsets(head["queue_offset"])
+
+    def _long_host(self, start: int, flag: int) -> tuple[int, int]:
+        """(where the body begins, how long it is) of a record that may have hosts of 16 bytes; never of records that we write."""
+        at = start + HEADER_BYTES + sum(host_lengths(flag)) - 16
+        if at > len(self.raw):
+            raise ConsumeError(f"a page of {self.queue} ends inside a record; the broker is broken", str(self.queue))
+        return at, int(_I32.unpack_from(self.raw, at - 4)[0])
+
+    def _bad_sizes(self, count: int, start: int) -> ConsumeError:
+        what = f"{count} sizes that do not fit its {len(self.raw) - start} bytes"
+        return ConsumeError(f"a page of {self.queue} has {what}; the broker is broken", str(self.queue))
+
+    def _bad_records(self) -> ConsumeError:
+        return ConsumeError(f"a page of {self.queue} holds bytes that are no records; the broker is broken", str(self.queue))
 
 
 class MessageExt:

@@ -83,10 +83,11 @@ def test_a_body_that_is_not_what_its_flags_say_is_a_typed_error() -> None:
             _ = message.body
 
 
-def test_records_with_sixteen_byte_hosts_are_read_too() -> None:
+@pytest.mark.parametrize("more", [0, 40])
+def test_records_with_sixteen_byte_hosts_are_read_too(more: int) -> None:
     long = encode_record(Record("orders", 2, b"six", "TAGS\x01a", 0, 1, 5, 0, 9, ("2001:db8::1", 1), 10, ("2001:db8::2", 2), 4, 6))
-    messages = page(record(QUEUE, 0, b"four"), long).messages()
-    assert [message.body for message in messages] == [b"four", b"six"]
+    messages = page(record(QUEUE, 0, b"four"), long, *[record(QUEUE, 2 + i, b"four") for i in range(more)]).messages()
+    assert [message.body for message in messages] == [b"four", b"six"] + [b"four"] * more
     six = messages[1]
     assert (six.born_host, six.store_host, six.store_ms, six.reconsume_times, six.prepared_offset) == (
         Address("2001:db8::1", 1),
@@ -111,16 +112,24 @@ def test_tags_are_compared_as_strings_and_not_confused_with_names_that_end_alike
     assert [message.tag for message in found.messages()] == ["Aa", "BB", None, "Aa", None, None]
 
 
-@pytest.mark.parametrize("spoil", ["magic", "size", "short", "body"])
-def test_bytes_that_are_no_records_make_no_page(spoil: str) -> None:
-    raw = bytearray(record(QUEUE, 0) + record(QUEUE, 1))
-    sizes = np.array([len(raw) // 2, len(raw) // 2], ">i4")
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("spoil", ["magic", "size", "short", "body", "negative", "tiny", "hosts"])
+def test_bytes_that_are_no_records_make_no_page(spoil: str, count: int) -> None:
+    raw = bytearray(b"".join(record(QUEUE, i) for i in range(count)))
+    sizes = np.full(count, len(raw) // count, ">i4")
+    assert len(Page(QUEUE, bytes(raw), sizes)) == count
     if spoil == "magic":
         raw[4] ^= 1
     elif spoil == "size":
-        sizes = sizes + np.array([1, -1])
+        sizes[:2] += np.array([1, -1], ">i4")
     elif spoil == "short":
         raw = raw[:-1]
+    elif spoil == "negative":
+        raw[84:88] = (-1).to_bytes(4, signed=True)
+    elif spoil == "tiny":
+        sizes[:2] += np.array([20 - sizes[0], sizes[0] - 20], ">i4")
+    elif spoil == "hosts":
+        raw[39 - len(raw) // count] |= SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6  # of the last record
     else:
         raw[84:88] = (1 << 20).to_bytes(4)
     with pytest.raises(ConsumeError):
@@ -163,7 +172,7 @@ def test_a_message_kept_for_another_try_counts_it_locally() -> None:
 def test_bodies_come_out_as_they_went_in_whatever_their_lengths(bodies: list[bytes]) -> None:
     found = page(*[record(QUEUE, i, body) for i, body in enumerate(bodies)])
     assert [message.body for message in found.messages()] == bodies
-    assert found.body_bytes.tolist() == [len(body) for body in bodies]
+    assert list(found.body_bytes) == [len(body) for body in bodies]
     assert [message.queue_offset for message in found.messages()] == list(range(len(bodies)))
 
 
