@@ -24,12 +24,9 @@ def run(scene: Scene) -> None:
         batched_rate(mq, "recover", messages, 1_024, 400)
         for number in range(3):
             scene.report.tell(f"kill -9 until the next send is acknowledged, {messages * 1.3 / 1e6:.1f} GB of log, try {number + 1}", outage_s(mq), "s")
-        pid = int(mq.status()["broker-a/0"]["pid"])
         path = scene.directory / mq.name / "broker-a"
         copy = scene.directory / "recovered"
-        os.kill(pid, signal.SIGSTOP)
-        shutil.copytree(path, copy)
-        os.kill(pid, signal.SIGCONT)
+        shutil.copytree(path, copy)  # nothing is sent any more: what a power loss would leave, but for the order of syncs
     full_recovery(scene, copy)
     shutil.rmtree(copy)
 
