@@ -52,6 +52,20 @@ def test_a_failed_write_is_told() -> None:
     assert [type(error) for error in resumed] == [StoreFull]
 
 
+def test_after_a_failed_write_sends_still_wait_and_the_next_one_tries_again() -> None:
+    """An acknowledged message must not lie in a topic that only memory knows."""
+    disk, resumed = Disk(), []
+    fresh = FreshTopics(disk.save)
+    fresh.created("orders")
+    disk.end(StoreFull("no room"))
+    assert "orders" in fresh and fresh and disk.saves == []
+    for n in range(2):
+        fresh.wait("orders", 10, lambda error, n=n: resumed.append((n, error)))
+    assert len(disk.saves) == 1
+    disk.end()
+    assert resumed == [(0, None), (1, None)] and "orders" not in fresh and not fresh
+
+
 def test_waiting_bytes_are_limited() -> None:
     disk = Disk()
     fresh = FreshTopics(disk.save)
