@@ -68,7 +68,13 @@ class DelayService:
         more = False
         for state in self._levels:
             if now_ms >= state.wait_until_ms:
-                more = self._run(state, store, now_ms) or more
+                try:
+                    more = self._run(state, store, now_ms) or more
+                except StoreError as error:  # of reading: a log that has failed is read again, anything else with the next tick
+                    log.warning("delayed messages of level %d cannot be read: %s", state.level, error)
+                    state.wait_until_ms = now_ms + RETRY_MS
+                    self._keeper.check(error)
+                    return False
         return more
 
     def offsets(self) -> dict[int, int]:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.errors import StoreFailed
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.message import decode_properties
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.headers import SendHeader
+from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.record import Record, decode_record
 from tests.support.broker_bench import Bench
 
@@ -152,3 +154,18 @@ def test_an_offset_outside_the_queue_becomes_its_bound(bench: Bench) -> None:
     assert advance(bench, 1_000) == [] and bench.core.delays.settled() == {1: 1}
     send(bench, b"y", 1)
     assert advance(bench, 1_000) == [b"y"]
+
+
+def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(bench, b"x", 1)
+    bench.clock.advance_ms(1_000)
+
+    def broken(self: MessageStore, *args: object) -> None:
+        raise StoreFailed("a sync failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageStore, "get_messages", broken)
+        bench.core.tick()
+    bench.offload.drain()
+    assert bench.core.keeper.reopened == 1
+    assert advance(bench, 200) == [b"x"]
