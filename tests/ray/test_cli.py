@@ -1,0 +1,279 @@
+"""The real commands in processes of their own: against a cluster of the tests' Ray, and once with a Ray head that ``up`` starts and ``down`` stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from click.testing import CliRunner
+
+import rmq_ray as rmq
+from rmq_ray.cli.main import main
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND_S = 90
+
+
+class Cli:
+    """Runs ``python -m rmq_ray`` with some general options and an environment."""
+
+    def __init__(self, *general: str, environment: dict[str, str] | None = None) -> None:
+        self.general = general
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rmq_ray", *self.general, *arguments]
+        return subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+    def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        try:
+            out, err = process.communicate(text, timeout=COMMAND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def ok(self, *arguments: str, text: str | None = None) -> str:
+        done = self.run(*arguments, text=text)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok("--format", "json", *arguments))
+
+    def look(self, *arguments: str) -> Any:
+        """The same inside this process, which has joined the Ray cluster already: a second instead of two."""
+        done = CliRunner().invoke(main, ["--format", "json", *self.general, *arguments])
+        assert done.exit_code == 0, f"{arguments}: {done.output}"
+        return json.loads(done.stdout)
+
+    def fails(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == 1, f"{arguments}: {done.returncode} {done.stdout}{done.stderr}"
+        assert done.stderr.count("\n") == 1 and done.stderr.startswith("Error: "), done.stderr
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def cli(mq: rmq.Cluster) -> Cli:
+    return Cli("--address", ray.get_runtime_context().gcs_address, "--cluster", mq.name)
+
+
+def name(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex[:8]}"
+
+
+def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
+    topic = name("t")
+    assert cli.json("topic", "create", topic, "--queues", "2") == {"topic": topic, "queues": 2, "perm": 6}
+    assert {"topic": topic} in cli.look("topic", "list")
+    assert {"topic": "TBW102"} in cli.look("topic", "list", "--system")
+    assert [(row["queue"], row["messages"]) for row in cli.json("topic", "describe", topic)] == [(0, 0), (1, 0)]
+    cli.ok("topic", "create", topic, "--queues", "3")
+    assert len(cli.look("topic", "describe", topic)) == 3
+    cli.ok("topic", "delete", topic, "-y")
+    assert "does not exist" in cli.fails("topic", "describe", topic)
+    assert cli.run("topic", "delete", topic, text="n\n").returncode == 1
+
+
+def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
+    topic, group = name("t"), name("g")
+    cli.look("topic", "create", topic, "--queues", "1")
+    sent = cli.json("produce", topic, "größe 標", "--tag", "paid", "--key", "o-1", "--key", "both", "--property", "region=eu")
+    assert (sent["status"], sent["queue_offset"]) == ("SEND_OK", 0)
+    assert json.loads(cli.ok("--format", "json", "produce", topic, text="one\n\ntwo\n\nthree")) == {"topic": topic, "messages": 3}
+    first = [json.loads(line) for line in cli.ok("--format", "json", "consume", topic, "--group", group, "--max", "2").splitlines()]
+    assert [row["body"] for row in first] == ["größe 標", "one"]
+    assert (first[0]["tag"], first[0]["keys"], first[0]["properties"], first[0]["message_id"]) == (
+        "paid",
+        ["o-1", "both"],
+        {"region": "eu"},
+        sent["message_id"],
+    )
+    assert cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines() == ["two", "three"], "nothing twice, nothing left out"
+    for found in (
+        cli.json("message", "find", topic, "both")[0],
+        cli.look("message", "get", sent["message_id"], "--topic", topic),
+        cli.look("message", "get", sent["offset_message_id"]),
+    ):
+        assert (found["body"], found["message_id"], found["queue_offset"], found["broker"]) == ("größe 標", sent["message_id"], 0, "broker-a")
+    assert cli.look("message", "find", topic, "nobody") == []
+    assert "never stored" in cli.fails("message", "get", "0" * 32, "--topic", topic)
+
+
+def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
+    topic, group = name("t"), name("g")
+    cli.look("topic", "create", topic, "--queues", "1")
+    cli.ok("produce", topic, text="\n".join(str(i) for i in range(10)))
+    consumer = cli.start("--format", "json", "consume", topic, "--group", group)
+    assert consumer.stdout is not None
+    assert [json.loads(consumer.stdout.readline())["body"] for _ in range(10)] == [str(i) for i in range(10)]
+    (member,) = cli.json("group", "describe", group)
+    assert member["broker"] == "broker-a" and str(consumer.pid) in member["client_id"]
+    assert "stop them first" in cli.fails("group", "seek", group, topic, "--to", "first", "--execute")
+    assert "stop them first" in cli.fails("group", "delete", group, "-y")
+    consumer.send_signal(signal.SIGINT)
+    assert consumer.wait(30) == 0
+    consumer.communicate()
+    assert {"group": group} in cli.look("group", "list")
+    (row,) = [row for row in cli.look("group", "lag", group) if row["topic"] == topic]
+    assert (row["committed"], row["lag"]) == (10, 0)
+    dry = cli.look("group", "seek", group, topic, "--to", "first")
+    assert [(row["target"], row["moved_by"]) for row in dry] == [(0, -10)] and cli.look("group", "seek", group, topic, "--to", "last")[0]["moved_by"] == 0
+    assert cli.json("group", "seek", group, topic, "--to", "first", "--execute") == dry
+    assert len(cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines()) == 10
+    assert cli.look("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[0]["target"] in (9, 10)
+    cli.ok("group", "delete", group, "-y")
+    assert {"group": group} not in cli.look("group", "list")
+    assert "no broker knows" in cli.fails("group", "lag", group)
+
+
+def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
+    topic, group = name("t"), name("g")
+    cli.look("topic", "create", topic, "--queues", "1")
+    cli.ok("produce", topic, text="\n".join(f"{i:0100}" for i in range(5_000)))
+    with cli.start("consume", topic, "--group", group) as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        seen = [consumer.stdout.readline() for _ in range(3)]
+        consumer.stdout.close()
+        assert consumer.wait(30) == 0 and "Traceback" not in consumer.stderr.read()
+    rest = cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines()
+    assert [int(line) for line in seen] == [0, 1, 2]
+    assert rest[-1] == f"{4_999:0100}" and len(rest) >= 5_000 - 3 - 2_000, "what the pipe had taken may be missing, nothing behind it"
+    assert [int(line) for line in rest] == list(range(int(rest[0]), 5_000))
+
+
+def test_status_and_health_name_every_part(cli: Cli, mq: rmq.Cluster) -> None:
+    found = cli.json("status")
+    assert (found["cluster"], found["controller"], found["broker-a/0"]["state"]) == (mq.name, "serving", "serving")
+    table = cli.ok("status").splitlines()
+    assert table[0] == f"cluster {mq.name}: serving"
+    assert [line.split()[0] for line in table[2:]] == ["name-server-0", "broker-a/0", "broker-a/hold"]
+    assert {row["state"] for row in cli.look("health")} == {"serving"}
+    (broker,) = cli.look("broker", "list")
+    assert (broker["broker"], broker["id"], broker["address"]) == ("broker-a", 0, mq.addresses["broker-a"][0])
+
+
+def test_failures_name_the_cluster_or_the_rule(cli: Cli) -> None:
+    assert "rmq-ray up" in Cli("--address", cli.general[1], "--cluster", "nowhere").fails("topic", "list")
+    assert "does not exist" in cli.fails("consume", "no-such-topic")
+    assert "at least one byte" in cli.fails("produce", "t", "")
+    assert cli.run("produce", "bad topic", "x").returncode == 2
+
+
+def test_a_running_brokers_store_is_dumped_but_not_verified(cli: Cli, start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+    other = start(store_path=str(tmp_path / "stores"))
+    with rmq.Producer(cluster=other.name) as producer:
+        producer.send("dumped", b"hello", tag="t")
+    path = str(tmp_path / "stores" / "broker-a")
+    assert [(row["topic"], row["body"]) for row in cli.json("store", "dump", path)] == [("dumped", "hello")]
+    assert "StoreInUse" in cli.fails("store", "verify", path)
+    other.stop()
+    report = cli.json("store", "verify", path)
+    assert (report["records"], report["faults"], report["clean"]) == (1, 0, True)
+    assert "broker-a" in cli.fails("store", "verify", str(tmp_path / "stores"))
+
+
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_bench_prints_its_figures(cli: Cli, command: str) -> None:
+    found = cli.json("bench", command, "--messages", "2000", "--topic", name("bench"))
+    assert found["messages"] == 2000 and found["messages_per_s"] > 100
+
+
+def test_bench_e2e_measures_times_and_leaves_no_group_behind(cli: Cli) -> None:
+    found = cli.json("bench", "e2e", "--messages", "20")
+    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
+    assert not [row for row in cli.look("group", "list") if "e2e" in row["group"]]
+
+
+# --- a Ray head of its own -----------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        if not 10_002 <= port <= 19_999:
+            return port
+
+
+def processes_that_name(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+        if text in line and int(path.parent.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]:
+    """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from this process, no address."""
+    directory = Path("/tmp") / name("rmq-cli")  # short: Ray puts Unix sockets below it
+    directory.mkdir()
+    environment = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
+    cli = Cli(environment=environment)
+    for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_worker_niceness"):
+        cli.environment.pop(variable, None)
+    yield cli, directory
+    for cluster in ("default", "second"):
+        cli.run("--cluster", cluster, "down")
+    assert processes_that_name(str(directory)) == []
+    subprocess.run(["rm", "-rf", str(directory)], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(alone: tuple[Cli, Path]) -> None:
+    cli, directory = alone
+    port, store = free_port(), directory / "stores"
+    first = cli.json("up", "--ray-port", str(port), "--store", str(store))
+    assert (first["state"], first["ray"]) == ("started", "started") and first["ray_address"].endswith(f":{port}")
+    again = cli.json("up", "--ray-port", str(port), "--store", str(store))
+    assert again["state"].startswith("was running") and again["ray"] == "was running" and again["broker-a"] == first["broker-a"]
+    assert "StoreInUse" in cli.fails("--cluster", "second", "up", "--ray-port", str(port), "--store", str(store))
+    assert cli.json("--address", first["ray_address"], "health"), "a failed up stops nothing that it did not start"
+    niceness = {row["check"]: row["found"] for row in cli.json("--address", first["ray_address"], "doctor")}
+    assert niceness["niceness"] == "0"
+    second = cli.json("--cluster", "second", "up", "--ray-port", str(port), "--store", str(directory / "stores-2"))
+    assert (second["state"], second["ray"]) == ("started", "was running")
+    cli.ok("--address", first["ray_address"], "produce", "kept", "hello")
+    down = cli.json("--address", first["ray_address"], "down")
+    assert down == {"cluster": "default", "state": "stopped", "ray": "left running for second"}
+    assert processes_that_name(f"--gcs_server_port={port} ")
+    last = cli.json("--address", first["ray_address"], "--cluster", "second", "down")
+    assert last == {"cluster": "second", "state": "stopped", "ray": "stopped"}
+    assert eventually(lambda: not processes_that_name(str(directory)), 10), processes_that_name(str(directory))
+    assert cli.json("store", "verify", str(store / "broker-a"))["records"] == 1
+    assert ray.is_initialized() and ray.nodes(), "the Ray cluster of the tests was left alone"
+    assert cli.json("up", "--ray-port", str(port), "--store", str(store))["state"] == "started"
+    assert cli.json("--address", first["ray_address"], "topic", "describe", "kept")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Cli, Path]) -> None:
+    cli, directory = alone
+    blocked = directory / "file"
+    blocked.write_text("no directory")
+    assert cli.run("up", "--ray-port", str(free_port()), "--store", str(blocked)).returncode == 2
+    message = cli.fails("up", "--ray-port", str(free_port()), "--store", str(blocked / "below"))
+    assert "file" in message and "[" in message
+    assert processes_that_name(str(directory)) == []
