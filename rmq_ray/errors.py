@@ -32,6 +32,7 @@
     │   ├── StoreCorrupt                 bytes on disk contradict the format
     │   ├── StoreFull                    no room; reads go on
     │   ├── StoreFailed                  a write or fsync failed: nothing more is acknowledged until it was re-read
+    │   │   ├── StoreUnreadable          a read failed: that record cannot be had now, the log goes on
     │   │   └── AppendUnknown            the write of this very message: it may be found when the disk is read again
     │   └── StoreNotReady                recovery is still running; try again
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
@@ -290,6 +291,10 @@ class StoreFailed(StoreError):
     """A write or fsync failed: nothing more is acknowledged from this log until the disk was read again."""
 
     retriable = True
+
+
+class StoreUnreadable(StoreFailed):
+    """A file cannot be opened or read (a bad sector, too many open files): only what lies there cannot be had, nothing was lost."""
 
 
 class AppendUnknown(StoreFailed):

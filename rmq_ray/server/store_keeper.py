@@ -19,7 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed, StoreFull, StoreInUse, StoreNotReady
+from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed, StoreFull, StoreInUse, StoreNotReady, StoreUnreadable
 from rmq_ray.server.offload import Offload
 from rmq_ray.store.message_store import MessageStore, StoreState
 
@@ -88,8 +88,10 @@ class StoreKeeper:
                 self._open()
 
     def check(self, error: Exception) -> None:
-        """Told of every error that a request met: the one that means a failed log ends the serving."""
-        if isinstance(error, StoreFailed):
+        """Told of every error that a request met: the one that means a failed log ends the serving. A bad sector does not: whoever reads it
+        would stop the broker for everybody, again and again.
+        """
+        if isinstance(error, StoreFailed) and not isinstance(error, StoreUnreadable):
             self.failed(error)
 
     def failed(self, error: RmqError) -> None:

@@ -18,13 +18,14 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnwritable
+from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnreadable, StoreUnwritable
 
 Bytes = bytes | bytearray | memoryview
 """What is written; a memoryview must be contiguous."""
 
 T = TypeVar("T")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _RUNS_MAX = 100_000  # runs of data in one sparse file; beyond it the whole file counts as data
 _WRITES_MAX = 1_000  # a positional write that needs more pieces than this is broken
@@ -39,7 +40,15 @@ def _typed(error: OSError, doing: str, path: str) -> StoreError:
         return StoreUnwritable(f"{detail}; give the broker's user write permission", path)
     if error.errno == errno.ENOENT:
         return StoreMissing(f"{detail}; the file or directory is not there", path)
+    if error.errno in _NO_DESCRIPTOR:
+        return StoreUnreadable(f"{detail}; raise the limit of open files", path)
     return StoreFailed(f"{detail}; the disk must be read again before the store goes on", path)
+
+
+def _unread(error: OSError, doing: str, path: str) -> StoreError:
+    """The same for a read: nothing that was written is in doubt."""
+    found = _typed(error, doing, path)
+    return StoreUnreadable(f"{doing} {path}: {error.strerror or error}; check the disk", path) if type(found) is StoreFailed else found
 
 
 class File:
@@ -85,7 +94,7 @@ class File:
                 data += more
             return data
         except OSError as error:
-            raise _typed(error, "read from", self.path) from error
+            raise _unread(error, "read from", self.path) from error
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
         """Fill ``buffer`` (writable, bytes) from ``position``; returns the count, smaller only at the end of the file."""
@@ -98,7 +107,7 @@ class File:
                 done += count
             return done
         except OSError as error:
-            raise _typed(error, "read from", self.path) from error
+            raise _unread(error, "read from", self.path) from error
 
     def datasync(self) -> None:
         """``fdatasync``: on return everything written to this file before the call survives a power loss.

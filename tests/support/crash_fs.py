@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing
+from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnreadable
 from rmq_ray.store.files import Bytes, DirectoryLock, File, FileSystem
 
 Keep = Callable[[int, "Change"], "bool | int"]
@@ -238,7 +238,8 @@ class CrashFileSystem(FileSystem):
         """What the real one would raise."""
         if fault.error == "ENOSPC":
             return StoreFull(f"{fault.action} {path}: No space left on device", path)
-        return StoreFailed(f"{fault.action} {path}: Input/output error", path)
+        kind = StoreUnreadable if fault.action == "pread" else StoreFailed
+        return kind(f"{fault.action} {path}: Input/output error", path)
 
     # --- FileSystem ----------------------------------------------------------------------------------------------------------
 

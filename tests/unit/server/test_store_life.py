@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,26 @@ def test_a_message_that_may_be_stored_is_not_refused_and_its_repeat_is_recognise
     assert bodies_of(bench.pull()[1]) == [b"hello", b"in the log"]
     again = unpack_send_answer(bench.ask(Code.SEND_RECORDS, None, frame).body)
     assert (again.base_queue_offset, again.repeat) == (1, True)
+    bench.close()
+
+
+def test_a_bad_sector_refuses_those_who_read_it_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path).open()
+    bench.send("orders", 0, [b"on the bad sector"])
+    pread = os.pread
+
+    def broken(fd: int, count: int, position: int) -> bytes:
+        if "commitlog" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(fd, count, position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        code, page = bench.pull()
+        assert (code, page) == (ResponseCode.SERVICE_NOT_AVAILABLE, None)
+        assert bench.core.status()["state"] == "serving" and bench.core.keeper.reopened == 0
+        assert bench.send("orders", 1).base_queue_offset == 0
+    assert bodies_of(bench.pull()[1]) == [b"on the bad sector"]
     bench.close()
 
 
