@@ -106,9 +106,11 @@ class StoreKeeper:
         self._open()
 
     def close(self) -> MessageStore | None:
-        """Stop serving for good; the store, to be shut down by the caller in a thread."""
+        """Stop serving for good; the store, to be shut down by the caller in a thread. None while a thread opens it: it is shut down
+        when that thread has ended, so that nobody writes without the lock.
+        """
         store, self.store, self.state = self.store or self._failed_store, None, KeeperState.CLOSED
-        return store
+        return None if self._busy else store
 
     def refusal(self) -> RmqError:
         """What a request that needs the store is told now."""
@@ -148,14 +150,16 @@ class StoreKeeper:
 
     def _opened(self, store: MessageStore | Exception) -> None:
         self._busy = False
+        if self.state is KeeperState.CLOSED:
+            left = self._failed_store if isinstance(store, Exception) else store
+            if left is not None:
+                left.shutdown()
+            return
         if isinstance(store, RmqError):
             self._not_opened(store)
             return
         if isinstance(store, Exception):
             raise store
-        if self.state is KeeperState.CLOSED:
-            store.shutdown()
-            return
         if self._failed_store is None:
             store.start(self._durable_from_thread)
         else:

@@ -162,6 +162,29 @@ def test_a_bad_sector_refuses_those_who_read_it_and_nobody_else(tmp_path: Path, 
     bench.close()
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_stop_while_the_store_is_read_again_keeps_its_lock_until_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool) -> None:
+    bench = Bench(tmp_path).open()
+    bench.send()
+    bench.offload.held = True
+    bench.core.keeper.check(StoreFailed("the disk answered EIO"))
+    bench.core.close()()
+    second = Bench(tmp_path)
+    second.core.open(False, None, second.started.append)
+    assert isinstance(second.core.keeper.error, StoreInUse), "a thread of the first one is about to write there"
+    with monkeypatch.context() as patch:
+        if not readable:
+            patch.setattr(MessageStore, "recover", lambda self: (_ for _ in ()).throw(StoreFailed("still bad")))
+        bench.offload.run()
+    assert bench.core.status()["state"] == "closed"
+    for _ in range(4):
+        second.clock.advance_ms(1_000)
+        second.core.tick()
+        second.offload.drain()
+    assert second.started == [None] and bodies_of(second.pull()[1]) == [b"hello"]
+    second.close()
+
+
 def test_a_store_that_fails_while_it_is_read_again_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path).open()
 
