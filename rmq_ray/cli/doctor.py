@@ -30,7 +30,7 @@ Check = tuple[str, str, str, str]
 """(what, ok | warn | fail, what was found, remedy)."""
 
 
-@click.command()
+@click.command(short_help="Check this machine, with remedies.")
 @click.option("--store", "store_path", default="rmq-data", show_default=True, type=click.Path(), help="Directory of the stores, for its disk.")
 @pass_options
 @told

@@ -46,7 +46,7 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 @click.option("--address", default="auto", show_default=True, help="Ray cluster to join; auto = the one on this machine.")
 @click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Name of the message cluster.")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How results are printed.")
-@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0.001, 86_400), default=30.0, show_default=True, help="Seconds to wait for an answer.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.version_option(package_name="rmq_ray")
 @click.pass_context

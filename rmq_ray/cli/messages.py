@@ -29,7 +29,7 @@ FOREVER_S = 3_600.0
 _POLL_S = 0.2
 
 
-@click.command()
+@click.command(short_help="Send one message, or each line of standard input.")
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--tag", default=None, help="Tag of every message.")
@@ -89,7 +89,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-@click.command()
+@click.command(short_help="Print messages as they come.")
 @click.argument("topic")
 @click.option("--group", default=GROUP, show_default=True, help="Consumer group; its position moves.")
 @click.option("--expression", default="*", show_default=True, help="Tags, like 'paid || refund'.")

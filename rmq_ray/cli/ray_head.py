@@ -132,7 +132,6 @@ def start(port: int | None) -> Head:
 def alone() -> Iterator[None]:
     """One command at a time of this user's looks for a head and starts one."""
     path = _note(0).with_name("lock")
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     deadline = SYSTEM_CLOCK.monotonic_ms() + START_TIMEOUT_S * 1000
     with path.open("w") as file:
         while True:
@@ -293,7 +292,12 @@ def _address_file(directory: Path) -> Path:
 
 
 def _note(port: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}" / f"{port}.json"
+    """Where it is written down that a head on this port is ours. ``ClusterError`` where somebody else could write there."""
+    directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise ClusterError(f"{directory} belongs to another user: remove it, or set TMPDIR to a directory of your own", str(directory))
+    return directory / f"{port}.json"
 
 
 def _ray() -> str:

@@ -20,17 +20,17 @@ SERVING = "serving"
 _MAIN_COLUMNS = ("state", "pid", "address")
 
 
-@click.command()
-@click.option("--brokers", default=1, show_default=True, help="How many brokers, each with its own store.")
-@click.option("--name-servers", default=1, show_default=True, help="How many name servers.")
+@click.command(short_help="Start the cluster, or attach to it; starts Ray where none runs.")
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, 26), help="How many brokers, each with its own store.")
+@click.option("--name-servers", default=1, show_default=True, type=click.IntRange(1, 9), help="How many name servers.")
 @click.option("--store", "store_path", default="rmq-data", show_default=True, type=click.Path(file_okay=False), help="Directory of the stores.")
 @click.option("--flush", type=click.Choice(["async", "sync"]), default="async", show_default=True, help="When a send counts as stored.")
 @click.option(
     "--foreign", type=click.Choice(["closed", "open"]), default="closed", show_default=True, help="Whether Apache RocketMQ's own clients may connect."
 )
 @click.option("--host", default=None, help="Address to listen on; default loopback on a cluster of one node.")
-@click.option("--name-server-port", default=0, help="0 = any free one, kept over restarts.")
-@click.option("--broker-port", default=0, help="0 = any free one, kept over restarts.")
+@click.option("--name-server-port", default=0, type=click.IntRange(0, 65535), help="0 = any free one, kept over restarts.")
+@click.option("--broker-port", default=0, type=click.IntRange(0, 65535), help="0 = any free one, kept over restarts.")
 @click.option("--ray-port", type=int, default=None, help="Port of the Ray head to join or start.  [default: the one that runs; else 6379, or a free one]")
 @pass_options
 @told
@@ -57,7 +57,7 @@ def up(options: Options, /, ray_port: int | None, **settings: Any) -> None:
     output.record({"cluster": options.cluster, "state": state, "ray": "started" if head else "was running", **addresses}, options.style)
 
 
-@click.command()
+@click.command(short_help="Stop the cluster, and Ray if `up` started it.")
 @pass_options
 @told
 def down(options: Options) -> None:
@@ -104,7 +104,7 @@ def status(options: Options) -> None:
     output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
 
 
-@click.command()
+@click.command(short_help="Whether everything serves: exit code 0 or 1.")
 @pass_options
 @told
 def health(options: Options) -> None:

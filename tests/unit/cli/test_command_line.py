@@ -11,9 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.cli import context, doctor, ray_head
 from rmq_ray.cli.main import hoisted, main
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
+from rmq_ray.model.topics import BrokerData
 from tests.support import small_store
 from tests.support.small_store import flip, log_at
 
@@ -79,6 +81,9 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
         ("store", "verify", "/does/not/exist"),
         ("store", "dump", ".", "--from-offset", "-1"),
         ("up", "--flush", "often"),
+        ("up", "--brokers", "0"),
+        ("up", "--broker-port", "70000"),
+        ("--timeout", "0", "status"),
         ("up", "--ray-port", "10010"),
         ("--address", "127.0.0.1:1", "up", "--ray-port", "20000"),
         ("--address", "nowhere", "status"),
@@ -129,6 +134,36 @@ def test_an_address_that_does_not_answer_is_an_error_at_once() -> None:
     result = run("--address", "127.0.0.1:1", "status")
     assert result.exit_code == 1
     assert "no Ray cluster answers at 127.0.0.1:1" in result.output
+
+
+class Fragment:
+    """What ``health`` and ``status`` ask of a cluster; told what to say."""
+
+    def __init__(self, broker_state: str, registered: bool) -> None:
+        self.broker_state, self.registered = broker_state, registered
+        self.discovery = StaticDiscovery("127.0.0.1:9876")
+
+    def status(self) -> dict[str, object]:
+        return {"controller": "serving", "supervision": {}, "name-server-0": {"pid": 1}, "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"}}
+
+    def brokers(self) -> list[BrokerData]:
+        return [BrokerData("default", "broker-a", {0: "127.0.0.1:1"})] if self.registered else []
+
+
+@pytest.mark.parametrize(
+    ("state", "registered", "missing"),
+    [("serving", True, ""), ("starting", True, "broker-a/0"), ("not answering", True, "broker-a/0"), ("serving", False, "registration of broker-a")],
+)
+def test_health_names_what_does_not_serve(state: str, registered: bool, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Fragment(state, registered)
+    monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
+    monkeypatch.setattr(context.Options, "admin", property(lambda self: cluster))
+    result = run("health", "--format", "json")
+    assert result.exit_code == (1 if missing else 0)
+    assert [row["part"] for row in json.loads(result.stdout) if row["state"] != "serving"] == ([missing] if missing else [])
+    assert missing in result.stderr
+    assert json.loads(run("--format", "json", "status").stdout)["broker-a/0"] == {"state": state, "pid": 2, "odd": "base64:/w=="}
+    assert "127.0.0.1:9876" in run("status").stdout
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:

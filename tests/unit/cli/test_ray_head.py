@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,7 +78,6 @@ def test_only_a_head_that_was_noted_with_its_session_is_ours(heads: list[Head], 
     heads.append(ONE)
     assert ray_head.ours(ONE.address) is None
     note = ray_head._note(ONE.port)
-    note.parent.mkdir()
     note.write_text(json.dumps({"port": ONE.port, "session_id": 99}))
     assert ray_head.ours(ONE.address) is None, "an older head on the same port"
     note.write_text(json.dumps({"port": ONE.port, "session_id": ONE.session_id}))
@@ -119,7 +119,6 @@ def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(heads:
             assert leader.poll() is None
         head = Head("10.0.0.1", 6379, leader.pid, str(tmp_path / "ray" / "session_1"))
         note = ray_head._note(6379)
-        note.parent.mkdir()
         note.write_text("{}")
         latest = write_latest(tmp_path, head.address)
         ray_head.stop(head)
@@ -138,3 +137,13 @@ def test_another_heads_address_file_stays(heads: list[Head], tmp_path: Path, mon
     latest = write_latest(tmp_path, TWO.address)
     ray_head.stop(Head("10.0.0.1", 6379, 1, str(tmp_path / "ray" / "session_1")))
     assert latest.read_text() == TWO.address
+
+
+def test_notes_are_not_kept_where_others_could_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert ray_head._note(1).parent.stat().st_mode & 0o077 == 0
+    mine = os.getuid()
+    monkeypatch.setattr(ray_head.os, "getuid", lambda: mine + 1)
+    (tmp_path / f"rmq_ray-heads-{mine + 1}").mkdir()
+    with pytest.raises(ClusterError, match="belongs to another user"):
+        ray_head._note(1)
