@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.config import FlushMode
+from rmq_ray.errors import SendUnknown
 from rmq_ray.model.message import Message
-from tests.support.chaos import Acknowledged, check_log, place_of, read_log
+from tests.support.chaos import Acknowledged, SendingThread, check_log, place_of, read_log
 from tests.support.live_cluster import LiveCluster
 from tests.support.lossy_proxy import LossyProxy
+from tests.support.waiting import eventually
 
 SETTINGS: dict[str, Any] = {"retries": 16, "send_timeout_ms": 6_000}
 
@@ -76,3 +79,24 @@ def test_no_message_is_stored_twice_and_none_is_missing(cluster: LiveCluster, se
     admin.close()
     assert acknowledged.places and not acknowledged.failed
     assert store.counters["repeats"] > 0
+
+
+@pytest.mark.parametrize("wait", [True, False], ids=["send", "send_async"])
+def test_a_send_that_is_given_up_is_unknown_and_never_a_refusal_of_what_is_stored(cluster: LiveCluster, wait: bool) -> None:
+    """Nine answers of ten are lost and there is no time for many repeats."""
+    with LossyProxy(cluster, {"orders": 3}, 0.9) as proxy:
+        producers = [Producer(f"web-{n}", discovery=proxy, retries=2, send_timeout_ms=150, linger_ms=0.0) for n in range(6)]
+        senders = [SendingThread(producer, "orders", f"t{n}", wait=wait, pause_s=0.02) for n, producer in enumerate(producers)]
+        with ExitStack() as stack:
+            for sender in senders:
+                stack.enter_context(sender)
+            eventually(lambda: sum(len(sender.acknowledged.failed) for sender in senders) > 60 if wait else proxy.lost.total() > 100)
+            found = Acknowledged()
+            for sender in senders:
+                sender.finish()
+                found.places |= sender.acknowledged.places
+                found.failed |= sender.acknowledged.failed
+    admin = Admin(cluster)
+    check_log(read_log(cluster, "orders"), found, {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()})
+    admin.close()
+    assert any(isinstance(error, SendUnknown) for error in found.failed.values())

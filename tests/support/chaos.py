@@ -15,9 +15,9 @@ from typing import Any
 
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.scan_plan import open_reader, plan_scan
-from rmq_ray.errors import RmqError
+from rmq_ray.errors import RmqError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import SendResult
+from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.ports import Discovery
 from rmq_ray.store.record import Record, decode_record
 
@@ -92,7 +92,9 @@ class SendingThread:
 
     def _settle(self, body: bytes, result: Callable[[], SendResult]) -> None:
         try:
-            self.acknowledged.places[body] = place_of(result())
+            found = result()
+            if found.status is SendStatus.SEND_OK:  # anything less may be stored or not
+                self.acknowledged.places[body] = place_of(found)
         except (RmqError, TimeoutError) as error:
             self.acknowledged.failed[body] = error
 
@@ -122,6 +124,8 @@ def check_log(log: dict[Place, Record], acknowledged: Acknowledged, ends: dict[M
     assert not missing, f"acknowledged and not at their places: {dict(list(missing.items())[:5])}, {len(missing)} in all"
     twice = [body for body, count in bodies.items() if count > 1]
     assert not twice, f"stored twice: {twice[:5]}, {len(twice)} in all"
+    definite = {body for body, error in acknowledged.failed.items() if isinstance(error, SendError) and not isinstance(error, SendUnknown)}
+    assert not definite & bodies.keys(), f"said to be refused, and stored: {sorted(definite & bodies.keys())[:5]}"
     for queue, end in ends.items():
         offsets = sorted(offset for broker, queue_id, offset in log if (broker, queue_id) == (queue.broker_name, queue.queue_id))
         assert offsets == list(range(end)), f"{queue}: {len(offsets)} records, {end} expected"
