@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import consume, dataframe, flush, growth, latency, produce, recovery
+from benchmarks.report import markdown
 from benchmarks.scene import scene
 
 PARTS = {
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
     parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 on the same work, right before")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
+    parser.add_argument("--markdown", type=Path, default=None, help="also write them as a table to this file")
     parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
     arguments = parser.parse_args()
     names = arguments.names or list(PEERS if arguments.peers else PARTS)
@@ -53,6 +55,8 @@ def main() -> int:
             PARTS[name](where)
         if arguments.json:
             where.report.save(arguments.json)
+        if arguments.markdown:
+            arguments.markdown.write_text(markdown(where.report.figures))
         missed = where.report.missed
     print(f"--- {len(missed)} missed" if missed else "--- every target reached")
     return 1 if missed else 0

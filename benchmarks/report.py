@@ -76,6 +76,18 @@ class Report:
         path.write_text(json.dumps(rows, indent=1))
 
 
+def markdown(figures: list[Figure]) -> str:
+    """The table of docs/benchmarks.md."""
+    lines = ["| figure | value | compared with | ratio | target | |", "| --- | --- | --- | --- | --- | --- |"]
+    for f in figures:
+        against = f"{f.against_name} ({number(f.against)})" if f.against is not None else ""
+        ratio = f"{f.ratio:.2f}" if f.ratio is not None else ""
+        target = "" if f.target is None else f"{'<=' if f.less_is_better else '>='} {f.target}"
+        verdict = {True: "reached", False: "**missed**", None: ""}[f.reached]
+        lines.append(f"| {f.name} | {number(f.value)} {f.unit} | {against} | {ratio} | {target} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
 def number(value: float) -> str:
     """Readable at every size."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
