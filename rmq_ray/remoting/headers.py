@@ -12,6 +12,7 @@ from rmq_ray.remoting.header import Fields, Header, HeaderInvalid, Int32, header
 
 __all__ = ["HeaderInvalid"]
 
+
 @header(default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame")
 class SendHeader(Header):
     """SEND_MESSAGE 10, long names. ``from_v2`` and ``to_v2`` use the letters of 310 and 320.

@@ -148,4 +148,3 @@ def no_time_left(peer: str) -> RequestTimeout:
 def not_sent(peer: str, reason: str) -> ConnectFailed:
     """The request never left."""
     return ConnectFailed(f"no connection to {peer}: {reason}; nothing was sent", peer)
-

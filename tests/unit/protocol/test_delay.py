@@ -54,7 +54,14 @@ def test_parking_and_releasing_restore_target_and_properties() -> None:
 
 @pytest.mark.parametrize(
     "properties",
-    [{}, {"REAL_TOPIC": "a"}, {"REAL_QID": "1"}, {"REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"}, {"REAL_TOPIC": "SCHEDULE_TOPIC_XXXX", "REAL_QID": "0"}, {"REAL_TOPIC": "a", "REAL_QID": "x"}],
+    [
+        {},
+        {"REAL_TOPIC": "a"},
+        {"REAL_QID": "1"},
+        {"REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"},
+        {"REAL_TOPIC": "SCHEDULE_TOPIC_XXXX", "REAL_QID": "0"},
+        {"REAL_TOPIC": "a", "REAL_QID": "x"},
+    ],
 )
 def test_a_parked_message_without_a_lawful_target_is_not_released(properties: dict[str, str]) -> None:
     assert release(properties) is None
