@@ -67,6 +67,8 @@ class SendBack:
         properties = copy_properties(
             decode_properties(record.properties), record.topic, offset_message_id(*record.store_host, record.log_offset), header.origin_message_id
         )
+        if path.sync:
+            path.acks.admit(len(record.body))
         if plan.delay_level:
             properties[DELAY] = str(plan.delay_level)
         origin = Origin(record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times)
