@@ -24,7 +24,9 @@ TRIES_MAX = 64
 class Listens(Protocol):
     """The part of ``remoting.listener.Listener`` that is needed here."""
 
-    async def start(self, host: str, port: int) -> Address: ...
+    async def start(self, host: str, port: int) -> Address:
+        """Bind and listen; ``OSError`` where the port is taken."""
+        ...
 
 
 async def listen(listener: Listens, host: str, configured: int, kept_in: str | None, files: FileSystem) -> Address:
