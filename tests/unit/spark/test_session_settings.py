@@ -15,7 +15,7 @@ from rmq_ray.errors import ClusterError, SparkError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.spark.java import ADD_OPENS
 from rmq_ray.spark.read import FIELDS, check_columns
-from rmq_ray.spark.session import LOG4J, parse_memory, require_room, settings
+from rmq_ray.spark.session import LOG4J, QUICK_START, parse_memory, require_room, settings
 
 GB = 1 << 30
 module: Any = importlib.import_module("rmq_ray.spark.session")
@@ -40,8 +40,8 @@ def nodes(*memory: float, alive: bool = True) -> list[dict[str, Any]]:
 
 
 def test_executors_that_fit_are_let_through() -> None:
-    require_room(1, "450MB", nodes(GB), {"memory": 1.0 * GB})
-    require_room(4, 512 << 20, nodes(GB, GB), {"memory": 2.0 * GB})
+    """It raises where they do not fit."""
+    assert [require_room(1, "450MB", nodes(GB), {"memory": 1.0 * GB}), require_room(4, 512 << 20, nodes(GB, GB), {"memory": 2.0 * GB})] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,8 @@ def test_the_callers_settings_win_but_java_keeps_the_options_that_it_needs() -> 
     found = settings({"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m", "spark.sql.shuffle.partitions": 4})
     assert found["spark.ui.enabled"] == "true" and found["spark.sql.shuffle.partitions"] == 4
     assert found["spark.driver.extraJavaOptions"] == f"{ADD_OPENS} -Xss4m" and found["spark.executor.extraJavaOptions"] == ADD_OPENS
+    quick = settings({"spark.driver.extraJavaOptions": "-Xss4m"}, QUICK_START)
+    assert quick["spark.driver.extraJavaOptions"] == f"{ADD_OPENS} {QUICK_START} -Xss4m" and quick["spark.executor.extraJavaOptions"].endswith(QUICK_START)
     assert found["spark.sql.session.timeZone"] == "UTC" and LOG4J.is_file()
 
 
