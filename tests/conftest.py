@@ -2,6 +2,7 @@
 
 - ``tests/unit`` may not use Ray: ``ray.init`` and everything that starts it implicitly raise there.
 - Marks decide the time-out: plain tests 60 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
+- Those without Ray run first: a cluster of tests/ray or tests/spark lives to the end of the process.
 - Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs on the machine.
 """
 
@@ -26,15 +27,20 @@ os.environ.pop("RAY_ADDRESS", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives every item the time-out of its marks, and marks what lies in a folder of a kind."""
+    """Gives every item the time-out of its marks, marks what lies in a folder of a kind, and moves those folders to the end."""
+    items.sort(key=lambda item: _folder(item) in TIMEOUT_S)
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        folder = _folder(item)
         if folder in TIMEOUT_S and item.get_closest_marker(folder) is None:
             item.add_marker(getattr(pytest.mark, folder))
         if item.get_closest_marker("timeout") is None:
             limits = [seconds for mark, seconds in TIMEOUT_S.items() if item.get_closest_marker(mark)]
             if limits:
                 item.add_marker(pytest.mark.timeout(max(limits)))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
 
 
 @pytest.fixture(autouse=True)

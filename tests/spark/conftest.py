@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import ray
 
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
+from rmq_ray.spark.java import ensure_java
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,8 +27,14 @@ def ray_here() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def session(ray_here: None) -> Iterator[Any]:
-    """RayDP, two cores."""
-    yield mqs.session("tests", executor_cores=2)
+    """RayDP, two cores. Without Java the tests are skipped, or fail where RMQ_RAY_JAVA_REQUIRED is set."""
+    try:
+        ensure_java()
+    except rmq.SparkError as error:
+        if os.environ.get("RMQ_RAY_JAVA_REQUIRED"):
+            raise
+        pytest.skip(str(error))
+    yield mqs.session("tests", executor_cores=2, quick_start=True)
     mqs.stop()
 
 
