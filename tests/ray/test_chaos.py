@@ -178,7 +178,7 @@ def test_two_consumers_of_a_group_with_different_subscriptions_do_not_stop_the_g
         with rmq.PushConsumer(group, listener=blue, subscriptions={"split": "blue"}, start_from="first", cluster=mq.name) as other:
             eventually(lambda: any(queue["topic"] == "split" for queue in other.stats()["queues"]))
             for number in range(40):
-                p.send("split", b"%d" % number, tag="red" if number % 2 else "blue")
+                p.send("split", b"%d" % number, tag="red" if number // 2 % 2 else "blue")  # both tags in both queues
             eventually(lambda: blue.bodies or red.bodies[1:])
         before = len(red.bodies)
         assert all(message.tag == "red" for message in red.messages) and all(message.tag == "blue" for message in blue.messages)
