@@ -21,6 +21,7 @@ import numpy as np
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
+from rmq_ray.store.body_crcs import body_crcs
 from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, headers
 from rmq_ray.store.record_batch import (
     FRAME_RECORDS_MAX,
@@ -119,10 +120,8 @@ def _check_many(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedF
     text_at = topic_at + (topic_len + 3)
     if not _topics_equal(view, topic_at, topic_len, count) or (np.ndarray((length - 1,), ">i2", view, 0, (1,))[text_at - 2] != text_len).any():
         return None
-    crc32 = zlib.crc32
-    found = [crc32(view[begin:end]) for begin, end in zip((starts + HEADER_BYTES).tolist(), topic_at.tolist(), strict=True)]
     crcs = np.ascontiguousarray(head["crc"])
-    if (np.array(found, np.uint32) & CRC_MASK != crcs).any():
+    if (body_crcs(view, starts + HEADER_BYTES, topic_at) != crcs).any():
         return None
     mark_at = int(text_at[0])
     mark = _frame_mark(bytes(view[mark_at : mark_at + min(int(text_len[0]), MARK_BYTES + 1)]), count)

@@ -12,14 +12,14 @@ checked with numpy over all records of a buffer.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from rmq_ray.model.message import SysFlag
-from rmq_ray.store.record import BLANK_MAGIC, CRC_MASK, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers
+from rmq_ray.store.body_crcs import body_crcs
+from rmq_ray.store.record import BLANK_MAGIC, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers
 from rmq_ray.store.record_batch import Array
 
 NEVER_STRICT = 1 << 62
@@ -213,7 +213,5 @@ def _first_bad(records: ScannedRecords, check_crc: bool) -> int:
     sound = count if good.all() else int((~good).argmax())
     if not check_crc or not sound:
         return sound
-    crc32 = zlib.crc32
-    found = [crc32(view[begin:end]) for begin, end in zip(body_at[:sound].tolist(), records.topic_at[:sound].tolist(), strict=True)]
-    wrong = (np.array(found, np.int64) & CRC_MASK) != records.crcs[:sound]
+    wrong = body_crcs(view, body_at[:sound], records.topic_at[:sound]) != records.crcs[:sound]
     return int(wrong.argmax()) if wrong.any() else sound

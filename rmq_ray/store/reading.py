@@ -18,6 +18,7 @@ import numpy as np
 
 from rmq_ray.errors import StoreMissing
 from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.body_crcs import body_crcs
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.quarantine import Quarantine
@@ -276,6 +277,4 @@ def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, si
     if not good.all() or (head["magic"] != MAGIC).any() or (body_len < 0).any() or (head["sys_flag"] & _V6).any():
         return False
     starts += HEADER_BYTES
-    view, crc32 = memoryview(data), zlib.crc32
-    found = [crc32(view[begin:end]) for begin, end in zip(starts.tolist(), (starts + body_len).tolist(), strict=True)]
-    return bool(((np.array(found, np.uint32) & CRC_MASK) == head["crc"]).all())
+    return bool((body_crcs(data, starts, starts + body_len) == head["crc"]).all())
