@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from rmq_ray.actors.gateway import node_address
+from rmq_ray.actors.gateway import expected_identity, node_address
 from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig
@@ -23,12 +23,13 @@ class BrokerShell:
         config = replace(config, host=config.host or node_address())
         self._error: RmqError | None = None
         self._started = False
+        self._cluster, self._name = config.cluster_name, config.broker_name
         self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard)
         spawn(self._start(may_create and not is_restart()), "broker start")
 
     async def _start(self, create: bool) -> None:
         try:
-            await self._broker.start(create)
+            await self._broker.start(create, await expected_identity(self._cluster, self._name) if is_restart() else None)
             self._started = True
         except RmqError as error:
             self._error = error

@@ -73,6 +73,7 @@ class ControllerShell:
         self._addresses: tuple[str, ...] = ()
         self._watches: dict[str, Watch] = {}
         self._members: list[Member] = []
+        self._identities: dict[str, str] = {}
         self._restarted = is_restart()
         spawn(self._run(), "controller")
 
@@ -97,6 +98,10 @@ class ControllerShell:
         if not self._addresses:
             raise ClusterError(f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster)
         return ClusterAddress(self._plan.cluster, self._addresses, self._plan.secret)
+
+    async def store_identity(self, broker_name: str) -> str | None:
+        """Identity of the store that this broker served from since the controller lives; None before it was learnt."""
+        return self._identities.get(broker_name)
 
     async def members(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills and creations by this controller."""
@@ -140,8 +145,14 @@ class ControllerShell:
         for member in others:
             if member.shell is BrokerShell:
                 await self._address(member)
+                await self._learn_identity(member)
         self._members = [*servers, *members_of(self._plan, may_create_stores=False)[1]]
         self._watches = {member.name: Watch() for member in self._members}
+
+    async def _learn_identity(self, member: Member) -> None:
+        status = await gateway.call_async(gateway.find(member.name), "status")
+        config = member.arguments[0]
+        self._identities[config.broker_name] = str(status["identity"])
 
     def _create(self, member: Member) -> Any:
         return gateway.create(member.shell, member.name, member.arguments, resource=member.resource)

@@ -18,6 +18,7 @@ from rmq_ray.ports import ClusterAddress
 
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
+IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
 
 
 def require_ray() -> None:
@@ -78,6 +79,18 @@ async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float
         raise
     except ray.exceptions.RayActorError as error:
         raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+
+
+async def expected_identity(cluster: str, broker_name: str) -> str | None:
+    """The store that the controller knows for a broker; None where it cannot say in time (it restarts, too, and learns it again)."""
+    handle = find(names.controller(cluster))
+    if handle is None:
+        return None
+    try:
+        found = await call_async(handle, "store_identity", broker_name, timeout_s=IDENTITY_TIMEOUT_S)
+    except ClusterError:
+        return None
+    return None if found is None else str(found)
 
 
 async def ping(name: str, timeout_s: float) -> Ping:

@@ -79,13 +79,15 @@ class Broker:
 
     # --- life ---
 
-    async def start(self, create: bool) -> None:
+    async def start(self, create: bool, identity: str | None = None) -> None:
         """Listen at once, then open and recover; returns when the broker serves and name servers are being told.
 
-        ``create``: an empty directory may become a new store. Raises ``ConfigError`` when it cannot listen, and the store's error when it
+        ``create``: an empty directory may become a new store. ``identity``: the store that must be there, None = any of this broker.
+        Raises ``ConfigError`` when it cannot listen, and the store's error when it
         never will serve; it then still answers, with that error, until ``stop``.
         """
         config = self._config
+        self._expected_identity = identity or self._expected_identity
         port_file = f"{config.store.path}/rmq_ray/port"
         bound = await listen(self._listener, config.host, config.port, None if config.port else self._kept_port(port_file), self._files)
         self.address = Address(config.advertise or bound.host, bound.port)

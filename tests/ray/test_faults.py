@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +197,20 @@ def test_clients_with_a_route_go_on_while_the_name_server_is_dead(start: Callabl
         finally:
             os.kill(pid, signal.SIGCONT)
     assert sorted(map(int, collector.bodies)) == list(range(50))
+
+
+def test_a_restarted_broker_refuses_another_store_in_the_place_of_its_own(start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+    other = start(store_path=str(tmp_path / "other"))
+    other.stop()
+    mq = start(store_path=str(tmp_path / "own"))
+    own, foreign, aside = tmp_path / "own" / "broker-a", tmp_path / "other" / "broker-a", tmp_path / "aside"
+    pid = pid_of(mq, "broker-a/0")
+    own.rename(aside)
+    foreign.rename(own)
+    os.kill(pid, signal.SIGKILL)
+    broken = eventually(lambda: (found := mq.status()["broker-a/0"]).get("state") == "broken" and found, 30)
+    assert "StoreForeign" in broken["error"]
+    own.rename(foreign)
+    aside.rename(own)
+    os.kill(int(broken["pid"]), signal.SIGKILL)
+    assert eventually(lambda: mq.status()["broker-a/0"].get("state") == "serving", 30)
