@@ -17,6 +17,7 @@ from benchmarks.scene import Scene
 
 SENDERS = 64
 SECONDS = 6.0
+ROUNDS = 3
 
 
 def run(scene: Scene) -> None:
@@ -36,12 +37,15 @@ def run(scene: Scene) -> None:
 
 
 def batches(scene: Scene, mq: rmq.Cluster) -> None:
-    """One producer actor, one broker actor, ASYNC_FLUSH, four frames in flight; the bare path right before."""
+    """One producer actor, one broker actor, ASYNC_FLUSH; the bare path right before each run, medians of the rounds."""
     for label, size, batch, peer in (("100 B x 1,000", 100, 1_000, "batch_100"), ("1 KB x 400", 1_024, 400, "batch_1k")):
-        messages = scene.count(2_000_000 if size == 100 else 600_000)
-        bare = floors.bare_produce_per_s(str(scene.directory), size, batch, messages)
+        messages = scene.count(1_000_000 if size == 100 else 300_000)
+        pairs = []
+        for _ in range(ROUNDS):
+            bare = floors.bare_produce_per_s(str(scene.directory), size, batch, messages)
+            pairs.append((batched_rate(mq, f"batch-{size}", messages, size, batch), bare))
+        rate, bare = (statistics.median(values) for values in zip(*pairs, strict=True))
         scene.floors[f"bare {size}"] = bare
-        rate = batched_rate(mq, f"batch-{size}", messages, size, batch)
         scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "bare path", bare, 0.75))
         if (java := scene.peer(peer, "per_second")) is not None:
             scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "Java batch", java, 1.5))
@@ -58,8 +62,8 @@ def batched_rate(mq: rmq.Cluster, topic: str, messages: int, size: int, batch: i
     return float(rate)
 
 
-def send_batches(producer: rmq.Producer, topic: str, messages: int, size: int, batch: int, depth: int = 4) -> float:
-    """Runs in the producer actor: ``depth`` threads, each sends one batch after another."""
+def send_batches(producer: rmq.Producer, topic: str, messages: int, size: int, batch: int, depth: int = 2) -> float:
+    """Runs in the producer actor: ``depth`` threads, each sends one batch after another, as the Java client does."""
     made = [rmq.Message(topic, os.urandom(size)) for _ in range(batch)]
     turns = iter(range(messages // batch))
     lock = threading.Lock()
