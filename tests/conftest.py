@@ -2,7 +2,7 @@
 
 - ``tests/unit`` may not use Ray: ``ray.init`` and everything that starts it implicitly raise there.
 - Marks decide the time-out: plain tests 60 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
-- Those without Ray run first: a cluster of tests/ray or tests/spark lives to the end of the process.
+- Those without Ray run first, tests/ray before tests/spark: the Ray cluster of either lives to the end of the process.
 - Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs on the machine.
 """
 
@@ -28,7 +28,7 @@ os.environ.pop("RAY_ADDRESS", None)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives every item the time-out of its marks, marks what lies in a folder of a kind, and moves those folders to the end."""
-    items.sort(key=lambda item: _folder(item) in TIMEOUT_S)
+    items.sort(key=lambda item: _folder(item) if _folder(item) in TIMEOUT_S else "")
     for item in items:
         folder = _folder(item)
         if folder in TIMEOUT_S and item.get_closest_marker(folder) is None:

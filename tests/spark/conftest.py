@@ -40,8 +40,8 @@ def session(ray_here: None) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def mq(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
-    """Two brokers with small segments."""
+    """The default cluster: two brokers with small segments."""
     small = {"segment_bytes": 1 << 22, "consume_queue_entries": 500}
-    cluster = rmq.start("for-spark", brokers=2, store_path=str(tmp_path_factory.mktemp("store")), store_settings=small)
+    cluster = rmq.start(brokers=2, store_path=str(tmp_path_factory.mktemp("store")), store_settings=small)
     yield cluster
     cluster.stop()

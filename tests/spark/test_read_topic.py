@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -110,6 +111,19 @@ def test_the_end_is_fixed_when_the_frame_is_made(session: Any, mq: rmq.Cluster) 
         assert df.count() == 100
         p.send_batch([rmq.Message("growing", b"later") for _ in range(50)])
     assert df.count() == 100 and not df.where("cast(body as string) = 'later'").count()
+
+
+def test_the_snippet_of_the_readme_runs_verbatim(session: Any, mq: rmq.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with rmq.Producer() as p:
+        p.send_batch([rmq.Message("orders", b"x", tag=tag) for tag in ("paid", "paid", "open")])
+    stopped: list[bool] = []
+    monkeypatch.setattr(mqs, "session", lambda **_options: session)
+    monkeypatch.setattr(mqs, "stop", lambda: stopped.append(True))
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    (code,) = [block for block in re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL) if "mqs.session" in block]
+    exec(code, {})  # our own page
+    said = capsys.readouterr().out
+    assert re.search(r"\|paid\| +2\|", said) and re.search(r"\|open\| +1\|", said) and stopped
 
 
 def test_an_empty_topic_is_an_empty_frame(session: Any, mq: rmq.Cluster) -> None:
