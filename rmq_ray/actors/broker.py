@@ -14,6 +14,8 @@ from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker import Broker
 
+REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the start includes this broker
+
 
 class BrokerShell:
     """``may_create``: whether an empty directory may become a new store; never true for a restarted actor."""
@@ -30,6 +32,7 @@ class BrokerShell:
     async def _start(self, create: bool) -> None:
         try:
             await self._broker.start(create, await expected_identity(self._cluster, self._name) if is_restart() else None)
+            await self._broker.registered(REGISTRATION_WAIT_S)
             self._started = True
         except RmqError as error:
             self._error = error

@@ -51,9 +51,10 @@ class Admin(AdminGroups, AdminMessages):
         if permission not in (2, 4, 6):
             raise ClientError(f"permission must be 2 (write), 4 (read) or 6 (both), not {permission}", permission)
         header = CreateTopicHeader(topic=name, default_topic=DEFAULT_TOPIC, read_queues=reading, write_queues=writing, permission=permission, order=order)
-        for broker, address in self.masters().items():
+        masters = self.masters()
+        for broker, address in masters.items():
             self._ask(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()), f"broker {broker} did not create topic {name!r}")
-        self._wait_for_route(name, reading, writing, permission)
+        self._wait_for_route(name, set(masters), (reading, writing, permission))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic on every master and at the name server. ``TopicNotFound`` where no broker has it."""
@@ -111,15 +112,14 @@ class Admin(AdminGroups, AdminMessages):
             for queue, s in sorted(self.topic_stats(name).items())
         ]
 
-    def _wait_for_route(self, name: str, reading: int, writing: int, permission: int) -> None:
-        """Brokers register a topic at once; wait until the name server shows it as it was made on every master."""
+    def _wait_for_route(self, name: str, masters: set[str], made: tuple[int, int, int]) -> None:
+        """Brokers register a topic at once; wait until the name server shows it on these as it was made: (read queues, write queues, permission)."""
         clock = self._client().clock
         deadline = clock.monotonic_ms() + self._timeout_ms
-        masters = set(self.masters())
         while True:
             try:
                 shown = self.route(name).queues
-                if masters <= {q.broker_name for q in shown if (q.read_queues, q.write_queues, q.permission) == (reading, writing, permission)}:
+                if masters <= {q.broker_name for q in shown if (q.read_queues, q.write_queues, q.permission) == made}:
                     return
             except TopicNotFound:
                 if clock.monotonic_ms() > deadline:

@@ -105,6 +105,10 @@ class Broker:
             await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
         self._register(core)
 
+    async def registered(self, timeout_s: float) -> bool:
+        """Whether every name server knows this broker; waits for it, ``timeout_s`` at most. True without name servers."""
+        return self._registration is None or not self._config.name_servers or await self._registration.everywhere(timeout_s)
+
     async def stop(self) -> None:
         """See the drawing above. Raises the store's error when the log could not be flushed."""
         if self._stopped:

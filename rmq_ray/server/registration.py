@@ -63,6 +63,7 @@ class Registration:
         self._on_order = on_order
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
+        self._everywhere = asyncio.Event()
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -70,6 +71,12 @@ class Registration:
             task = asyncio.get_running_loop().create_task(self._keep(server), name=f"registration at {server.address}")
             task.add_done_callback(self._ended)
             self._tasks.append(task)
+
+    async def everywhere(self, timeout_s: float) -> bool:
+        """Wait until every name server has taken a registration; False when one had not after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._everywhere.wait(), timeout_s)
+        return self._everywhere.is_set()
 
     def changed(self) -> None:
         """A topic changed: register at once."""
@@ -101,6 +108,8 @@ class Registration:
             try:
                 await self._register(server)
                 server.registrations += 1
+                if all(other.registrations for other in self._servers):
+                    self._everywhere.set()
                 pause_s = wait_s
                 wait_s = self._period_s
             except RemotingError as error:

@@ -79,8 +79,8 @@ class LiveCluster:
 
     async def _start(self) -> None:
         self.name_server = runner = NameServerRunner(NameServerConfig(cluster_name=CLUSTER, directory=str(self._directory / "ns")), SECRET, SYSTEM_CLOCK)
-        running = asyncio.create_task(runner.run())
-        while runner.address is None and not running.done():
+        self._running = asyncio.create_task(runner.run())
+        while runner.address is None and not self._running.done():
             await asyncio.sleep(0.01)
         assert runner.address is not None, runner.error
         for number in range(self._count):
@@ -89,12 +89,14 @@ class LiveCluster:
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
             self.brokers.append(broker)
             await broker.start(create=True)
+            assert await broker.registered(WAIT_S)
 
     async def _stop(self) -> None:
         for broker in self.brokers:
             await broker.stop()
         if self.name_server is not None:
             await self.name_server.stop()
+            await self._running
 
 
 class LiveProcess:

@@ -1,0 +1,37 @@
+"""Who asks a name server right behind a broker's start is told of it, and a name server that is away does not keep a broker from starting."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rmq_ray.client.admin import Admin
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.server.broker import Broker
+from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
+
+
+def test_right_behind_the_start_a_topic_is_made_on_every_broker(tmp_path: Path) -> None:
+    for number in range(3):
+        with LiveCluster(tmp_path / str(number), brokers=3) as cluster:
+            admin = Admin(cluster)
+            admin.create_topic("everywhere", queues=1)
+            assert [row["broker"] for row in admin.describe_topic("everywhere")] == ["broker-a", "broker-b", "broker-c"]
+            admin.close()
+
+
+def test_a_broker_without_its_name_server_serves_and_says_so(tmp_path: Path) -> None:
+    async def run(name_servers: tuple[str, ...]) -> bool:
+        store = StoreConfig(str(tmp_path / "store"), segment_bytes=1 << 18, preallocate=False)
+        config = BrokerConfig(store, cluster_name=CLUSTER, name_servers=name_servers)
+        broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
+        await broker.start(create=True)
+        try:
+            return await broker.registered(0.3)
+        finally:
+            await broker.stop()
+
+    assert asyncio.run(run(("127.0.0.1:1",))) is False
+    assert asyncio.run(run(())) is True
