@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Coroutine
 from typing import Any
 
@@ -50,4 +51,6 @@ def be_urgent() -> None:
 
 def is_restart() -> bool:
     """True in an actor that Ray has restarted: it must find its store and never make a new one."""
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own code asks a deprecated property of its own
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)

@@ -12,6 +12,8 @@ import ray
 
 import rmq_ray as rmq
 
+SMALL = {"segment_bytes": 64 << 20}
+"""Two segments of a GiB are preallocated otherwise, for each of the many stores that these tests make."""
 _numbers = itertools.count()
 
 
@@ -29,7 +31,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
 
     def begin(**settings: Any) -> rmq.Cluster:
         name = settings.pop("name", f"t{next(_numbers)}")
-        cluster = rmq.start(name, **{"store_path": str(tmp_path / name), **settings})
+        cluster = rmq.start(name, **{"store_path": str(tmp_path / name), "store_settings": SMALL, **settings})
         started.append(cluster)
         return cluster
 
@@ -45,6 +47,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """A cluster that all tests of a module share; they must not kill it."""
-    cluster = rmq.start(f"shared{next(_numbers)}", store_path=str(tmp_path_factory.mktemp("store")))
+    cluster = rmq.start(f"shared{next(_numbers)}", store_path=str(tmp_path_factory.mktemp("store")), store_settings=SMALL)
     yield cluster
     cluster.stop()

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """One cluster that these tests kill parts of."""
-    cluster = rmq.start(f"faults{uuid.uuid4().hex[:6]}", store_path=str(tmp_path_factory.mktemp("store")))
+    cluster = rmq.start(f"faults{uuid.uuid4().hex[:6]}", store_path=str(tmp_path_factory.mktemp("store")), store_settings={"segment_bytes": 64 << 20})
     yield cluster
     cluster.stop()
 
