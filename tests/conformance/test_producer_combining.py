@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.combining import FRAMES_ALONE_MAX, Gate
+from rmq_ray.client.combining import FRAMES_ALONE_MAX
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
 from rmq_ray.errors import MessageIllegal, SendUnknown
@@ -109,33 +108,3 @@ def test_a_broker_that_hangs_does_not_hold_up_sends_to_the_other() -> None:
         assert {send.result(0).queue.broker_name for send in sends if send.done()} == {healthy.name}
         pair.release(hanging)
         assert all(send.result(10) for send in sends)
-
-
-def test_a_gate_lets_nobody_through_before_it_is_opened_and_everybody_afterwards() -> None:
-    gate = Gate()
-    with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        early = [pool.submit(gate.wait, 10.0) for _ in range(20)]
-        assert not gate.wait(0.05) and not any(wait.done() for wait in early)
-        gate.open()
-        assert all(wait.result(5) for wait in early)
-    assert gate.wait(0.0) and gate.wait(0.0)
-
-
-def test_a_gate_gives_its_file_descriptor_back() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    gates = [Gate() for _ in range(10)]
-    assert len(os.listdir("/proc/self/fd")) == before + 10
-    del gates
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_without_a_file_descriptor_for_the_gate_threads_send_alone(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_arguments: object) -> int:
-        raise OSError(24, "Too many open files")
-
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(12) as pool:
-        producer.send("orders", b"warm")
-        monkeypatch.setattr(os, "eventfd", exhausted)
-        assert len(list(pool.map(lambda n: producer.send("orders", b"%d" % n), range(60), timeout=20))) == 60
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-    assert combiner._out == {} and {len(arrival.records) for arrival in cluster.broker.arrivals} == {1}
