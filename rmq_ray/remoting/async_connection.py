@@ -16,14 +16,14 @@ from typing import cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame, RemotingError, RequestTimeout, RmqError, TooManyRequests
+from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame, RemotingError, RequestTimeout, TooManyRequests
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
 from rmq_ray.remoting.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
+from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.sockets import tune
 from rmq_ray.remoting.waiting import lost, no_time_left, not_sent
 
@@ -239,17 +239,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if future is not None and not future.done():
                 future.set_result(command)
             return
-        try:
-            if self._on_request is None:
-                answer: Command | None = command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
-            else:
-                answer = self._on_request(command, self)
-        except RmqError as error:
-            answer = command.answer(error.code, remark=error.message)
-        except Exception as error:  # noqa: BLE001 - the server gets to know; answers to other requests must go on
-            log.exception("request %d of %s failed", command.code, self._name)
-            answer = command.answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
-        if answer is not None and not command.is_oneway:
+        answer = answer_to(command, self, self._on_request, self._name, log)
+        if answer is not None:
             try:
                 self._send(answer, answer.opaque, answer.flag)
             except RemotingError as error:

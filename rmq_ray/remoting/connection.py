@@ -21,14 +21,14 @@ from collections.abc import Callable
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ClientError, MalformedFrame, RemotingError, RequestTimeout, RmqError
+from rmq_ray.errors import ClientError, MalformedFrame, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.dial import SEND_STALL_MS, dial
 from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, Command, decode, encode
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
+from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter, lost, no_time_left, not_sent, thread_waiter
 
 log = logging.getLogger("rmq_ray.remoting")
@@ -290,17 +290,8 @@ class Connection:
             waiter.resolve(command)
 
     def _serve(self, command: Command) -> None:
-        try:
-            if self._on_request is None:
-                answer: Command | None = command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
-            else:
-                answer = self._on_request(command, self)
-        except RmqError as error:
-            answer = command.answer(error.code, remark=error.message)
-        except Exception as error:  # noqa: BLE001 - the server gets to know; answers to other requests must go on
-            log.exception("request %d of %s failed", command.code, self._name)
-            answer = command.answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
-        if answer is not None and not command.is_oneway:
+        answer = answer_to(command, self, self._on_request, self._name, log)
+        if answer is not None:
             try:
                 self._outbox.put(encode(answer), None)
             except RemotingError as error:
