@@ -12,7 +12,7 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.config import FlushMode
-from rmq_ray.errors import BrokerBusy
+from rmq_ray.errors import BrokerBusy, SendUnknown
 from tests.support.chaos import Acknowledged, check_log, place_of, read_log
 from tests.support.collecting import Collector
 from tests.support.live_cluster import LiveCluster
@@ -45,7 +45,7 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
         admin = Admin(cluster)
         admin.create_topic("orders", queues=1)
         with (
-            Producer("web", discovery=cluster, send_timeout_ms=600) as producer,
+            Producer("web", discovery=cluster, send_timeout_ms=2_000) as producer,
             PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
         ):
 
@@ -53,7 +53,7 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
                 body = b"%d " % number + bytes(BODY_BYTES)
                 acknowledged.places[body] = place_of(producer.send("orders", body))
 
-            refused = 0
+            refused = unknown = 0
             for number in range(1_000):
                 try:
                     send(number)
@@ -61,6 +61,9 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
                     refused += 1
                     if refused == 3:
                         break
+                except SendUnknown:  # a slow machine: an attempt ran out of its time, and after that no refusal makes the send a definite failure
+                    unknown += 1
+                    assert unknown < 10
             assert refused == 3 and 50 < len(acknowledged.places) < 1_000
             collector.wait_for(len(acknowledged.places))
             assert cluster.brokers[0].status()["state"] == "serving"
@@ -68,10 +71,12 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
             eventually(lambda: sendable(producer), 10)
             for number in range(1_000, 1_020):
                 send(number)
-            collector.wait_for(len(acknowledged.places) + 1)
-        ends = {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()}
+            ends = {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()}
+            collector.wait_for(sum(ends.values()))
         check_log(read_log(cluster, "orders"), acknowledged, ends)
-        assert sorted(set(collector.places)) == [("broker-a", 0, offset) for offset in range(len(acknowledged.places) + 1)]
+        (stored,) = ends.values()
+        assert len(acknowledged.places) + 1 <= stored <= len(acknowledged.places) + 1 + unknown
+        assert sorted(set(collector.places)) == [("broker-a", 0, offset) for offset in range(stored)]
         admin.close()
 
 
