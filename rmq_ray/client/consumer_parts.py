@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from rmq_ray.client.assigned_queue import AssignedQueue, QueueCounters
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.delayed import DelayedCalls
 from rmq_ray.client.flow_control import FlowControl
 from rmq_ray.client.offset_store import OffsetStore
+from rmq_ray.client.pausing import PauseTable
 from rmq_ray.clock import Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import Subscription
@@ -115,6 +116,7 @@ class ConsumerParts:
     flow: FlowControl
     subscriptions: SubscriptionTable
     assigned: AssignedQueues
+    pauses: PauseTable = field(default_factory=PauseTable)
 
     @property
     def retries_max(self) -> int:

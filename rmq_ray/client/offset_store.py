@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Collection
 from enum import Enum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -40,7 +40,9 @@ class ReadOffset(Enum):
 
 
 class OffsetStore(Protocol):
-    """What a consumer asks of the keeper of its offsets."""
+    """What a consumer asks of the keeper of its offsets. ``at_brokers``: pulls may carry them to the broker."""
+
+    at_brokers: ClassVar[bool]
 
     def load(self) -> None:
         """Read what was kept on this machine; nothing to do when the brokers keep it."""
@@ -89,6 +91,8 @@ class OffsetRequests(Protocol):
 
 class RemoteOffsetStore:
     """Offsets of a clustering group: the master of each broker name keeps those of its queues."""
+
+    at_brokers: ClassVar[bool] = True
 
     def __init__(self, group: str, client: OffsetRequests) -> None:
         self._group = group

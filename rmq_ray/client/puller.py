@@ -86,11 +86,15 @@ class Pace(Enum):
 
 
 class Puller:
-    """Pulls for one consumer. ``pull`` may be called from any thread, at any time: a queue that must not be pulled is not."""
+    """Pulls for one consumer. ``pull`` may be called from any thread, at any time: a queue that must not be pulled is not.
 
-    def __init__(self, parts: ConsumerParts, events: PullEvents) -> None:
+    ``inline``: each pull carries its filter, so that it is served whatever the broker knows of the group (protocol-behaviour 24).
+    """
+
+    def __init__(self, parts: ConsumerParts, events: PullEvents, *, inline: bool = False) -> None:
         self._parts = parts
         self._events = events
+        self._inline = inline
         self.pace = Pace.RUNNING
 
     # --- asking --------------------------------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ class Puller:
         """How long to wait before looking again; None = pull now."""
         parts = self._parts
         work.held_back = False
-        if self.pace is Pace.PAUSED:
+        if self.pace is Pace.PAUSED or parts.pauses.covers(work.queue):
             return PAUSED_DELAY_MS
         pressure = parts.flow.pressure(work.queue.topic, work.process)
         work.held_back = pressure is not None
@@ -168,8 +172,10 @@ class Puller:
         parts, queue = self._parts, work.queue
         commit = parts.offsets.read(queue, ReadOffset.MEMORY)
         flags = PullSysFlag.SUSPEND
-        if commit > 0 and broker_id == MASTER_ID:
+        if commit > 0 and broker_id == MASTER_ID and parts.offsets.at_brokers:
             flags |= PullSysFlag.COMMIT_OFFSET
+        if self._inline:
+            flags |= PullSysFlag.SUBSCRIPTION | PullSysFlag.LITE_PULL
         return PullRecords(
             parts.group,
             queue.topic,
@@ -182,7 +188,7 @@ class Puller:
             parts.config.suspend_ms,
             subscription.version,
             subscription.expression_type,
-            None,
+            subscription.expression if self._inline else None,
             work.epoch,
         )
 

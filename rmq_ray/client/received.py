@@ -63,11 +63,12 @@ class Page:
     records of that many and that long.
     """
 
-    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "offsets", "queue", "raw", "retry")
+    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "offsets", "queue", "raw", "retry", "sizes")
 
     def __init__(self, queue: MessageQueue, raw: bytes, sizes: np.ndarray[Any, Any], start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
         self.queue = queue
         self.raw = raw
+        self.sizes = sizes
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         self.compressed = False
