@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.body_crcs import body_crcs
-from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, headers
+from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, headers_at
 from rmq_ray.store.record_batch import (
     FRAME_RECORDS_MAX,
     MARK_BYTES,
@@ -50,7 +50,7 @@ _PREFIX_BYTES = len(MARK_PREFIX)
 _COUNT_AT = MARK_OFFSET_AT - 8
 _ONE_RECORD = b"00000001" + UNKNOWN_OFFSET
 _MARK_ENDS = (b"", b"\x02")
-_frame_crc = zlib.crc32  # sizes and CRCs back to back: the same as frame_crc() of both
+_frame_crc = crc32  # sizes and CRCs back to back: the same as frame_crc() of both
 
 
 def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: int) -> CheckedFrame:
@@ -104,7 +104,7 @@ def _check_many(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedF
         return None
     starts = np.cumsum(sizes)
     starts -= sizes
-    head = headers(view)[starts]
+    head = headers_at(view, starts)
     body_len = head["body_len"].astype(np.int64)
     topic_at = starts + (HEADER_BYTES + body_len)
     first_at = int(topic_at[0])
@@ -249,7 +249,7 @@ def _check_one(view: memoryview, start: int, size: int, index: int, body_bytes_m
         raise MessageIllegal(f"record {index}: lengths of topic and properties do not add up to {size} bytes", index)
     topic = bytes(view[topic_at + 1 : text_at - 2])
     _topic_text(topic)
-    if zlib.crc32(view[start + HEADER_BYTES : topic_at]) & CRC_MASK != crc:
+    if crc32(view[start + HEADER_BYTES : topic_at]) & CRC_MASK != crc:
         raise MessageIllegal(f"record {index}: the body's CRC is not {crc:08X}", index)
     return crc, queue_id, topic, text_at
 

@@ -8,7 +8,6 @@ store time, hosts) is zero; each property string must end with UNIQ_KEY where th
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
@@ -16,6 +15,7 @@ from itertools import repeat
 import numpy as np
 
 from rmq_ray.errors import MessageIllegal
+from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, Array, pack_mark
@@ -71,7 +71,7 @@ def encode_single(topic: str, queue_id: int, body: bytes, properties: str, born_
     if text_len > PROPERTIES_BYTES_MAX:
         raise MessageIllegal(f"properties of {text_len} bytes in record 0; {PROPERTIES_BYTES_MAX} fit, shorten keys or user properties")
     total = OVERHEAD_BYTES - 1 + len(topic_part) + body_len + text_len
-    head = HEADER.pack(total, MAGIC, zlib.crc32(body) & CRC_MASK, queue_id, flag, 0, 0, 0, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len)
+    head = HEADER.pack(total, MAGIC, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, 0, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len)
     return b"".join((head, body, topic_part, text_len.to_bytes(2, "big"), text))
 
 
@@ -89,7 +89,7 @@ def _encode_each(  # noqa: PLR0913 - one call a frame, all of it is the record
 ) -> tuple[list[bytes], list[int]]:
     parts: list[bytes] = []
     sizes: list[int] = []
-    add, pack, crc32 = parts.append, HEADER.pack, zlib.crc32
+    add, pack = parts.append, HEADER.pack
     topic_part = bytes((len(topic),)) + topic
     fixed = OVERHEAD_BYTES + len(topic)
     for body, text, sys_flag, flag in zip(bodies, properties, sys_flags, flags):  # type: ignore[call-overload]  # noqa: B905 - flags may be endless
@@ -122,7 +122,7 @@ def _encode_matrix(topic: bytes, queue_id: int, bodies: Sequence[bytes], propert
     head = HEADER.pack(total, MAGIC, 0, queue_id, 0, 0, 0, sys_flags, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len)
     tail = bytes((len(topic),)) + topic + text_len.to_bytes(2, "big")
     matrix[:, :HEADER_BYTES] = np.frombuffer(head, np.uint8)
-    crcs = np.fromiter(map(zlib.crc32, rest), np.uint32, rows) & CRC_MASK
+    crcs = np.fromiter(map(crc32, rest), np.uint32, rows) & CRC_MASK
     matrix[:, 8:12] = crcs.astype(">u4").view(np.uint8).reshape(rows, 4)
     matrix[:, HEADER_BYTES:topic_at] = np.frombuffer(b"".join(rest), np.uint8).reshape(rows, body_len)
     matrix[:, topic_at : topic_at + len(tail)] = np.frombuffer(tail, np.uint8)

@@ -9,7 +9,6 @@ Invariant: every record handed out has its entry's log offset and size, the aske
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.errors import StoreMissing
+from rmq_ray.model.checksum import crc32
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.body_crcs import body_crcs
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.quarantine import Quarantine
 from rmq_ray.store.queue_table import QueueTable
-from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, find_fault, headers
+from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, find_fault, headers_at
 from rmq_ray.store.record_batch import Array
 
 FOREIGN_UNITS = 800  # max(16000, 20 * max_count) bytes of entries a pull
@@ -264,14 +264,14 @@ def _find_sound(data: bytes, first: int, offset: int, rows: Sequence[int], offse
             sound.append(find_fault(data, at) is None)
         else:
             body_at = at + HEADER_BYTES
-            sound.append(0 <= body_len <= size - OVERHEAD_BYTES and zlib.crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc)
+            sound.append(0 <= body_len <= size - OVERHEAD_BYTES and crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc)
     return sound
 
 
 def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, sizes: Array) -> bool:
     """Whether all records are what their entries say, and have IPv4 hosts."""
     starts = offsets - first
-    head = headers(data)[starts]
+    head = headers_at(data, starts)
     body_len = head["body_len"].astype(np.int64)
     good = (head["total"] == sizes) & (head["log_offset"] == offsets) & (head["queue_offset"] == queue_offsets) & (body_len <= sizes - OVERHEAD_BYTES)
     if not good.all() or (head["magic"] != MAGIC).any() or (body_len < 0).any() or (head["sys_flag"] & _V6).any():

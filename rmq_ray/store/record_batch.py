@@ -13,12 +13,12 @@ is answered (``deduplication``). Called by: encoder, checker, recovery, the sing
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import FRAME, NAME_SEPARATOR, PROPERTY_SEPARATOR
 
@@ -106,4 +106,4 @@ def strip_mark(properties: str) -> str:
 
 def frame_crc(sizes: bytes, body_crcs: bytes) -> int:
     """Identity of a frame's content: both as big-endian 4-byte integers back to back. Patching does not change it."""
-    return zlib.crc32(body_crcs, zlib.crc32(sizes))
+    return crc32(sizes + body_crcs)

@@ -164,7 +164,7 @@ def _unique_tails(data: Array, begins: Array, ends: Array) -> tuple[Array, Array
         return np.zeros(count, np.bool_), np.zeros((count, UNIQUE_KEY_CHARS), np.uint8)
     lengths = ends - begins
     at = np.where(lengths >= UNIQUE_TAIL_BYTES, ends - UNIQUE_TAIL_BYTES, 0)
-    tails = np.ndarray((len(data) - UNIQUE_TAIL_BYTES + 1,), _TAIL, data, 0, (1,))[at]
+    tails = np.ndarray((len(data) - UNIQUE_TAIL_BYTES + 1,), f"V{UNIQUE_TAIL_BYTES}", data, 0, (1,))[at].view(_TAIL)
     has: Array = (lengths >= UNIQUE_TAIL_BYTES) & (tails["name"] == _TAIL_NAME) & (tails["one"] == 1)
     has &= (lengths == UNIQUE_TAIL_BYTES) | ((lengths > UNIQUE_TAIL_BYTES + 1) & (data[at - 1] == 2))
     keys = np.ascontiguousarray(tails["key"]).view(np.uint8).reshape(count, UNIQUE_KEY_CHARS)

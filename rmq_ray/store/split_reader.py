@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
+from rmq_ray.model.checksum import crc32
 from rmq_ray.ports import Split
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 from rmq_ray.store.epoch_file import EpochFile
@@ -183,7 +183,7 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
     sound &= layout.data[layout.body_ends] == len(topic)
     sound &= (layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)).all(axis=1)
     sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
-    crc32, crcs = zlib.crc32, layout.field(">u4", starts + 8)
+    crcs = layout.field(">u4", starts + 8)
     found = [crc32(buffer[begin:end]) for begin, end in zip(layout.body_begins.tolist(), layout.body_ends.tolist(), strict=True)]
     sound &= (np.array(found, np.uint32) & CRC_MASK) == crcs
     return sound
