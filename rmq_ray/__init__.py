@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.received import MessageExt
+    from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
     from rmq_ray.cluster import Cluster, connect, start
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
@@ -83,6 +84,8 @@ __all__ = [
     "Reject",
     "RemotingError",
     "RmqError",
+    "SelectByMachineRoom",
+    "SelectByRandom",
     "SendError",
     "SendResult",
     "SendStatus",
@@ -96,6 +99,7 @@ __all__ = [
     "TopicNotWritable",
     "TransactionError",
     "connect",
+    "select_by_hash",
     "start",
 ]
 
@@ -105,6 +109,7 @@ _HOMES = {
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.received": "MessageExt",
+    "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (

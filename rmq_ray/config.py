@@ -192,6 +192,8 @@ class ProducerConfig(_Group):
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
     block_when_full: bool = True
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
+    latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
+    latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s
 
     def __post_init__(self) -> None:
         _require(self.send_timeout_ms > 0, "send_timeout_ms must be positive", self.send_timeout_ms)

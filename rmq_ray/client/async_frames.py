@@ -24,7 +24,6 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
-from rmq_ray.protocol.queue_selection import select_queue
 from rmq_ray.protocol.retry import STATUS_OF_CODE, Failure, Step
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import ResponseCode
@@ -90,7 +89,7 @@ class AsyncFrames:
 
     def next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Round robin."""
-        return select_queue(queues, self._core.turns.of(queues[0].topic))
+        return self._core.choice.next(queues, self._core.turns.of(queues[0].topic))
 
     async def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
         """One message, in the frame of this loop turn; special kinds on their own."""
@@ -103,6 +102,8 @@ class AsyncFrames:
             queues = (message.queue,) if message.queue is not None else await self.queues(message.topic)
             turn = self._turns.get(key) or self._open(key, self.next_queue(queues), timeout_ms)
         future: asyncio.Future[SendResult] = self._loop.create_future()
+        if message.group is not None:
+            self._core.groups.sent(message.group, turn.queue, future)
         turn.bodies.append(message.body)
         turn.texts.append(message.text)
         turn.flags.append(message.flag)
@@ -266,12 +267,16 @@ class AsyncFrames:
             self._core.identity.release(load.frame_id)
 
     async def _attempt(self, delivery: Delivery, timeout_ms: float) -> Outcome:
-        delivery.address = self._core.instance.broker_address(delivery.queue.broker_name)
+        queue, began_ms = delivery.queue, self._clock.monotonic_ms()
+        delivery.address = self._core.instance.broker_address(queue.broker_name)
+        outcome: Outcome
         try:
-            connection = await self._connection(delivery.queue)
-            return await connection.request(delivery.load.command(delivery.queue), timeout_ms)
+            connection = await self._connection(queue)
+            outcome = await connection.request(delivery.load.command(queue), timeout_ms)
         except RemotingError as error:
-            return error
+            outcome = error
+        self._core.choice.ended(queue.broker_name, began_ms, outcome)
+        return outcome
 
     async def _connection(self, queue: MessageQueue) -> AsyncConnection:
         """The loop's connection to the queue's broker; opened once however many ask at the same time."""

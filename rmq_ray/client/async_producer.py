@@ -175,7 +175,7 @@ class AsyncProducer:
             message.queue = self._core.select(selector, Message(message.topic, message.body), arg, 0.0)
         else:
             message.queue = self._core.choose(message.topic, queue, message_group, 0.0)
-        message.ordered = queue is None
+        message.ordered, message.group = queue is None, message_group
 
     async def _ready(self) -> AsyncFrames:
         if self._process != process_id():

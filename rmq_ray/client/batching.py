@@ -24,7 +24,6 @@ from rmq_ray.client.timers import Timers
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.queue_selection import select_queue
 from rmq_ray.store.frame_encoder import encode_frame
 
 RECORD_OVERHEAD = 140  # header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
@@ -178,11 +177,12 @@ class Accumulator:
     def take_slot(self, queues: Sequence[MessageQueue], timeout_ms: float) -> MessageQueue:
         """The next queue whose broker has a free slot; else wait for one of the next queue's broker."""
         turn = self._turns.of(queues[0].topic)
-        first = queue = select_queue(queues, turn)
+        choose = self._sending.choice.next
+        first = queue = choose(queues, turn)
         for _ in range(len(queues)):
             if self._slots.try_take(queue.broker_name):
                 return queue
-            queue = select_queue(queues, turn, queue.broker_name)
+            queue = choose(queues, turn, queue.broker_name)
             if queue.broker_name == first.broker_name:
                 break
         limit = self._config.frames_in_flight_max

@@ -27,7 +27,7 @@ NO_PROPERTIES: Mapping[str, str] = {}
 class Outgoing:
     """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
 
-    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order.
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group.
     """
 
     topic: str
@@ -37,6 +37,7 @@ class Outgoing:
     special: bool = False
     queue: MessageQueue | None = None
     ordered: bool = False
+    group: str | None = None
 
 
 def outgoing(topic_or_message: str | Message, body: object, labels: Labels, delay_level: int, body_bytes_max: int) -> Outgoing:

@@ -137,7 +137,7 @@ class Producer:
     ) -> SendResult:
         """Send one message and wait until the broker has it; one round trip, written by the calling thread.
 
-        ``queue``, ``selector(queues, message, arg)`` or ``message_group``: where it must go; messages of one group, or that
+        ``queue``, ``selector(queues, message, arg)`` (see ``client.selectors``) or ``message_group``: where it must go; messages of one group, or that
         selectors sent to one queue, keep their order. ``delay_level``: 1..18. ``timeout``: s, over all attempts.
         Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
@@ -269,7 +269,7 @@ def _place(
         message.queue = core.select(selector, Message(message.topic, message.body), arg, timeout_ms)
     else:
         message.queue = core.choose(message.topic, queue, message_group, timeout_ms)
-    message.ordered = queue is None
+    message.ordered, message.group = queue is None, message_group
 
 
 def _renew_after_fork() -> None:

@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq_ray.client.batching import Accumulator, encode_load
+from rmq_ray.client.broker_probe import BrokerProbe
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.combining import Combiner
+from rmq_ray.client.group_order import GroupOrder
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import Load, RecordLoad, SingleLoad
 from rmq_ray.client.outgoing import Outgoing, Selector
+from rmq_ray.client.queue_choice import QueueChoice
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
 from rmq_ray.client.timers import Timers
@@ -27,7 +30,7 @@ from rmq_ray.errors import BrokerUnreachable, ClientError, RemotingError, SendTi
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC
-from rmq_ray.protocol.queue_selection import checked_choice, select_by_group, select_queue
+from rmq_ray.protocol.queue_selection import checked_choice
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.remoting.frame import Command
 
@@ -44,7 +47,10 @@ class ProducerCore:
         self.clock = instance.clock
         self.identity = ProducerIdentity(instance.client_id.partition("@")[0])
         self.turns = Turns()
-        self.sending = Sending(instance, config, self.turns)
+        self.groups = GroupOrder()
+        self.choice = QueueChoice(self.clock, config.latency_fault, self._isolated)
+        self.sending = Sending(instance, config, self.turns, self.choice)
+        self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max)
         self.launcher = Launcher(self.sending, self.slots, self.worker, self._resolved)
@@ -79,6 +85,8 @@ class ProducerCore:
         """Send what lingers, wait for the answers up to the send time-out, unregister, let go of the instance."""
         self.batches.flush()
         self.launcher.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
+        if self.probe is not None:
+            self.probe.stop()
         self.worker.close()
         self.launcher.abandon("the producer was closed before the broker answered")
         self.instance.unregister_producer(self.group)
@@ -112,7 +120,10 @@ class ProducerCore:
         if message.special:
             return self._launch_single(message, timeout_ms)
         key = message.topic if message.queue is None else message.queue
-        return self.batches.append(key, message.body, message.text, timeout_ms, message.flag, message.ordered)
+        future = self.batches.append(key, message.body, message.text, timeout_ms, message.flag, message.ordered)
+        if message.group is not None and message.queue is not None:
+            self.groups.sent(message.group, message.queue, future)
+        return future
 
     def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
         """One message without an answer."""
@@ -147,12 +158,12 @@ class ProducerCore:
 
     def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
         """Round robin over the topic's queues."""
-        return select_queue(self.find_queues(topic, timeout_ms), self.turns.of(topic))
+        return self.choice.next(self.find_queues(topic, timeout_ms), self.turns.of(topic))
 
     def choose(self, topic: str, queue: MessageQueue | None, message_group: str | None, timeout_ms: float) -> MessageQueue:
         """The queue of a message that must not go anywhere else, given or by its group."""
         if message_group is not None:
-            return select_by_group(self.find_queues(topic, timeout_ms), message_group)
+            return self.groups.choose(topic, message_group, self.find_queues(topic, timeout_ms))
         if queue is None or queue.topic != topic:
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
         if self.instance.broker_address(queue.broker_name) is None:
@@ -198,6 +209,8 @@ class ProducerCore:
         """Through the queue's lane, behind what was sent to it before; its batch leaves at once."""
         assert message.queue is not None
         future = self.batches.append(message.queue, message.body, message.text, timeout_ms, message.flag, ordered=True)
+        if message.group is not None:
+            self.groups.sent(message.group, message.queue, future)
         self.batches.flush(message.queue)
         return future.result((timeout_ms + CLOSE_SLACK_MS) / 1000)
 
@@ -217,6 +230,16 @@ class ProducerCore:
         self.launcher.admit(job)
         self.launcher.launch(job)
         return SendFuture(outcome, 0)
+
+    def _isolated(self, broker_name: str) -> None:
+        if self.probe is not None:
+            self.probe.begin(broker_name)
+
+    def _make_probe(self) -> BrokerProbe | None:
+        faults = self.choice.faults
+        if faults is None or not self.config.latency_fault_probe:
+            return None
+        return BrokerProbe(self.group, self.clock, faults, self.instance.broker_address, self.instance.invoke)
 
     def _resolved(self, delivery: Delivery) -> None:
         self.identity.release(delivery.load.frame_id)

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.loads import Load
+from rmq_ray.client.queue_choice import QueueChoice
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import (
     BrokerUnreachable,
@@ -30,7 +31,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
-from rmq_ray.protocol.queue_selection import NextIndex, select_queue
+from rmq_ray.protocol.queue_selection import NextIndex
 from rmq_ray.protocol.retry import MESSAGE_ILLEGAL, NO_PERMISSION, STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, SendAttempts, Step
 from rmq_ray.remoting.frame import Command
 from rmq_ray.store.record import offset_message_id
@@ -59,9 +60,9 @@ class Delivery:
         self.failure, self.code, self.reason = classify(outcome)
         return self.attempts.failed(self.failure, self.code, now_ms)
 
-    def move(self, routes: Callable[[str], list[MessageQueue]], turn: NextIndex) -> None:
+    def move(self, routes: Callable[[str], list[MessageQueue]], turn: NextIndex, choice: QueueChoice) -> None:
         """Head for another broker; one that was tried before gets the load for the same queue as then."""
-        queue = select_queue(routes(self.load.topic), turn, self.queue.broker_name)
+        queue = choice.next(routes(self.load.topic), turn, self.queue.broker_name)
         self.queue = self._tried.setdefault(queue.broker_name, queue)
 
     def error(self, now_ms: float) -> SendError:
@@ -92,10 +93,11 @@ class Turns:
 class Sending:
     """What sends of one producer in one process share. Thread-safe."""
 
-    def __init__(self, instance: ClientInstance, config: ProducerConfig, turns: Turns) -> None:
+    def __init__(self, instance: ClientInstance, config: ProducerConfig, turns: Turns, choice: QueueChoice) -> None:
         self.instance = instance
         self.config = config
         self.clock = instance.clock
+        self.choice = choice
         self._turns = turns
 
     def alone(self, topic: str, pinned: bool) -> bool:
@@ -133,6 +135,7 @@ class Sending:
     def start(self, delivery: Delivery, timeout_ms: float, callback: Callable[[Outcome], None]) -> None:
         """Begin one attempt; the outcome goes to ``callback``, at once (in this thread) when nothing could be sent."""
         address = delivery.address = self.instance.broker_address(delivery.queue.broker_name)
+        callback = self.choice.watching(delivery.queue.broker_name, callback)
         try:
             if address is None:
                 raise ConnectFailed(f"no address of broker {delivery.queue.broker_name!r} is known")
@@ -144,7 +147,7 @@ class Sending:
         """Prepare the next attempt: head elsewhere if so decided, and have the route looked at again."""
         self.instance.refresh_route_soon(delivery.load.topic)
         if decision.step is Step.ELSEWHERE:
-            delivery.move(self._queues, self._turns.of(delivery.load.topic))
+            delivery.move(self._queues, self._turns.of(delivery.load.topic), self.choice)
         delivery.brokers_sent.append(delivery.queue.broker_name)
 
     def result(self, load: Load, queue: MessageQueue, answer: Command, address: Address) -> SendResult:
@@ -169,10 +172,14 @@ class Sending:
         address = self.instance.broker_address(queue.broker_name)
         if address is None:
             return ConnectFailed(f"no address of broker {queue.broker_name!r} is known"), None
+        began_ms = self.clock.monotonic_ms()
+        outcome: Outcome
         try:
-            return self.instance.invoke(address, load.command(queue), timeout_ms), address
+            outcome = self.instance.invoke(address, load.command(queue), timeout_ms)
         except RemotingError as error:
-            return error, address
+            outcome = error
+        self.choice.ended(queue.broker_name, began_ms, outcome)
+        return outcome, address
 
     def _go_on(self, delivery: Delivery, outcome: Outcome, address: Address | None) -> SendResult:
         """After an attempt that was not plainly stored: retries until ``protocol.retry`` says stop."""

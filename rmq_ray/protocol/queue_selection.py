@@ -62,7 +62,7 @@ def select_by_random(queues: Sequence[MessageQueue], chance: int) -> MessageQueu
 
 
 def checked_choice(chosen: object, topic: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """What a user's selector returned, if it is a queue of the topic; else ``ClientError`` (a selector is never asked twice)."""
-    if isinstance(chosen, MessageQueue) and chosen.topic == topic:
+    """What a user's selector returned, if it is one of the queues that it was given; else ``ClientError`` (a selector is never asked twice)."""
+    if isinstance(chosen, MessageQueue) and chosen in queues:
         return chosen
     raise ClientError(f"the selector returned {chosen!r} for topic {topic!r}; it must return one of the {len(queues)} queues that it was given", topic)
