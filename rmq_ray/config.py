@@ -154,6 +154,7 @@ class BrokerConfig(_Group):
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     channel_expiry_ms: int = 120_000
     housekeeping_ms: int = 10_000
+    queue_lock_ms: int = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be replaced
     pull_records_max: int = 1_024  # our pulls; foreign ones keep RocketMQ's 32
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
@@ -185,12 +186,13 @@ class ProducerConfig(_Group):
     retries: int = 2  # after the first attempt, sync and async
     body_bytes_max: int = 4 * MIB
     default_topic_queues: int = 4
-    retry_other_broker_when_not_stored: bool = False
+    retry_another_broker_when_not_store_ok: bool = False
     linger_ms: float = 2.0  # send_async
     batch_messages_max: int = 1_000
     batch_bytes_max: int = MIB
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
-    block_when_full: bool = True
+    buffer_bytes_max: int = 32 * MIB  # unanswered batches of send_async, all brokers together
+    on_full: str = "block"  # "block" waits up to the time-out, "raise" raises BrokerBusy at once
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
     latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
     latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s
@@ -204,6 +206,8 @@ class ProducerConfig(_Group):
         _require(1 <= self.frames_in_flight_max <= 256, "frames_in_flight_max must be 1 to 256", self.frames_in_flight_max)
         _require(1 <= self.default_topic_queues <= 1_024, "default_topic_queues must be 1 to 1024", self.default_topic_queues)
         _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
+        _require(self.on_full in ("block", "raise"), "on_full must be 'block' or 'raise'", self.on_full)
+        _require(self.buffer_bytes_max >= self.batch_bytes_max, "buffer_bytes_max must hold a batch of batch_bytes_max", self.buffer_bytes_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,12 @@ class ConsumerConfig(_Group):
     heartbeat_ms: int = 30_000
     pull_idle_ms: int = 120_000  # recovery of a queue whose pulls stopped
     consume_timeout_minutes: int = 15
-    max_reconsume_times: int = -1  # -1 = 16 for concurrent consumption
+    max_reconsume_times: int = -1  # -1 = 16 for concurrent consumption, without end for orderly
+    suspend_queue_ms: int = 1_000  # suspendCurrentQueueTimeMillis: pause of an ordered queue after a failure
+    lock_refresh_ms: int = 20_000  # rocketmq.client.rebalance.lockInterval
+    lock_trusted_ms: int = 30_000  # rocketmq.client.rebalance.lockMaxLiveTime: without a refresh for so long nothing is handed out; below queue_lock_ms
+    lock_retry_ms: int = 3_000  # of a lock that was refused while messages wait for it
+    max_continuous_ms: int = 60_000  # rocketmq.client.maxTimeConsumeContinuously: then a queue lets the others have the thread
     send_back_retry_ms: int = 5_000
     offset_illegal_delay_ms: int = 10_000
     consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago

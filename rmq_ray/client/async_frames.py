@@ -166,7 +166,7 @@ class AsyncFrames:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _open(self, key: Key, queue: MessageQueue, timeout_ms: float) -> Turn:
-        if not self._config.block_when_full and self._slots[queue.broker_name].locked():
+        if self._config.on_full == "raise" and self._slots[queue.broker_name].locked():
             raise BrokerBusy(
                 f"{self._config.frames_in_flight_max} frames to {queue.broker_name} are unanswered (frames_in_flight_max); nothing was sent, send again later",
                 queue.topic,
@@ -250,7 +250,7 @@ class AsyncFrames:
                     now = clock.monotonic_ms()
                     if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE and delivery.address is not None:
                         stored = (sending.result(load, delivery.queue, outcome, delivery.address), load, delivery.address)
-                        if stored[0].status is SendStatus.SEND_OK or not self._config.retry_other_broker_when_not_stored:
+                        if stored[0].status is SendStatus.SEND_OK or not self._config.retry_another_broker_when_not_store_ok:
                             return stored
                         decision = attempts.not_stored(now)
                     else:

@@ -36,15 +36,16 @@ FindQueues = Callable[[str, float], Sequence[MessageQueue]]
 class OpenBatch:
     """Messages of one topic and queue that wait for company. Guarded by the accumulator's lock until it leaves."""
 
-    __slots__ = ("bodies", "bytes", "flags", "job", "key", "ordered", "outcome", "pinned", "queue", "started_ms", "texts", "timeout_ms")
+    __slots__ = ("bodies", "bytes", "flags", "job", "key", "ordered", "outcome", "pinned", "queue", "started_ms", "texts", "timeout_ms", "weight")
 
-    def __init__(self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float) -> None:
+    def __init__(self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float, weight: int) -> None:
         self.key = key
         self.queue = queue
         self.pinned = isinstance(key, MessageQueue)
         self.ordered = False
         self.started_ms = started_ms
         self.timeout_ms = timeout_ms
+        self.weight = weight
         self.outcome = BatchOutcome(queue)
         self.bodies: list[bytes] = []
         self.texts: list[str] = []
@@ -109,7 +110,8 @@ class Accumulator:
     def _append_new(self, key: Key, message: tuple[bytes, str, int, int], timeout_ms: float, ordered: bool) -> SendFuture:
         """The key has no open batch: open one (or join one that another thread opened meanwhile) and put the message in."""
         started_ms = self._clock.monotonic_ms()
-        queue = self.take_slot((key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms), timeout_ms)
+        weight = max(message[3], self._config.batch_bytes_max)
+        queue = self.take_slot((key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms), weight, timeout_ms)
         left: OpenBatch | None = None
         displaced: OpenBatch | None = None
         body, text, flag, size = message
@@ -119,13 +121,13 @@ class Accumulator:
                 displaced, batch = self._leave(batch), None
             opened = batch is None
             if batch is None:
-                batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms)
+                batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms, weight)
             batch.ordered = batch.ordered or ordered
             future, full = self._put(batch, body, text, flag, size)
             if full or self._config.linger_ms <= 0:
                 left = self._leave(batch)
         if not opened:
-            self._slots.free(queue.broker_name)
+            self._slots.free(queue.broker_name, weight)
         if displaced is not None:
             self._ship(displaced)
         if left is not None:
@@ -150,7 +152,7 @@ class Accumulator:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""
         del self._open[batch.key]
         prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731 - a bound method cannot carry the batch
-        job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue if batch.ordered else None)
+        job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue if batch.ordered else None, batch.weight)
         batch.job = job if self._launcher.admit(job) else None
         return batch
 
@@ -174,25 +176,26 @@ class Accumulator:
         batch.bodies, batch.texts, batch.flags = [], [], None
         return Delivery(load, batch.queue, attempts, batch.pinned)
 
-    def take_slot(self, queues: Sequence[MessageQueue], timeout_ms: float) -> MessageQueue:
-        """The next queue whose broker has a free slot; else wait for one of the next queue's broker."""
+    def take_slot(self, queues: Sequence[MessageQueue], weight: int, timeout_ms: float) -> MessageQueue:
+        """The next queue whose broker has a slot for ``weight`` bytes; else wait for one of the next queue's broker."""
         turn = self._turns.of(queues[0].topic)
         choose = self._sending.choice.next
         first = queue = choose(queues, turn)
         for _ in range(len(queues)):
-            if self._slots.try_take(queue.broker_name):
+            if self._slots.try_take(queue.broker_name, weight):
                 return queue
             queue = choose(queues, turn, queue.broker_name)
             if queue.broker_name == first.broker_name:
                 break
-        limit = self._config.frames_in_flight_max
-        if not self._config.block_when_full:
-            raise BrokerBusy(f"{limit} frames to {first.broker_name} are unanswered (frames_in_flight_max); nothing was sent, send again later", first.topic)
-        if not self._slots.take(first.broker_name, timeout_ms):
-            raise BrokerBusy(
-                f"{limit} frames to {first.broker_name} stayed unanswered for {timeout_ms:.0f} ms; nothing was sent, send again later", first.topic
-            )
-        return first
+        config = self._config
+        waited = 0.0 if config.on_full == "raise" else timeout_ms
+        if waited and self._slots.take(first.broker_name, weight, waited):
+            return first
+        raise BrokerBusy(
+            f"{config.frames_in_flight_max} frames to {first.broker_name} (frames_in_flight_max) or {config.buffer_bytes_max} bytes (buffer_bytes_max) "
+            f"stayed unanswered for {waited:.0f} ms; nothing was sent, send again later",
+            first.topic,
+        )
 
 
 def encode_load(  # noqa: PLR0913 - everything that a frame is

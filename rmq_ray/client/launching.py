@@ -39,12 +39,13 @@ class Job:
     ``wait`` False it raises ``BrokerBusy`` instead and is called again later.
     """
 
-    __slots__ = ("busy_until_ms", "delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of")
+    __slots__ = ("busy_until_ms", "delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of", "weight")
 
-    def __init__(self, outcome: BatchOutcome, prepare: Callable[[bool], Delivery], slot_of: str | None, lane: MessageQueue | None) -> None:
+    def __init__(self, outcome: BatchOutcome, prepare: Callable[[bool], Delivery], slot_of: str | None, lane: MessageQueue | None, weight: int = 0) -> None:  # noqa: PLR0913 - a unit
         self.outcome = outcome
         self.prepare = prepare
         self.slot_of = slot_of
+        self.weight = weight
         self.lane = lane
         self.delivery: Delivery | None = None
         self.done = False
@@ -53,33 +54,39 @@ class Job:
 
 
 class Slots:
-    """The bound on frames out, per broker name. Thread-safe."""
+    """The bounds on what is out: frames of each broker name, and bytes of all. One slot fits however heavy it is. Thread-safe."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bytes_max: int) -> None:
         self._limit = limit
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._free: dict[str, int] = {}
         self._freed = threading.Condition(threading.Lock())
 
-    def try_take(self, broker_name: str) -> bool:
-        """Take a slot if one is free."""
+    def try_take(self, broker_name: str, weight: int) -> bool:
+        """Take a slot for ``weight`` bytes if there is room."""
         with self._freed:
-            free = self._free.get(broker_name, self._limit)
-            self._free[broker_name] = max(0, free - 1)
-            return free > 0
+            return self._take(broker_name, weight)
 
-    def take(self, broker_name: str, timeout_ms: float) -> bool:
-        """Wait up to ``timeout_ms`` for a slot; False when none came free."""
+    def take(self, broker_name: str, weight: int, timeout_ms: float) -> bool:
+        """Wait up to ``timeout_ms`` for room; False when there was none."""
         with self._freed:
-            if not self._freed.wait_for(lambda: self._free.get(broker_name, self._limit) > 0, timeout_ms / 1000):
-                return False
-            self._free[broker_name] = self._free.get(broker_name, self._limit) - 1
-            return True
+            return self._freed.wait_for(lambda: self._take(broker_name, weight), timeout_ms / 1000)
 
-    def free(self, broker_name: str) -> None:
+    def free(self, broker_name: str, weight: int) -> None:
         """Give a slot back."""
         with self._freed:
             self._free[broker_name] = min(self._limit, self._free.get(broker_name, 0) + 1)
+            self._bytes = max(0, self._bytes - weight)
             self._freed.notify_all()
+
+    def _take(self, broker_name: str, weight: int) -> bool:
+        free = self._free.get(broker_name, self._limit)
+        if free <= 0 or (self._bytes and self._bytes + weight > self._bytes_max):
+            return False
+        self._free[broker_name] = free - 1
+        self._bytes += weight
+        return True
 
 
 class Launcher:
@@ -167,7 +174,7 @@ class Launcher:
         if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
             if not self._keep(job, delivery, outcome):
                 return
-            if job.outcome.status is SendStatus.SEND_OK or not self._sending.config.retry_other_broker_when_not_stored:
+            if job.outcome.status is SendStatus.SEND_OK or not self._sending.config.retry_another_broker_when_not_store_ok:
                 self._finish(job, None)
                 return
             decision = delivery.attempts.not_stored(now)
@@ -210,7 +217,7 @@ class Launcher:
             job.done = True
             following = self._next_of_lane(job)
         if job.slot_of is not None:
-            self._slots.free(job.slot_of)
+            self._slots.free(job.slot_of, job.weight)
         if job.delivery is not None:
             self._finished(job.delivery)
         job.outcome.finish(error, None if self._worker.closed else self._run_callbacks)

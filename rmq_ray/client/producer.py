@@ -166,8 +166,8 @@ class Producer:
         """Put one message into a batch and return its future; see ``send`` for the arguments.
 
         The future's callbacks run one after the other in the producer's own thread: keep them short.
-        Messages leave when their batch is full or ``linger_ms`` old. Waits (``block_when_full``) or raises ``BrokerBusy``
-        while ``frames_in_flight_max`` frames of the broker are unanswered. The future's ``cancel()`` is always False.
+        Messages leave when their batch is full or ``linger_ms`` old. Waits, or raises ``BrokerBusy`` (``on_full``),
+        while ``frames_in_flight_max`` frames of the broker or ``buffer_bytes_max`` bytes of all are unanswered. The future's ``cancel()`` is always False.
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)

@@ -52,7 +52,7 @@ class ProducerCore:
         self.sending = Sending(instance, config, self.turns, self.choice)
         self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
-        self.slots = Slots(config.frames_in_flight_max)
+        self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
         self.launcher = Launcher(self.sending, self.slots, self.worker, self._resolved)
         self.combiner = Combiner(self.sending, self.identity, self.launcher)
         self.batches = Accumulator(self.sending, self.identity, self.launcher, self.slots, self.worker, self.turns, self.find_queues)
@@ -217,7 +217,8 @@ class ProducerCore:
     def _launch_single(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         started_ms = self.clock.monotonic_ms()
         queues = (message.queue,) if message.queue is not None else self.find_queues(message.topic, timeout_ms)
-        queue = self.batches.take_slot(queues, timeout_ms)
+        weight = len(message.body) + len(message.text)
+        queue = self.batches.take_slot(queues, weight, timeout_ms)
         outcome = BatchOutcome(queue)
 
         def prepare(wait: bool) -> Delivery:
@@ -226,7 +227,7 @@ class ProducerCore:
             attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)
 
-        job = Job(outcome, prepare, queue.broker_name, None)
+        job = Job(outcome, prepare, queue.broker_name, None, weight)
         self.launcher.admit(job)
         self.launcher.launch(job)
         return SendFuture(outcome, 0)

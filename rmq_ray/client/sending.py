@@ -189,7 +189,7 @@ class Sending:
             now = clock.monotonic_ms()
             if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE and address is not None:
                 stored = self.result(delivery.load, delivery.queue, outcome, address)
-                if stored.status is SendStatus.SEND_OK or not self.config.retry_other_broker_when_not_stored:
+                if stored.status is SendStatus.SEND_OK or not self.config.retry_another_broker_when_not_store_ok:
                     return stored
                 decision = attempts.not_stored(now)
             else:

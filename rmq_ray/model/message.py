@@ -34,6 +34,20 @@ MESSAGE_REGION = "MSG_REGION"
 TRACE_ON = "TRACE_ON"
 CLUSTER = "CLUSTER"
 INSTANCE_ID = "INSTANCE_ID"
+IMMUNITY_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+HALF_FROM = "RMQ_HALF_FROM"
+"""Ours: on a copy of a half message, the queue offset of the half that it stands for."""
+OP_OUTCOME = "RMQ_OP"
+"""Ours: on an op message, how the half ended."""
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
+TIMER_OUT_MS = "TIMER_OUT_MS"
+TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
+TIMER_CANCELS = "RMQ_TIMER_CANCELS"
+"""Ours: on what takes the place of a waiting message, that one's offset in the timer queue."""
 FRAME = "RMQ_FRAME"
 """Ours: (producer id, sequence, count, own physical offset), first property of a frame's first record; hidden from users."""
 
@@ -42,7 +56,8 @@ RESERVED_PROPERTIES = frozenset(
     "TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES "
     "CONSUME_START_TIME TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID "
     "CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_DISPATCH "
-    "INNER_MULTI_QUEUE_OFFSET RMQ_FRAME".split()
+    "INNER_MULTI_QUEUE_OFFSET RMQ_FRAME RMQ_HALF_FROM RMQ_OP TIMER_DELIVER_MS TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_OUT_MS TIMER_ROLL_TIMES "
+    "TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY TIMER_DEL_MS RMQ_TIMER_CANCELS".split()
 )
 PREENCODED_PROPERTIES = frozenset((KEYS, TAGS, UNIQUE_KEY, CLUSTER, INSTANCE_ID, FRAME))
 """Reserved properties that a frame of pre-encoded records may carry (design: 4); all others take the single-message path."""
@@ -93,6 +108,19 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
     """Written on the master; a slave did not confirm in time."""
 
+    @property
+    def meaning(self) -> str:
+        """What is true of the message, in words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    SendStatus.SEND_OK: "written, flushed and replicated as the broker's mode demands",
+    SendStatus.FLUSH_DISK_TIMEOUT: "written, but the disk did not confirm within 5 s: it may be lost with the host",
+    SendStatus.SLAVE_NOT_AVAILABLE: "written on the master alone: too few slaves are in sync, it may be lost with the master",
+    SendStatus.FLUSH_SLAVE_TIMEOUT: "written on the master, but a slave did not confirm in time: it may be lost with the master",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
@@ -110,6 +138,11 @@ class SendResult:
     log_offset: LogOffset = LogOffset(-1)
     transaction_id: str | None = None
     count: int = 1
+
+    @property
+    def unknown(self) -> bool:
+        """True when the broker has the message but not as safely as its mode promises: it may be lost, and sending again may store it twice."""
+        return self.status is not SendStatus.SEND_OK
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:

@@ -170,7 +170,7 @@ def test_frames_in_flight_are_bounded_by_waiting_or_by_refusing(cluster: TinyClu
 
     with_producer(cluster, waiting, frames_in_flight_max=2)
     cluster.broker.arrivals.clear()
-    with_producer(cluster, refusing, frames_in_flight_max=2, block_when_full=False)
+    with_producer(cluster, refusing, frames_in_flight_max=2, on_full="raise")
 
 
 def test_it_starts_at_the_first_send_belongs_to_its_loop_and_ends_for_good(cluster: TinyCluster) -> None:

@@ -218,7 +218,7 @@ def test_a_status_below_ok_is_returned_or_tried_elsewhere_as_the_settings_say(pa
         assert producer.send("orders", b"x").status is SendStatus.FLUSH_DISK_TIMEOUT
         assert sum(len(broker.arrivals) for broker in pair.brokers) == 1
     pair.brokers[1].fault = lambda arrival, number: None
-    with Producer("web", discovery=pair, retry_other_broker_when_not_stored=True) as producer:
+    with Producer("web", discovery=pair, retry_another_broker_when_not_store_ok=True) as producer:
         assert {producer.send("orders", b"x").status for _ in range(4)} == {SendStatus.SEND_OK}
         pair.brokers[1].fault = lambda arrival, number: 12
         assert producer.send("orders", b"x").status in (SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT)

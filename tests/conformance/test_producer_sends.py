@@ -185,7 +185,7 @@ def test_what_is_wrong_is_refused_before_anything_is_sent(
 
 def test_frames_in_flight_are_bounded_and_a_caller_may_choose_to_be_refused(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
-    with Producer("web", discovery=cluster, frames_in_flight_max=2, block_when_full=False, linger_ms=0.0) as producer:
+    with Producer("web", discovery=cluster, frames_in_flight_max=2, on_full="raise", linger_ms=0.0) as producer:
         futures = [producer.send_async("orders", b"x") for _ in range(2)]
         with pytest.raises(BrokerBusy, match="frames_in_flight_max"):
             producer.send_async("orders", b"x")
