@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import consume, dataframe, flush, growth, latency, produce, recovery
+from benchmarks import bench_rebalance, consume, dataframe, flush, growth, latency, produce, recovery
 from benchmarks.report import markdown
 from benchmarks.scene import scene
 
@@ -24,6 +24,7 @@ PARTS = {
     "growth": growth.run,
     "recovery": recovery.run,
     "dataframe": dataframe.run,
+    "rebalance": bench_rebalance.run,
 }
 PEERS = {
     "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k"],

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
-from rmq_ray.protocol.allocation import AllocationStrategy, strategy_named
+from rmq_ray.protocol.allocation import AllocationStrategy, as_strategy
 from rmq_ray.protocol.filter_tag import parse_tags
 from rmq_ray.protocol.validators import check_group, check_topic
 
@@ -27,8 +27,9 @@ class PushOptions(TypedDict, total=False):
 
     ``orderly``: one message of a queue at a time. ``model``: "clustering". ``concurrency``: consuming threads. ``batch_size``:
     messages a call of the listener gets at most. ``start_from``: "last", "first" or "timestamp", where a group without stored
-    offsets begins. ``start_at``: datetime or ms since 1970 for "timestamp" (default 30 minutes ago). ``allocate``: a registered
-    strategy's name, or a strategy. ``max_reconsume_times``: retries before the dead-letter topic. ``batch``: "messages".
+    offsets begins. ``start_at``: datetime or ms since 1970 for "timestamp" (default 30 minutes ago). ``allocate``: "avg",
+    "avg_by_circle", "consistent_hash", another registered strategy's name, or a strategy. ``max_reconsume_times``: retries before the
+    dead-letter topic. ``batch``: "messages".
     """
 
     orderly: bool
@@ -65,8 +66,7 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     settings = (config or ConsumerConfig(group)).but(group=group, **changes)
     if settings.max_reconsume_times < -1:
         raise ConfigError(f"max_reconsume_times must be -1 (16 times) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times)
-    allocate = options.get("allocate", "avg")
-    strategy = strategy_named(allocate) if isinstance(allocate, str) else allocate
+    strategy = as_strategy(options.get("allocate", "avg"))
     return PushSettings(settings, MessageModel.CLUSTERING, _start_from(options.get("start_from", "last")), strategy)
 
 

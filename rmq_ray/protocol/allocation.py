@@ -1,116 +1,59 @@
-"""Which queues of a topic belong to which consumer of a group (protocol-behaviour 14).
+"""Allocation strategies by name: which queues of a topic belong to which consumer of a group (protocol-behaviour 14).
 
-Every consumer computes the whole division by itself from the same two sorted lists and takes its own share; there is no
-coordinator. Callers: ``protocol.rebalance``. Does not decide when it happens, nor what becomes of queues that move.
+    AVG              Averagely            in equal, neighbouring shares; the default
+    AVG_BY_CIRCLE    AveragelyByCircle    dealt out in turn
+    CONSISTENT_HASH  ConsistentHash       few queues move when a consumer comes or goes
+    CONFIG, MACHINE_ROOM, MACHINE_ROOM_NEARBY-<inner>, <inner>-ONLY_HOSTS    need settings: made as objects (``allocation_places``)
 
-Invariants of every strategy here: each queue goes to exactly one of the consumers listed; the result depends on its arguments
-only. A further strategy is an object with ``name`` and ``allocate``, added with ``register``.
+Decides what a name stands for. A further strategy is an object with ``name`` and ``allocate``; ``register`` makes it known by its name.
+Callers: the options of consumers. All names of the strategies can be imported from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from rmq_ray.errors import ConfigError
+from rmq_ray.protocol.allocation_even import Averagely, AveragelyByCircle
+from rmq_ray.protocol.allocation_hash import ConsistentHash
+from rmq_ray.protocol.allocation_places import ByConfig, ByMachineRoom, MachineRoomNearby, MachineRooms, OnlyHosts, RoomTable
+from rmq_ray.protocol.allocation_rule import AllocationStrategy, index_of
 
-from rmq_ray.errors import ClientError, ConfigError
-from rmq_ray.model.ids import MessageQueue
+__all__ = [
+    "AllocationStrategy",
+    "Averagely",
+    "AveragelyByCircle",
+    "ByConfig",
+    "ByMachineRoom",
+    "ConsistentHash",
+    "MachineRoomNearby",
+    "MachineRooms",
+    "OnlyHosts",
+    "RoomTable",
+    "as_strategy",
+    "index_of",
+    "register",
+    "strategy_named",
+]
 
-
-class AllocationStrategy(Protocol):
-    """RocketMQ's ``AllocateMessageQueueStrategy``."""
-
-    @property
-    def name(self) -> str:
-        """RocketMQ's name of it, e.g. ``AVG``."""
-        ...
-
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-        """The queues of ``client_id``. Both lists are sorted. Empty when it is not among ``client_ids``.
-
-        ``ClientError`` when ``client_id``, ``queues`` or ``client_ids`` is empty.
-        """
-        ...
-
-
-def index_of(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> int | None:
-    """Checks that all strategies share; the consumer's index, None when it is not listed (its heartbeat has not arrived yet)."""
-    if not client_id:
-        raise ClientError("allocation needs the consumer's own client id; it is empty", client_id)
-    if not queues:
-        raise ClientError("allocation needs at least one queue; the topic has none", client_id)
-    if not client_ids:
-        raise ClientError("allocation needs at least one consumer id; the group has none", client_id)
-    return client_ids.index(client_id) if client_id in client_ids else None
-
-
-@dataclass(frozen=True, slots=True)
-class Averagely:
-    """Neighbouring queues in equal shares; the first ``n mod k`` consumers get one more.
-
-    >>> queues = [MessageQueue("t", "a", i) for i in range(8)]
-    >>> [[q.queue_id for q in Averagely().allocate("g", c, queues, ["c1", "c2", "c3"])] for c in ("c1", "c2", "c3")]
-    [[0, 1, 2], [3, 4, 5], [6, 7]]
-    """
-
-    name: str = "AVG"
-
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-        """See the protocol."""
-        index = index_of(client_id, queues, client_ids)
-        if index is None:
-            return []
-        share, extra = divmod(len(queues), len(client_ids))
-        size = share + 1 if index < extra else share
-        start = index * size if index < extra else index * size + extra
-        return list(queues[start : start + size])
-
-
-@dataclass(frozen=True, slots=True)
-class AveragelyByCircle:
-    """Queues dealt out in turn: better than AVG when one broker holds clearly more messages than the others.
-
-    >>> queues = [MessageQueue("t", "a", i) for i in range(8)]
-    >>> [q.queue_id for q in AveragelyByCircle().allocate("g", "c2", queues, ["c1", "c2", "c3"])]
-    [1, 4, 7]
-    """
-
-    name: str = "AVG_BY_CIRCLE"
-
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-        """See the protocol."""
-        index = index_of(client_id, queues, client_ids)
-        return [] if index is None else list(queues[index :: len(client_ids)])
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyHosts:
-    """Another strategy among the consumers of some hosts only; consumers elsewhere get nothing (a client id begins with its host).
-
-    The consumer list is filtered before the division, so that every queue still has an owner. While no consumer of these
-    hosts lives, nobody owns the queues.
-    """
-
-    inner: AllocationStrategy
-    hosts: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        """The inner name with the restriction."""
-        return f"{self.inner.name}-ONLY_HOSTS"
-
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
-        """See the protocol."""
-        index_of(client_id, queues, client_ids)
-        allowed = [other for other in client_ids if other.split("@", 1)[0] in self.hosts]
-        return self.inner.allocate(group, client_id, queues, allowed) if client_id in allowed else []
-
+REGISTERED_MAX = 1_000
+NEEDS_SETTINGS = {
+    "CONFIG": "ByConfig([MessageQueue(...), ...])",
+    "MACHINE_ROOM": "ByMachineRoom(['room', ...])",
+    "MACHINE_ROOM_NEARBY": "MachineRoomNearby(Averagely(), RoomTable(...))",
+    "ONLY_HOSTS": "OnlyHosts(Averagely(), {'192.168.0.6'})",
+}
+"""Names of RocketMQ (and one of ours) that mean nothing without settings, and what to give instead."""
 
 _STRATEGIES: dict[str, AllocationStrategy] = {}
 
 
 def register(strategy: AllocationStrategy) -> None:
-    """Make a strategy known under its name (upper or lower case); the same name replaces."""
+    """Make a strategy known under its name (upper or lower case) in this process; the same name replaces.
+
+    ``ConfigError`` for an object without ``name`` or ``allocate``. All consumers of a group must use the same strategy.
+    """
+    _check(strategy)
+    if len(_STRATEGIES) >= REGISTERED_MAX and strategy.name.upper() not in _STRATEGIES:
+        raise ConfigError(f"{REGISTERED_MAX} allocation strategies are registered already; use one name again", strategy.name)
     _STRATEGIES[strategy.name.upper()] = strategy
 
 
@@ -121,10 +64,30 @@ def strategy_named(name: str) -> AllocationStrategy:
     'AVG'
     """
     found = _STRATEGIES.get(name.upper())
-    if found is None:
-        raise ConfigError(f"unknown allocation strategy {name!r}; known are {', '.join(sorted(known.lower() for known in _STRATEGIES))}", name)
-    return found
+    if found is not None:
+        return found
+    if name.upper() in NEEDS_SETTINGS:
+        raise ConfigError(f"allocation strategy {name!r} needs settings; give an object: allocate={NEEDS_SETTINGS[name.upper()]}", name)
+    known = ", ".join(sorted(known.lower() for known in _STRATEGIES))
+    with_settings = ", ".join(example.split("(")[0] for example in NEEDS_SETTINGS.values())
+    raise ConfigError(f"unknown allocation strategy {name!r}; known are {known}; as objects {with_settings}, or one of your own", name)
+
+
+def as_strategy(value: object) -> AllocationStrategy:
+    """An option's value: a registered name, or a strategy. ``ConfigError`` for anything else."""
+    return strategy_named(value) if isinstance(value, str) else _check(value)
+
+
+def _check(value: object) -> AllocationStrategy:
+    name = getattr(value, "name", None)
+    if isinstance(value, type) or not isinstance(name, str) or not name or not callable(getattr(value, "allocate", None)):
+        raise ConfigError(
+            f"{value!r:.80} is no allocation strategy; give a name such as 'avg', or an object with a name and allocate(group, client_id, queues, client_ids)",
+            repr(value)[:80],
+        )
+    return value  # type: ignore[return-value]  # what was just looked at
 
 
 register(Averagely())
 register(AveragelyByCircle())
+register(ConsistentHash())

@@ -10,16 +10,20 @@ queue in which pulls stopped is dropped and, being still allotted, added anew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
+from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.protocol.allocation import AllocationStrategy
+from rmq_ray.protocol.allocation_rule import AllocationStrategy
 from rmq_ray.protocol.process_queue import ProcessQueue
 
+_ORDER = attrgetter("topic", "broker_name", "queue_id")  # as MessageQueue sorts, ten times as fast
 NO_STORED_OFFSET = -1
 """The broker has no offset of this group: the start rule decides."""
 OFFSET_UNKNOWN = -2
@@ -77,7 +81,8 @@ class RebalancePlan:
 def allot(member: Membership, queues: Collection[MessageQueue] | None, client_ids: Collection[str] | None) -> Allotment:
     """The queues of one topic that belong to ``member``. None or empty = that list could not be had.
 
-    Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the same, and the strategy divides.
+    Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the same, and the strategy divides. One that
+    raises, or answers something else than queues of the topic, changes nothing.
     """
     if not queues:
         return Allotment(AllotmentOutcome.NO_QUEUES)
@@ -86,10 +91,12 @@ def allot(member: Membership, queues: Collection[MessageQueue] | None, client_id
     if not client_ids:
         return Allotment(AllotmentOutcome.NO_CONSUMERS)
     try:
-        share = member.strategy.allocate(member.group, member.client_id, sorted(queues), sorted(client_ids))
+        ordered = sorted(queues, key=_ORDER)
+        share = frozenset(member.strategy.allocate(member.group, member.client_id, ordered, sorted(client_ids)))
+        _check_share(share, ordered, member.strategy.name)
     except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the outcome carries it
         return Allotment(AllotmentOutcome.STRATEGY_FAILED, error=error)
-    return Allotment(AllotmentOutcome.ALLOTTED, frozenset(share))
+    return Allotment(AllotmentOutcome.ALLOTTED, share)
 
 
 def plan(allotted: Collection[MessageQueue], held: Mapping[MessageQueue, ProcessQueue], now_ms: int, pull_idle_ms: int, passive: bool = True) -> RebalancePlan:
@@ -146,5 +153,13 @@ def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:
     return otherwise if topic_threshold == -1 or queues == 0 else max(1, topic_threshold // queues)
 
 
+def _check_share(share: frozenset[MessageQueue], ordered: Sequence[MessageQueue], name: str) -> None:
+    """A strategy of a user's own may be wrong: ``ClientError`` for a queue that the topic does not have."""
+    for queue in share:
+        at = bisect_left(ordered, _ORDER(queue), key=_ORDER)
+        if at == len(ordered) or ordered[at] != queue:
+            raise ClientError(f"allocation strategy {name} gave {queue!s:.200}, which is none of the topic's queues", name)
+
+
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
-    return tuple(sorted(queues))
+    return tuple(sorted(queues, key=_ORDER))

@@ -163,3 +163,16 @@ def test_carrying_a_plan_out_always_leaves_exactly_the_allotted_queues(wanted: s
     assert (mine - set(steps.drop)) | set(steps.add) == wanted
     assert not (mine - set(steps.drop)) & set(steps.add)
     assert steps.changed == bool(mine != wanted or mine & wanted & idle)
+
+
+@pytest.mark.parametrize("answer", [None, 5, [None], [MessageQueue("other", "b", 0)], [MessageQueue("t", "b", 99)]])
+def test_a_strategy_that_answers_nonsense_changes_nothing(answer: object) -> None:
+    class Wrong:
+        name = "WRONG"
+
+        def allocate(self, *_arguments: object) -> object:
+            return answer
+
+    member = Membership("g", "c1", MessageModel.CLUSTERING, Wrong())  # type: ignore[arg-type]
+    found = allot(member, [MessageQueue("t", "b", i) for i in range(4)], ["c1"])
+    assert found.outcome is AllotmentOutcome.STRATEGY_FAILED and found.error is not None and not found.queues
