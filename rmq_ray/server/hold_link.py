@@ -1,11 +1,13 @@
 """The broker's end of the hold: parked pulls and arrivals go to the hold service, wakes come back.
 
-Decides: what is sent when, and when the service counts as dead. Does not decide: which pull wakes (``protocol.hold_table``
-in the service), what it then answers. Called by the broker's pull code on the broker's event loop; never blocks, never waits.
+Decides: what is sent when, when the service counts as dead, and which pull an arrival wakes where few are parked. Does not decide:
+which pull wakes otherwise (``protocol.hold_table`` in the service), what it then answers. Called by the broker's pull code on the
+broker's event loop; never blocks, never waits.
 
     park ─────> kept here (to park anew after a reconnect) ──once per turn of the loop──> service
-    arrived ──> only for queues with parked pulls ──at once, behind the parks before it──> service
-    on_wake <── at once ── service
+    arrived ──> up to ``wake_here_max`` pulls are parked on the queue: woken from here, and forgotten ──> service
+           └──> more: ──at once, behind the parks before it──> service
+    on_wake <── at once ── service: fan-out, deadlines, the safety net
 
 Invariants:
 - No lost wake-up: events leave in their order, so an arrival never overtakes the park before it; ``park`` carries the
@@ -91,12 +93,25 @@ class _Parked:
     deadline_ms: float  # monotonic: a wall clock that is set must not keep a pull asleep
     codes: frozenset[int] | None
 
+    def wants(self, max_offset: int, codes: set[int] | None) -> bool:
+        """Whether messages below ``max_offset`` with these tag codes (None = unknown) are worth another look."""
+        return max_offset > self.from_offset and (codes is None or self.codes is None or not self.codes.isdisjoint(codes))
+
 
 class HoldLink:
     """The hold in a process of its own: one connection to the service at ``path``, made again whenever it breaks."""
 
     def __init__(
-        self, path: str, on_wake: OnWake, max_offset: MaxOffset, clock: Clock, *, broker_name: str = "broker", scan_ms: int = 5_000, parked_max: int = 100_000
+        self,
+        path: str,
+        on_wake: OnWake,
+        max_offset: MaxOffset,
+        clock: Clock,
+        *,
+        broker_name: str = "broker",
+        scan_ms: int = 5_000,
+        parked_max: int = 100_000,
+        wake_here_max: int = 64,
     ) -> None:
         self._path = path
         self._on_wake = on_wake
@@ -105,6 +120,7 @@ class HoldLink:
         self._broker_name = broker_name
         self._scan_ms = scan_ms
         self._parked_max = parked_max
+        self._wake_here_max = wake_here_max
         self._parked: dict[int, _Parked] = {}
         self._queues: dict[tuple[str, int], set[int]] = {}
         self._filtered: dict[tuple[str, int], int] = {}  # parked pulls with tag codes, per queue
@@ -165,8 +181,12 @@ class HoldLink:
         queue = (topic, queue_id)
         if queue not in self._queues:
             return
+        tokens = self._queues[queue]
         if not self.alive:
-            asyncio.get_running_loop().call_soon(self.woken, [token for token in self._queues[queue] if self._parked[token].from_offset < max_offset])
+            asyncio.get_running_loop().call_soon(self.woken, [token for token in tokens if self._parked[token].from_offset < max_offset])
+            return
+        if len(tokens) <= self._wake_here_max:
+            self._wake_here(tokens, max_offset, codes)
             return
         wanted = None
         if codes is not None and self._filtered.get(queue):
@@ -176,6 +196,21 @@ class HoldLink:
             wanted = []  # nobody filters here: codes would not be read
         self._out.append((wire.ARRIVED, topic, queue_id, int(max_offset), wanted))
         self._flush()
+
+    def _wake_here(self, tokens: set[int], max_offset: int, codes: Sequence[int] | None) -> None:
+        """The rule of ``HoldTable.arrived`` for a few pulls: the way to the service and back would be most of what a lone message takes."""
+        distinct = None if codes is None else {int(code) for code in codes}
+        parked = self._parked
+        woken = [token for token in tokens if parked[token].wants(max_offset, distinct)]
+        if woken:
+            asyncio.get_running_loop().call_soon(self._woken_here, sorted(woken))
+
+    def _woken_here(self, tokens: list[int]) -> None:
+        forgotten = [token for token in tokens if token in self._parked]
+        self.woken(forgotten)  # the answers leave before the service hears of it
+        if self._connection is not None and forgotten:
+            self._out += [(wire.FORGET, token) for token in forgotten]
+            self._flush_soon()
 
     # --- the connection's side ---
 

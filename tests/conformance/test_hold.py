@@ -68,7 +68,8 @@ async def service(path: str) -> AsyncIterator[HoldService]:
 
 @asynccontextmanager
 async def link(path: str, broker: Broker, **settings) -> AsyncIterator[HoldLink]:
-    made = HoldLink(path, broker.on_wake, broker.max_offset, SYSTEM_CLOCK, broker_name="broker-a", **settings)
+    """Arrivals go to the service, however few pulls are parked, unless ``wake_here_max`` says otherwise."""
+    made = HoldLink(path, broker.on_wake, broker.max_offset, SYSTEM_CLOCK, broker_name="broker-a", **{"wake_here_max": 0, **settings})
     made.start()
     try:
         yield made
@@ -78,6 +79,8 @@ async def link(path: str, broker: Broker, **settings) -> AsyncIterator[HoldLink]
 
 @asynccontextmanager
 async def hold(kind: str, directory: Path, broker: Broker, **settings) -> AsyncIterator[Hold]:
+    if kind == "few":
+        settings["wake_here_max"] = 1_000
     if kind == "local":
         local = LocalHold(broker.on_wake, broker.max_offset, SYSTEM_CLOCK, **settings)
         local.start()
@@ -94,7 +97,7 @@ def soon(ms: float = 15_000) -> float:
     return SYSTEM_CLOCK.now_ms() + ms
 
 
-both = pytest.mark.parametrize("kind", ["service", "local"])
+both = pytest.mark.parametrize("kind", ["service", "few", "local"])
 
 
 def run(scenario) -> None:
