@@ -152,6 +152,10 @@ class BrokerConfig(_Group):
     offset_persist_ms: int = 5_000
     delay_persist_ms: int = 10_000
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    transaction_timeout_ms: int = 6_000  # transactionTimeOut: a half message is not asked about while it is younger
+    transaction_check_interval_ms: int = 60_000  # transactionCheckInterval
+    transaction_check_max: int = 15  # transactionCheckMax; then TRANS_CHECK_MAX_TIME_TOPIC
+    reject_transactions: bool = False  # rejectTransactionMessage
     channel_expiry_ms: int = 120_000
     housekeeping_ms: int = 10_000
     queue_lock_ms: int = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be replaced

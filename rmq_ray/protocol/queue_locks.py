@@ -1,26 +1,55 @@
 """Which client may consume a queue in order: the broker's lock table (protocol-behaviour 13, end).
 
+    free ──lock──> held by A, epoch 7 ──refresh of A──> the same, 60 s more
+                        │ unlock of A: free              │ 60 s without refresh: whoever asks gets it, with a new epoch
+                        └ A asks without the epoch that it holds (another life of the same client id): a new epoch
+
+The epoch is the fence: it is new each time the queue changes hands, and a commit that names an epoch counts only while that one is in force
+(``admits``). RocketMQ's own clients know no epochs; they are told apart by their client ids alone.
+
 Decides: who holds a queue. Does not decide: what an orderly consumer does without it. Callers: the broker's group handlers and
 its offset rule (a commit for a locked queue is taken from the holder only).
 
-Invariant: a queue of a group has at most one holder; a holder that was silent for 60 s may be replaced. Memory only, per broker.
+Invariants: a queue of a group has at most one holder; a holder that was silent for 60 s may be replaced; no epoch is given twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rmq_ray.model.ids import MessageQueue
 
 LOCK_LIFE_MS = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime
+FORGET_AFTER_LIVES = 10  # a holder that was silent for that long has to begin anew even if nobody came meanwhile
 LOCKS_MAX = 100_000  # of all groups; beyond it only refreshes are granted
+NAME_LENGTH_MAX = 512  # of client id, group, topic: what clients make up must not fill the table
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A queue that the asking client holds now. ``changed``: the epoch is a new one."""
+
+    queue: MessageQueue
+    epoch: int
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """One entry of the table, as it is kept over a restart."""
+
+    group: str
+    queue: MessageQueue
+    client_id: str
+    epoch: int
 
 
 @dataclass(slots=True)
 class _Lock:
     client_id: str
     refreshed_ms: float
+    epoch: int
 
 
 class QueueLocks:
@@ -29,39 +58,68 @@ class QueueLocks:
     def __init__(self, life_ms: int = LOCK_LIFE_MS) -> None:
         self._life_ms = life_ms
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._last_epoch = 0
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: float) -> list[MessageQueue]:
-        """The granted subset: free, expired, or already this client's (then refreshed)."""
+    def load(self, held: Iterable[HeldLock], epoch_floor: int, now_ms: float) -> None:
+        """After a restart: everybody keeps what he held for another 60 s. New epochs are greater than ``epoch_floor`` and all of ``held``."""
+        self._locks = {(lock.group, lock.queue): _Lock(lock.client_id, now_ms, lock.epoch) for lock in held}
+        self._last_epoch = max([epoch_floor, self._last_epoch, *(lock.epoch for lock in self._locks.values())])
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: float, epochs: Mapping[MessageQueue, int] | None = None) -> list[Grant]:
+        """The granted subset: free, expired, or already this client's (then refreshed).
+
+        ``epochs``: what the client believes to hold, 0 or missing = nothing; None = a client that knows no epochs.
+        """
+        if not 0 < len(group) <= NAME_LENGTH_MAX or not 0 < len(client_id) <= NAME_LENGTH_MAX:
+            return []
         granted = []
         for queue in queues:
-            held = self._locks.get((group, queue))
-            if held is None:
-                if len(self._locks) >= LOCKS_MAX:
-                    continue
-                self._locks[group, queue] = _Lock(client_id, now_ms)
-            elif held.client_id == client_id or now_ms - held.refreshed_ms > self._life_ms:
-                held.client_id, held.refreshed_ms = client_id, now_ms
-            else:
-                continue
-            granted.append(queue)
+            grant = self._lock_one((group, queue), client_id, now_ms, None if epochs is None else epochs.get(queue, 0))
+            if grant is not None:
+                granted.append(grant)
         return granted
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Gives up the locks that this client holds; others stay."""
+    def _lock_one(self, key: tuple[str, MessageQueue], client_id: str, now_ms: float, epoch: int | None) -> Grant | None:
+        held, queue = self._locks.get(key), key[1]
+        if held is not None and held.client_id == client_id and (epoch is None or epoch == held.epoch):
+            held.refreshed_ms = now_ms
+            return Grant(queue, held.epoch, False)
+        if held is None and (len(self._locks) >= LOCKS_MAX or len(queue.topic) > NAME_LENGTH_MAX or len(queue.broker_name) > NAME_LENGTH_MAX):
+            return None
+        if held is not None and held.client_id != client_id and now_ms - held.refreshed_ms <= self._life_ms:
+            return None
+        self._last_epoch += 1
+        self._locks[key] = _Lock(client_id, now_ms, self._last_epoch)
+        return Grant(queue, self._last_epoch, True)
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Gives up the locks that this client holds; others stay. Those that were given up."""
+        freed = []
         for queue in queues:
             held = self._locks.get((group, queue))
             if held is not None and held.client_id == client_id:
                 del self._locks[group, queue]
+                freed.append(queue)
+        return freed
 
     def holder(self, group: str, queue: MessageQueue, now_ms: float) -> str | None:
         """Client id of the holder, ``None`` when free or expired."""
         held = self._locks.get((group, queue))
         return held.client_id if held is not None and now_ms - held.refreshed_ms <= self._life_ms else None
 
-    def expire(self, now_ms: float) -> None:
-        """Forgets locks that anyone may take."""
-        for key in [key for key, held in self._locks.items() if now_ms - held.refreshed_ms > self._life_ms]:
-            del self._locks[key]
+    def admits(self, group: str, queue: MessageQueue, epoch: int) -> bool:
+        """Whether what was done under ``epoch`` counts: nobody else has had the queue since. A lock that ran out unnoticed still does."""
+        held = self._locks.get((group, queue))
+        return held is not None and held.epoch == epoch
+
+    def expire(self, now_ms: float) -> list[HeldLock]:
+        """Forgets locks whose holders were silent for ten lives; those forgotten."""
+        gone = [key for key, held in self._locks.items() if now_ms - held.refreshed_ms > FORGET_AFTER_LIVES * self._life_ms]
+        return [HeldLock(*key, (held := self._locks.pop(key)).client_id, held.epoch) for key in gone]
+
+    def held(self) -> list[HeldLock]:
+        """The whole table."""
+        return [HeldLock(group, queue, held.client_id, held.epoch) for (group, queue), held in self._locks.items()]
 
     def __len__(self) -> int:
         return len(self._locks)

@@ -128,9 +128,10 @@ def decode_queue(found: Any) -> MessageQueue:
     return MessageQueue(text_of(values, "topic"), text_of(values, "brokerName"), int(values.get("queueId") or 0))
 
 
-def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> bytes:
-    """LOCK_BATCH_MQ 41 and UNLOCK_BATCH_MQ 42."""
-    return write({"clientId": client_id, "consumerGroup": group, "mqSet": [encode_queue(queue) for queue in queues]})
+def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue], epochs: Iterable[int] | None = None) -> bytes:
+    """LOCK_BATCH_MQ 41 and UNLOCK_BATCH_MQ 42. ``epochs`` (ours): of each queue the lock epoch that the client holds, 0 = none."""
+    found: dict[str, Any] = {"clientId": client_id, "consumerGroup": group, "mqSet": [encode_queue(queue) for queue in queues]}
+    return write(found if epochs is None else found | {"rmqEpochs": list(epochs)})
 
 
 @shaped
@@ -140,15 +141,30 @@ def decode_lock(body: Buffer) -> tuple[str, str, list[MessageQueue]]:
     return text_of(found, "consumerGroup"), text_of(found, "clientId"), [decode_queue(item) for item in objects_of(found, "mqSet")]
 
 
-def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
-    """Answer to 41: the granted subset."""
-    return write({"lockOKMQSet": [encode_queue(queue) for queue in queues]})
+@shaped
+def decode_lock_epochs(body: Buffer) -> list[int] | None:
+    """What a client of ours says of its epochs, in the order of the queues; None from RocketMQ's own clients."""
+    found = parse(body).get("rmqEpochs")
+    return None if found is None else [int(epoch) for epoch in found]
+
+
+def encode_locked(queues: Iterable[MessageQueue], epochs: Iterable[int] | None = None) -> bytes:
+    """Answer to 41: the granted subset, to clients of ours with the epochs of these locks."""
+    found: dict[str, Any] = {"lockOKMQSet": [encode_queue(queue) for queue in queues]}
+    return write(found if epochs is None else found | {"rmqEpochs": list(epochs)})
 
 
 @shaped
 def decode_locked(body: Buffer) -> list[MessageQueue]:
     """The granted subset."""
     return [decode_queue(item) for item in objects_of(parse(body), "lockOKMQSet")]
+
+
+@shaped
+def decode_locked_epochs(body: Buffer) -> dict[MessageQueue, int]:
+    """The granted subset with its epochs; 0 where the broker knows none."""
+    queues, epochs = decode_locked(body), decode_lock_epochs(body) or []
+    return {queue: epochs[at] if at < len(epochs) else 0 for at, queue in enumerate(queues)}
 
 
 # --- routes (6) ------------------------------------------------------------------------------------------------------------

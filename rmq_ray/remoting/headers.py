@@ -130,14 +130,15 @@ class QueryOffsetHeader(Header):
     queue_id: Int32
 
 
-@header()
+@header(lock_epoch="rmqLockEpoch")
 class UpdateOffsetHeader(Header):
-    """UPDATE_CONSUMER_OFFSET 15."""
+    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was consumed in order."""
 
     consumer_group: str
     topic: str
     queue_id: Int32
     commit_offset: int
+    lock_epoch: int | None = None
 
 
 @header()
@@ -214,6 +215,17 @@ class EndTransactionHeader(Header):
     message_id: str
     from_transaction_check: bool | None = None
     transaction_id: str | None = None
+
+
+@header(state_table_offset="tranStateTableOffset", message_id="msgId", offset_message_id="offsetMsgId")
+class CheckTransactionHeader(Header):
+    """CHECK_TRANSACTION_STATE 39, broker to producer: offsets of the half that END_TRANSACTION must name."""
+
+    state_table_offset: int
+    commit_log_offset: int
+    message_id: str | None = None
+    transaction_id: str | None = None
+    offset_message_id: str | None = None
 
 
 @header()

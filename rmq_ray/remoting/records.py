@@ -3,7 +3,7 @@
     SEND_RECORDS   request  count i32 | sizes count x i32 | records back to back
                    answer   base queue offset i64 | base log offset i64 | store time ms i64 | 1 = a repeat, i32
     PULL_RECORDS   request  msgpack [group, topic, queue id, offset, max count, max bytes, sys flag, commit offset, suspend ms,
-                                     subscription version, expression type, expression or nil, epoch]
+                                     subscription version, expression type, expression or nil, epoch, lock epoch]
     SCAN_RECORDS   request  msgpack [topic, queue id, start, end, max bytes, epoch]
     both           answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 | count i32 | sizes | records
 
@@ -65,7 +65,10 @@ class PullAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PullRecords:
-    """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset belongs to, 0 = not known."""
+    """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset belongs to, 0 = not known.
+
+    ``lock_epoch``: of the queue's lock, under which the commit offset was reached; 0 = not consumed in order.
+    """
 
     group: str
     topic: str
@@ -80,6 +83,7 @@ class PullRecords:
     expression_type: str = "TAG"
     expression: str | None = None
     epoch: int = 0
+    lock_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +135,13 @@ def pack_pull(pull: PullRecords) -> bytes:
     """Request body of PULL_RECORDS."""
     return _pack([
         pull.group, pull.topic, pull.queue_id, pull.offset, pull.count_max, pull.bytes_max, pull.sys_flag, pull.commit_offset, pull.suspend_ms,
-        pull.sub_version, pull.expression_type, pull.expression, pull.epoch,
+        pull.sub_version, pull.expression_type, pull.expression, pull.epoch, pull.lock_epoch,
     ])  # fmt: skip
 
 
 def unpack_pull(body: Body) -> PullRecords:
     """Reads what ``pack_pull`` wrote; types and signs are checked."""
-    return PullRecords(*_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int)))
+    return PullRecords(*_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int, int)))
 
 
 def pack_scan(scan: ScanRecords) -> bytes:

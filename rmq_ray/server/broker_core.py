@@ -30,6 +30,7 @@ from rmq_ray.server.delay_service import DelayService
 from rmq_ray.server.group_handlers import GroupHandlers
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
+from rmq_ray.server.lock_handlers import LockHandlers
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.message_writer import MessageWriter
 from rmq_ray.server.moved_events import MovedEvents
@@ -81,7 +82,7 @@ class BrokerCore:
         self._store_host = store_host
         self._files = files or FileSystem()
         self.tables = BrokerTables(config, identity, clock, self._files, offload)
-        self.members = Membership(identity.name, clock)
+        self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
         self.acks = Acknowledgements(config.store.sync_flush_timeout_ms, config.in_flight_bytes_max)
@@ -198,7 +199,8 @@ class BrokerCore:
             "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
             "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),
             "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
-            "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "delay_offsets": self.delays.offsets(),
+            "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
+            "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(),
             "identity": None, "epoch": 0, **self.counters.as_dict(),
         }  # fmt: skip
         if store is not None:
@@ -238,6 +240,7 @@ class BrokerCore:
             self.clock, self.config, make_hold, self.answer, self.answer_from,
         )  # fmt: skip
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
+        self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
         offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
         topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, tables.save_topics, tables.save_groups, self.answer)
         queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.answer_from, self.clock)
@@ -246,7 +249,7 @@ class BrokerCore:
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
             Code.CONSUMER_SEND_MSG_BACK: back.send_back, Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
             Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
-            Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: groups.lock, Code.UNLOCK_BATCH_MQ: groups.unlock,
+            Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: locks.lock, Code.UNLOCK_BATCH_MQ: locks.unlock,
             Code.CHECK_CLIENT_CONFIG: pulls.check_client, Code.QUERY_CONSUMER_OFFSET: offsets.query, Code.UPDATE_CONSUMER_OFFSET: offsets.update,
             Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets, Code.GET_MAX_OFFSET: offsets.max_offset, Code.GET_MIN_OFFSET: offsets.min_offset,
             Code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time, Code.GET_EARLIEST_MSG_STORETIME: offsets.earliest, Code.QUEUE_BOUNDS: offsets.bounds,
@@ -267,6 +270,7 @@ class BrokerCore:
         every(config.offset_persist_ms, self.tables.save_offsets, FIRST_PERSIST_MS)
         every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
         every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
+        every(config.housekeeping_ms, self.lock_handlers.housekeeping)
         every(CLEAN_MS, self._clean, FIRST_CLEAN_MS)
 
     def _often(self) -> None:
@@ -303,6 +307,8 @@ class BrokerCore:
 
     def _serving(self, store: MessageStore) -> None:
         """The store is recovered and about to serve."""
+        if self._found is not None:
+            self.lock_handlers.load(self._found.locks)
         self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
         clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
         if clamped:

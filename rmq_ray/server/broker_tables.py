@@ -25,7 +25,9 @@ from rmq_ray.server.offset_table import OffsetTable, Tables
 from rmq_ray.server.topic_table import TopicTable
 from rmq_ray.store.config_files import Groups, Topics, groups_file, topics_file
 from rmq_ray.store.files import FileSystem
+from rmq_ray.store.lock_journal import LockJournal, LockLine
 from rmq_ray.store.offset_file import consumer_offsets_file, delay_offsets_file
+from rmq_ray.store.store_lock import OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class LoadedTables:
     groups: Groups | None
     offsets: Tables | None
     delays: dict[int, int] | None
+    locks: tuple[list[LockLine], int]
 
 
 class BrokerTables:
@@ -45,6 +48,7 @@ class BrokerTables:
         directory = f"{config.store.path}/config"
         self._config = config
         self._identity = identity
+        self.locks = LockJournal(f"{config.store.path}/{OURS}/queue_locks", files)
         self._topics_file = topics_file(files, f"{directory}/topics.json")
         self._groups_file = groups_file(files, f"{directory}/subscriptionGroup.json")
         self._offsets_file = consumer_offsets_file(files, f"{directory}/consumerOffset.json")
@@ -66,7 +70,7 @@ class BrokerTables:
 
     def read(self) -> LoadedTables:
         """Read all files; in a thread. Raises ``StoreCorrupt`` when a file and its copy are unreadable."""
-        return LoadedTables(self._topics_file.load(), self._groups_file.load(), self._offsets_file.load(), self._delays_file.load())
+        return LoadedTables(self._topics_file.load(), self._groups_file.load(), self._offsets_file.load(), self._delays_file.load(), self.locks.load())
 
     def take_over(self, found: LoadedTables, delay_levels: int) -> dict[int, int]:
         """Fill the tables, add what every broker has; returns the delay offsets."""

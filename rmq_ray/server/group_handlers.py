@@ -1,7 +1,7 @@
-"""Heartbeats, members of groups, queue locks (protocol-behaviour 12, 13 end; remoting 3, 4, 5).
+"""Heartbeats and members of groups (protocol-behaviour 12; remoting 3, 4, 5).
 
 Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide how groups merge
-(``protocol.consumer_group``) or who gets a lock (``protocol.queue_locks``).
+(``protocol.consumer_group``).
 
 Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that caused it.
 """
@@ -29,7 +29,7 @@ GROUPS_PER_HEARTBEAT_MAX = 1_024
 
 
 class GroupHandlers:
-    """34, 35, 38, 41, 42 and the housekeeping of silent connections."""
+    """34, 35, 38 and the housekeeping of silent connections."""
 
     def __init__(self, members: Membership, groups: GroupTable, topics: TopicTable, counters: Counters, clock: Clock) -> None:
         self._members = members
@@ -71,18 +71,6 @@ class GroupHandlers:
             return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark="no consumer for this group")
         return command.answer(fields={}, body=bodies.encode_consumer_ids(ids))
 
-    def lock(self, command: Command, peer: Peer) -> Command:
-        """LOCK_BATCH_MQ 41."""
-        group, client_id, queues = bodies.decode_lock(command.body_bytes())
-        granted = self._members.locks.lock(group, client_id, queues, self._clock.monotonic_ms())
-        return command.answer(body=bodies.encode_locked(granted))
-
-    def unlock(self, command: Command, peer: Peer) -> Command:
-        """UNLOCK_BATCH_MQ 42."""
-        group, client_id, queues = bodies.decode_lock(command.body_bytes())
-        self._members.locks.unlock(group, client_id, queues)
-        return command.answer()
-
     def closed(self, peer: Peer) -> None:
         """The connection is gone: it leaves its groups at once."""
         self._members.producers.closed(peer)
@@ -90,14 +78,13 @@ class GroupHandlers:
             self._tell(change)
 
     def housekeeping(self, expiry_ms: int) -> None:
-        """Close connections whose client was silent too long, forget old locks."""
+        """Close connections whose client was silent too long."""
         now_ms = self._clock.now_ms()
         expired = self._members.consumers.expire(now_ms, expiry_ms)
         for change in expired.changes:
             self._tell(change)
         for peer in dict.fromkeys((*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))):
             cast(Peer, peer).close(f"no heartbeat for {expiry_ms} ms")
-        self._members.locks.expire(self._clock.monotonic_ms())
 
     def _join(self, data: ConsumerData, peer: Peer, client: Client) -> None:
         group = self._groups.find(data.group)

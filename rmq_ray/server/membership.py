@@ -12,7 +12,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import ConsumerTable, ProducerTable
-from rmq_ray.protocol.queue_locks import QueueLocks
+from rmq_ray.protocol.queue_locks import LOCK_LIFE_MS, QueueLocks
 
 CLIENT_ID = "client_id"
 CONSUMER_GROUPS = "consumer_groups"
@@ -21,12 +21,12 @@ CONSUMER_GROUPS = "consumer_groups"
 class Membership:
     """The tables of one broker that connections fill."""
 
-    def __init__(self, broker_name: str, clock: Clock) -> None:
+    def __init__(self, broker_name: str, clock: Clock, lock_life_ms: int = LOCK_LIFE_MS) -> None:
         self._broker_name = broker_name
         self._clock = clock
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(lock_life_ms)
 
     def introduce(self, peer: Peer, client_id: str, group: str | None = None) -> None:
         """A heartbeat says who is at the other end, and in which consumer group."""
@@ -53,3 +53,13 @@ class Membership:
         if not len(self.locks):
             return None
         return self.locks.holder(group, MessageQueue(topic, self._broker_name, queue_id), self._clock.monotonic_ms())
+
+    def committing(self, peer: Peer, group: str, topic: str, queue_id: int, lock_epoch: int) -> tuple[Hashable, Hashable | None]:
+        """(who commits, who holds the queue). An epoch that is in force is its holder's proof, also before the connection's first heartbeat."""
+        if lock_epoch:
+            return lock_epoch, lock_epoch
+        return self.client_of(peer), self.lock_holder(group, topic, queue_id)
+
+    def is_fenced(self, group: str, topic: str, queue_id: int, lock_epoch: int) -> bool:
+        """Whether somebody else has had the queue since the lock of this epoch (> 0) was granted."""
+        return not self.locks.admits(group, MessageQueue(topic, self._broker_name, queue_id), lock_epoch)

@@ -53,11 +53,17 @@ class OffsetHandlers:
         config = self._topics.get(header.topic)
         if config is None or not 0 <= header.queue_id < max(config.read_queues, config.write_queues):
             return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"there is no queue {header.queue_id} of topic {header.topic} here")
+        if header.lock_epoch and self._members.is_fenced(header.consumer_group, header.topic, header.queue_id, header.lock_epoch):
+            self._offsets.fence()
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR, {},
+                remark=f"offset {header.commit_offset} is not taken: lock {header.lock_epoch} of {header.topic}, queue {header.queue_id} is over; lock it again",
+            )  # fmt: skip
         store = self._keeper.store
         outcome = self._offsets.commit(
-            header.topic, header.consumer_group, header.queue_id, header.commit_offset, self._members.client_of(peer),
-            self._members.lock_holder(header.consumer_group, header.topic, header.queue_id),
-            self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
+            header.topic, header.consumer_group, header.queue_id, header.commit_offset,
+            *self._members.committing(peer, header.consumer_group, header.topic, header.queue_id, header.lock_epoch or 0),
+            not header.lock_epoch and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
             None if store is None else store.bounds(header.topic, header.queue_id)[1],
         )  # fmt: skip
         if outcome is Commit.REFUSED:

@@ -41,6 +41,7 @@ class OffsetTable:
         self.dirty = False
         self.lowered = 0
         self.refused = 0
+        self.fenced = 0
         self.clamped = 0
 
     def load(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
@@ -115,6 +116,11 @@ class OffsetTable:
                 log.warning("group %s goes back in %s queue %d from offset %d to %d: its messages come again", group, topic, queue_id, stored, offset)
             return Commit.LOWERED
         return Commit.STORED
+
+    def fence(self) -> None:
+        """Count a commit of a client whose lock of the queue is over (``protocol.queue_locks``)."""
+        self.fenced += 1
+        self.refused += 1
 
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
         """Topic -> queue id -> offset of one group."""

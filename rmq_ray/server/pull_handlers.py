@@ -211,10 +211,14 @@ class PullHandlers:
     def _commit(self, asked: PullRecords, peer: Peer) -> None:
         tables = self._tables
         if asked.sys_flag & COMMIT and not tables.identity.is_slave:
-            holder, store = tables.members.lock_holder(asked.group, asked.topic, asked.queue_id), self._store()
+            if asked.lock_epoch and tables.members.is_fenced(asked.group, asked.topic, asked.queue_id, asked.lock_epoch):
+                tables.offsets.fence()
+                return
+            client, holder = tables.members.committing(peer, asked.group, asked.topic, asked.queue_id, asked.lock_epoch)
+            store = self._store()
             cut = cut_offset(store, asked.topic, asked.queue_id, asked.commit_offset, asked.epoch) if asked.epoch else None
             highest = store.bounds(asked.topic, asked.queue_id)[1] if cut is None else cut
-            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, tables.members.client_of(peer), holder, highest=highest)
+            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, client, holder, highest=highest)
 
     def _check_group(self, name: str) -> GroupConfig:
         identity = self._tables.identity

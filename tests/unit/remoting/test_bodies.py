@@ -213,6 +213,17 @@ def test_other_tables_and_lists_are_read_back() -> None:
     assert bodies.decode_topic_configs(bodies.encode_topic_configs({"T": TOPIC}, VERSION)) == ({"T": TOPIC}, VERSION)
 
 
+def test_lock_epochs_travel_beside_the_queues_and_may_be_missing() -> None:
+    asked = bodies.encode_lock("g", "c", [QUEUE], [7])
+    assert bodies.decode_lock(asked) == ("g", "c", [QUEUE]) and bodies.decode_lock_epochs(asked) == [7]
+    assert bodies.decode_lock_epochs(bodies.encode_lock("g", "c", [QUEUE])) is None
+    assert bodies.decode_locked_epochs(bodies.encode_locked([QUEUE], [9])) == {QUEUE: 9}
+    assert bodies.decode_locked_epochs(bodies.encode_locked([QUEUE])) == {QUEUE: 0}
+    for wrong in (b'{"rmqEpochs":5}', b'{"rmqEpochs":["x"]}'):
+        with pytest.raises(BodyInvalid):
+            bodies.decode_lock_epochs(wrong)
+
+
 @pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"{", b"\xff", b"null"])
 @pytest.mark.parametrize("decode", BODY_DECODERS)
 def test_what_is_no_json_object_is_a_typed_error(decode: Callable[[bytes], Any], body: bytes) -> None:

@@ -15,7 +15,7 @@ from rmq_ray.remoting import records
 from rmq_ray.remoting.records import PullRecords, ScanRecords, SendAnswer
 
 SIZES = st.lists(st.integers(records.RECORD_BYTES_MIN, 300), min_size=1, max_size=20)
-PULL = PullRecords("group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2)
+PULL = PullRecords("group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2, 7)
 
 
 @settings(deadline=None)
@@ -65,7 +65,7 @@ def test_the_answer_to_a_send_is_28_bytes() -> None:
 
 
 def test_a_pull_and_a_scan_are_lists_in_their_fixed_order() -> None:
-    values = ["group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2]
+    values = ["group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2, 7]
     assert msgpack.unpackb(records.pack_pull(PULL)) == values
     assert records.unpack_pull(records.pack_pull(PULL)) == PULL
     scan = ScanRecords("topic", 1, 10, 20, 1 << 20, 7)
@@ -75,7 +75,22 @@ def test_a_pull_and_a_scan_are_lists_in_their_fixed_order() -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, b"group"), (0, 1), (2, "3"), (2, True), (3, -2), (3, 1 << 63), (3, None), (4, 1.0), (10, None), (11, 5), (12, "0"), (1, ["topic"]), (1, {})],
+    [
+        (0, b"group"),
+        (0, 1),
+        (2, "3"),
+        (2, True),
+        (3, -2),
+        (3, 1 << 63),
+        (3, None),
+        (4, 1.0),
+        (10, None),
+        (11, 5),
+        (12, "0"),
+        (13, "0"),
+        (1, ["topic"]),
+        (1, {}),
+    ],
 )
 def test_a_pull_with_a_value_of_another_kind_is_refused(at: int, value: object) -> None:
     values = msgpack.unpackb(records.pack_pull(PULL))
@@ -84,7 +99,7 @@ def test_a_pull_with_a_value_of_another_kind_is_refused(at: int, value: object) 
         records.unpack_pull(msgpack.packb(values))
 
 
-@pytest.mark.parametrize("values", [[], 5, None, ["a"] * 12, ["a"] * 14])
+@pytest.mark.parametrize("values", [[], 5, None, ["a"] * 13, ["a"] * 15])
 def test_a_request_that_is_no_list_of_the_right_length_is_refused(values: object) -> None:
     with pytest.raises(MalformedFrame):
         records.unpack_pull(msgpack.packb(values))

@@ -1,4 +1,4 @@
-"""Heartbeats, notices, member lists, locks, connections: through a whole broker core."""
+"""Heartbeats, notices, member lists, connections: through a whole broker core."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.model.groups import ConsumeType, Heartbeat
-from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.remoting import bodies, bodies_admin
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
-from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.frame import FLAG_ONEWAY
 from tests.support.broker_bench import Bench
 from tests.support.fake_peer import FakePeer
 
@@ -125,35 +124,6 @@ def test_consumer_connections_show_how_the_group_consumes(bench: Bench) -> None:
         "CONSUME_FROM_LAST_OFFSET",
     )
     assert found["subscriptionTable"]["orders"]["tagsSet"] == ["paid"]
-
-
-def lock(bench: Bench, client_id: str, *queue_ids: int, code: int = Code.LOCK_BATCH_MQ) -> Command:
-    queues = [MessageQueue("orders", "broker-a", queue_id) for queue_id in queue_ids]
-    return bench.ask(code, None, bodies.encode_lock("billing", client_id, queues))
-
-
-def test_queue_locks_are_granted_refused_released_and_expire(bench: Bench) -> None:
-    def granted(client_id: str, *queue_ids: int) -> list[int]:
-        return [queue.queue_id for queue in bodies.decode_locked(lock(bench, client_id, *queue_ids).body)]
-
-    assert granted("c1", 0, 1) == [0, 1]
-    assert granted("c2", 0, 1, 2) == [2]
-    assert lock(bench, "c1", 1, code=Code.UNLOCK_BATCH_MQ).code == 0
-    assert granted("c2", 0, 1) == [1]
-    bench.clock.advance_ms(60_001)
-    assert granted("c2", 0) == [0]
-
-
-def test_a_commit_for_a_locked_queue_counts_only_from_its_holder(bench: Bench) -> None:
-    holder, zombie = FakePeer(port=1), FakePeer(port=2)
-    bench.heartbeat(holder, client_id="c1")
-    bench.heartbeat(zombie, client_id="c2")
-    lock(bench, "c1", 0)
-    bench.send(bodies_=[b"x"] * 9)
-    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "commitOffset": "9"}
-    refused = bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields, peer=zombie)
-    assert refused.code == ResponseCode.SYSTEM_ERROR and bench.core.tables.offsets.query("orders", "billing", 0) is None
-    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields, peer=holder).code == 0
 
 
 def test_subscriptions_that_cannot_be_served_are_told_at_start(bench: Bench) -> None:
