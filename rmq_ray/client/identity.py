@@ -16,6 +16,7 @@ import threading
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.local_address import process_id
+from rmq_ray.store.key_range import KeyRange
 from rmq_ray.store.record import UniqueKeys
 
 SEQUENCE_SPAN_MAX = 800
@@ -67,14 +68,14 @@ class ProducerIdentity:
             self._key_count = count + 1
             return self._head + _HEX[count >> 8 & 255] + _HEX[count & 255]
 
-    def unique_keys(self, now_ms: int, count: int) -> list[str]:
+    def unique_keys(self, now_ms: int, count: int) -> KeyRange:
         """``count`` keys in a row."""
         with self._keys_lock:
             if now_ms != self._keys_ms:
                 self._keys_ms, self._head = now_ms, self._keys.next(now_ms)[:-4]
             first, head = self._key_count, self._head
             self._key_count = first + count
-        return [head + _HEX[number >> 8 & 255] + _HEX[number & 255] for number in range(first, first + count)]
+        return KeyRange(head, first, count)
 
     def _hold_back(self, sequence: int, timeout_ms: float) -> None:
         """Wait until no unresolved frame is further behind than the span. A caller that gives up leaves no trace."""

@@ -34,6 +34,7 @@ from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.protocol.queue_selection import NextIndex
 from rmq_ray.protocol.retry import MESSAGE_ILLEGAL, NO_PERMISSION, STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, SendAttempts, Step
 from rmq_ray.remoting.frame import Command
+from rmq_ray.store.key_range import KeyRange
 from rmq_ray.store.record import offset_message_id
 
 Outcome = Command | RemotingError
@@ -159,7 +160,7 @@ class Sending:
         ids = load.message_ids
         return SendResult(
             STATUS_OF_CODE[answer.code],
-            ids[0] if len(ids) == 1 else ",".join(ids),
+            ids[0] if len(ids) == 1 else ids.joined() if isinstance(ids, KeyRange) else ",".join(ids),
             queue,
             QueueOffset(offset),
             store_id(address, log_offset),

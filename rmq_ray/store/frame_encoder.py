@@ -1,9 +1,9 @@
 """The producer's side of a frame: bodies and property strings become records back to back, ready to be patched by the broker.
 
-Decides: the order of the bytes and which of two equal ways makes them (struct and join, or a numpy matrix when all bodies and
-all property strings have one length). Does not decide: names, limits of users' values (validators), unique keys.
-Called by: producers. Invariants: pure; both ways give the same bytes; what the broker fills in (queue offset, log offset,
-store time, hosts) is zero; each property string must end with UNIQ_KEY where the producer wants fast checks.
+Decides: the order of the bytes, one record after the other: the authority, used for few messages; ``keyed_encoder`` makes the same bytes of many by
+columns. Does not decide: names, limits of users' values (validators), unique keys.
+Called by: producers. Invariants: pure; what the broker fills in (queue offset, log offset, store time, hosts) is zero; each property string must end
+with UNIQ_KEY where the producer wants fast checks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import numpy as np
 from rmq_ray.errors import MessageIllegal
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
+from rmq_ray.store.record import CRC_MASK, HEADER, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, Array, pack_mark
 
 _NO_HOST = bytes(8)
-_MATRIX_RECORDS_MIN = 32  # below, numpy's calls cost more than they save
-_MATRIX_BODY_MAX = 4096  # above, copying bodies dominates and join copies them once only
 
 
 def encode_frame(
@@ -50,13 +48,6 @@ def encode_frame(
     if frame_id is not None:
         mark = pack_mark(frame_id, count)
         first = [mark + b"\x02" + first[0] if first[0] else mark]
-    if count > _MATRIX_RECORDS_MIN and flags is None and isinstance(sys_flags, int) and len(bodies[1]) <= _MATRIX_BODY_MAX:
-        uniform = _encode_matrix(topic_bytes, queue_id, bodies, properties, born_ms, sys_flags)
-        if uniform is not None:
-            parts, sizes = _encode_each(topic_bytes, queue_id, bodies[:1], first, born_ms, repeat(sys_flags), repeat(0))
-            sizes_array = np.full(count, uniform.shape[1], ">i4")
-            sizes_array[0] = sizes[0]
-            return b"".join((*parts, uniform.data)), sizes_array
     encoded = first + [text.encode() for text in properties[1:]]
     each_sys_flag = repeat(sys_flags) if isinstance(sys_flags, int) else sys_flags
     parts, sizes = _encode_each(topic_bytes, queue_id, bodies, encoded, born_ms, each_sys_flag, flags or repeat(0))
@@ -104,27 +95,3 @@ def _encode_each(  # noqa: PLR0913 - one call a frame, all of it is the record
         add(text)
         sizes.append(total)
     return parts, sizes
-
-
-def _encode_matrix(topic: bytes, queue_id: int, bodies: Sequence[bytes], properties: Sequence[str], born_ms: int, sys_flags: int) -> Array | None:
-    """Records 1.. as rows of one uint8 matrix, or None when their bodies or property strings differ in length."""
-    body_len, rows = len(bodies[1]), len(bodies) - 1
-    rest = bodies[1:]
-    if set(map(len, rest)) != {body_len} or set(map(len, properties[1:])) != {len(properties[1])}:
-        return None
-    text = "".join(properties[1:]).encode()
-    text_len = len(text) // rows
-    if len(text) != rows * len(properties[1]) or text_len > PROPERTIES_BYTES_MAX:
-        return None  # not ASCII, or too long: the other way says which
-    total = OVERHEAD_BYTES + body_len + len(topic) + text_len
-    topic_at = HEADER_BYTES + body_len
-    matrix = np.empty((rows, total), np.uint8)
-    head = HEADER.pack(total, MAGIC, 0, queue_id, 0, 0, 0, sys_flags, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, body_len)
-    tail = bytes((len(topic),)) + topic + text_len.to_bytes(2, "big")
-    matrix[:, :HEADER_BYTES] = np.frombuffer(head, np.uint8)
-    crcs = np.fromiter(map(crc32, rest), np.uint32, rows) & CRC_MASK
-    matrix[:, 8:12] = crcs.astype(">u4").view(np.uint8).reshape(rows, 4)
-    matrix[:, HEADER_BYTES:topic_at] = np.frombuffer(b"".join(rest), np.uint8).reshape(rows, body_len)
-    matrix[:, topic_at : topic_at + len(tail)] = np.frombuffer(tail, np.uint8)
-    matrix[:, topic_at + len(tail) :] = np.frombuffer(text, np.uint8).reshape(rows, text_len)
-    return matrix

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rmq_ray.errors import MessageIllegal, MessageTooLarge, SendError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store import frame_check, frame_encoder
+from rmq_ray.store import frame_check
 from rmq_ray.store.frame_check import check_frame, patch_frame
 from rmq_ray.store.frame_encoder import encode_frame
 from rmq_ray.store.record import decode_record, pack_host_v4
@@ -83,15 +83,6 @@ def test_both_ways_of_checking_learn_the_same(messages: list[tuple[bytes, str, s
     assert fast.unique is not None
     found = [(row, bytes(key).decode()) for row, key in zip(rows, fast.unique, strict=True)] + fast.keys
     assert sorted(found) == sorted(slow.keys)
-
-
-@pytest.mark.parametrize(("count", "body"), [(33, b"x"), (40, b""), (64, b"b" * 100)])
-def test_the_matrix_and_the_join_make_the_same_bytes(count: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_matrix, sizes = encoded(count, body=body)
-    monkeypatch.setattr(frame_encoder, "_MATRIX_RECORDS_MIN", 10**9)
-    by_join, other_sizes = encoded(count, body=body)
-    assert by_matrix == by_join and sizes.tolist() == other_sizes.tolist()
-    assert encoded(count, body=body, flags=[0] * count)[0] == by_join
 
 
 @settings(deadline=None, max_examples=300)
