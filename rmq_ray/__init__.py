@@ -16,10 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rmq_ray.actors.clients import AsyncProducer, Producer, PushConsumer
+    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer
     from rmq_ray.actors.consumer import ConsumerActor
     from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
+    from rmq_ray.client.pulled_batch import PulledBatch
+    from rmq_ray.client.queue_questions import PullResult
     from rmq_ray.client.received import MessageExt
     from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
     from rmq_ray.cluster import Cluster, connect, start
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
         BrokerBusy,
         ClientError,
         ClusterError,
+        CommitFailed,
         ConfigError,
         ConsumeError,
         GroupNotFound,
         MessageIllegal,
         MessageTooLarge,
+        NotAssigned,
         NotAuthorized,
         OffsetOutOfRange,
         RemotingError,
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     )
     from rmq_ray.model.ids import MessageQueue
     from rmq_ray.model.message import Message, SendResult, SendStatus
+    from rmq_ray.model.pulling import PullStatus
+    from rmq_ray.protocol.subscriptions import sql
 
 __version__ = "0.1.0"
 
@@ -63,6 +69,7 @@ __all__ = [
     "ClientError",
     "Cluster",
     "ClusterError",
+    "CommitFailed",
     "ConfigError",
     "ConsumeContext",
     "ConsumeError",
@@ -75,11 +82,16 @@ __all__ = [
     "MessageIllegal",
     "MessageQueue",
     "MessageTooLarge",
+    "NotAssigned",
     "NotAuthorized",
     "OffsetOutOfRange",
     "Producer",
     "ProducerActor",
     "ProducerConfig",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "PulledBatch",
     "PushConsumer",
     "Reject",
     "RemotingError",
@@ -99,26 +111,31 @@ __all__ = [
     "TopicNotWritable",
     "TransactionError",
     "connect",
+    "sql",
     "select_by_hash",
     "start",
 ]
 
 _HOMES = {
-    "rmq_ray.actors.clients": "AsyncProducer Producer PushConsumer",
+    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer",
     "rmq_ray.actors.consumer": "ConsumerActor",
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
+    "rmq_ray.client.pulled_batch": "PulledBatch",
+    "rmq_ray.client.queue_questions": "PullResult",
     "rmq_ray.client.received": "MessageExt",
     "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
-        "AdminError BrokerBusy ClientError ClusterError ConfigError ConsumeError GroupNotFound MessageIllegal MessageTooLarge "
-        "NotAuthorized OffsetOutOfRange RemotingError RmqError SendError SendTimeout SendUnknown SparkError StoreError "
+        "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupNotFound MessageIllegal MessageTooLarge "
+        "NotAssigned NotAuthorized OffsetOutOfRange RemotingError RmqError SendError SendTimeout SendUnknown SparkError StoreError "
         "TopicExists TopicNotFound TopicNotWritable TransactionError"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.model.message": "Message SendResult SendStatus",
+    "rmq_ray.model.pulling": "PullStatus",
+    "rmq_ray.protocol.subscriptions": "sql",
 }
 """Module of each public name."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}

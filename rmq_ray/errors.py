@@ -14,7 +14,7 @@
     │   │   └── NoRoute                  no name server knows the topic                                (caller)
     │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
     ├── ConsumeError
-    │   └── OffsetOutOfRange, SubscriptionInvalid, SubscriptionStale
+    │   └── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale, BodyUnreadable
     ├── TransactionError
     ├── AdminError
     │   └── TopicExists, GroupNotFound, NotAuthorized
@@ -159,6 +159,16 @@ class OffsetOutOfRange(ConsumeError):
     code = 21
 
 
+class NotAssigned(ConsumeError):
+    """The consumer does not hold this queue, or has no queues at all (args[1] = queue or group)."""
+
+
+class CommitFailed(ConsumeError):
+    """A broker did not take committed offsets (args[1:] = those queues): they are in memory and told again later."""
+
+    retriable = True
+
+
 class SubscriptionInvalid(ConsumeError):
     """The subscription expression cannot be parsed or contradicts the group's."""
 
@@ -170,6 +180,10 @@ class SubscriptionStale(ConsumeError):
 
     code = 25
     retriable = True
+
+
+class BodyUnreadable(ConsumeError):
+    """A compressed body cannot be restored: wrong bytes, cut short, an unknown codec, or larger than the reader allows."""
 
 
 class TransactionError(RmqError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client import async_producer, producer, push_consumer
+from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer
 from rmq_ray.client.listener import Listener
 from rmq_ray.config import DEFAULT_CLUSTER
 
@@ -48,3 +48,12 @@ class PushConsumer(push_consumer.PushConsumer):
         **settings: Any,
     ) -> None:
         super().__init__(group, listener=listener, subscriptions=subscriptions, discovery=discovery_for(cluster, name_servers, secret), **settings)
+
+
+class PullConsumer(pull_consumer.PullConsumer):
+    """Fetches messages when asked: assigned queue by queue, or as a member of a group; a context manager."""
+
+    def __init__(
+        self, group: str, *, cluster: str = DEFAULT_CLUSTER, name_servers: Sequence[str] | str | None = None, secret: bytes = b"", **settings: Any
+    ) -> None:
+        super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)

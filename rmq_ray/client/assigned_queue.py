@@ -95,6 +95,12 @@ class AssignedQueue:
         """Answers without messages that came at once instead of being held by the broker."""
 
     @property
+    def position(self) -> int:
+        """The smallest unfinished offset, read by whoever does not hold the lock."""
+        with self.lock:
+            return self.process.commit_offset
+
+    @property
     def lag(self) -> int:
         """Messages between the commit offset and the queue's end as the last answer told it."""
         return max(0, self.max_offset - self.process.commit_offset)

@@ -90,7 +90,8 @@ class Pace(Enum):
 class Puller:
     """Pulls for one consumer. ``pull`` may be called from any thread, at any time: a queue that must not be pulled is not.
 
-    ``inline``: each pull carries its filter, so that it is served whatever the broker knows of the group (protocol-behaviour 24).
+    ``inline``: of a pull consumer. Each pull carries its filter, so that it is served whatever the broker knows of the group, and an offset
+    that is not in the log does not end the queue: ``PullEvents.offset_moved`` decides (protocol-behaviour 24).
     """
 
     def __init__(self, parts: ConsumerParts, events: PullEvents, *, inline: bool = False) -> None:
@@ -220,7 +221,8 @@ class Puller:
         work.failures = 0
         if status is PullStatus.OFFSET_ILLEGAL:
             with work.lock:
-                work.process.drop()
+                if not self._inline:
+                    work.process.drop()
                 work.pulling = False
             log.warning(
                 "offset %d of %s lies outside %d..%d: moved to %d",

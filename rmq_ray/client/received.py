@@ -16,7 +16,6 @@ cannot run outside their record. A pickled message is one record's bytes and pla
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import repeat
@@ -39,6 +38,7 @@ from rmq_ray.model.message import (
     decode_properties,
 )
 from rmq_ray.model.topics import RETRY_PREFIX
+from rmq_ray.store.compression import decompress
 from rmq_ray.store.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
 
 INFLATED_BYTES_MAX = 64 << 20
@@ -50,8 +50,6 @@ _LONG_HOSTS = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
-_COMPRESSION_TYPE = 7 << 8  # 5.x: 1 LZ4, 2 ZSTD, 3 ZLIB; 0 = zlib, the only kind of 4.9
-_ZLIB_TYPES = (0, 3 << 8)
 _UNIQUE_MARK = b"UNIQ_KEY\x01"
 _TAGS_MARK = b"TAGS\x01"
 
@@ -195,13 +193,13 @@ class MessageExt:
 
     @property
     def body(self) -> bytes:
-        """The body as it was sent. ``ConsumeError`` when it was compressed in a way that is not understood."""
+        """The body as it was sent. ``BodyUnreadable`` when it is marked as compressed and cannot be restored."""
         page, i = self._page, self._i
         body = page.raw[page.body_at[i] : page.body_end[i]]
         if page.compressed:
             flags = self.sys_flag
             if flags & SysFlag.COMPRESSED:
-                return _inflated(body, flags, self)
+                return decompress(body, flags, INFLATED_BYTES_MAX)
         return body
 
     @property
@@ -338,6 +336,11 @@ class MessageExt:
         self._started_ms = started_ms
 
     @property
+    def place(self) -> tuple[Page, int]:
+        """The page that it is part of, and its number there."""
+        return self._page, self._i
+
+    @property
     def stored_body(self) -> bytes:
         """The body as it lies in the log, compressed or not."""
         page = self._page
@@ -373,19 +376,3 @@ def restored(record: bytes, queue: tuple[str, str, int], bounds: tuple[int, int]
     if reconsume_times != message.reconsume_times:
         message._retries = reconsume_times
     return message
-
-
-def _inflated(body: bytes, flags: int, message: MessageExt) -> bytes:
-    kind = flags & _COMPRESSION_TYPE
-    if kind not in _ZLIB_TYPES:
-        raise ConsumeError(
-            f"the body of {message.message_id} is compressed by type {kind >> 8} (1 LZ4, 2 ZSTD); send it uncompressed or with zlib", message.message_id
-        )
-    inflater = zlib.decompressobj()
-    try:
-        plain = inflater.decompress(body, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise ConsumeError(f"the body of {message.message_id} is marked compressed but is not zlib's: {error}", message.message_id) from error
-    if inflater.unconsumed_tail or not inflater.eof:
-        raise ConsumeError(f"the body of {message.message_id} does not inflate to a whole of at most {INFLATED_BYTES_MAX} bytes", message.message_id)
-    return plain

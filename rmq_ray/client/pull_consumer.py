@@ -1,0 +1,387 @@
+"""The pull consumer: messages are fetched when the program asks for them (protocol-behaviour 24, lite pull).
+
+    with PullConsumer("reader", discovery=...) as pc:
+        pc.assign(pc.fetch_message_queues("orders"))          # or pc.subscribe("orders", "paid || refund")
+        while batch := pc.poll(1_000, timeout=1.0):
+            ...
+            pc.commit(batch)
+
+Decides the life cycle, what may be asked when, and what a commit covers. Pulling ahead is ``client.pull_engine``'s, questions to brokers
+are ``client.queue_questions``'s. ``ClientInstance`` calls it as a ``ManagedConsumer``.
+
+Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit covers what was returned by polls
+before the latest one, so that a killed program gets its last batch again. ``assign`` and ``subscribe`` exclude each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Self, Unpack
+
+from rmq_ray.client.assigned_queue import AssignedQueue
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.consumer_options import check_subscriptions
+from rmq_ray.client.consumer_parts import SubscriptionTable
+from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.offset_store import ReadOffset
+from rmq_ray.client.pausing import Pausable
+from rmq_ray.client.pull_engine import PullEngine
+from rmq_ray.client.pull_options import PullOptions, pull_settings
+from rmq_ray.client.pulled_batch import PulledBatch
+from rmq_ray.client.queue_questions import OnePull, PullResult, QueueQuestions
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ConsumerConfig
+from rmq_ray.errors import ClientError, CommitFailed, ConsumeError, NotAssigned, OffsetOutOfRange
+from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.ports import Discovery
+from rmq_ray.protocol.subscriptions import parse_subscription
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+
+POLL_MAX = 65_536
+RESOLVE_TIMEOUT_MS = 10_000.0
+PULL_WAIT_MAX_S = 60.0
+
+
+class PullConsumer:
+    """Reads topics at its own pace, as a member of a group or queue by queue. Use it as a context manager, or ``start`` and ``close``.
+
+    ``config`` has the rarer settings; options (``PullOptions``) are put over it. Any thread may call it; with several polling threads
+    commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        discovery: Discovery,
+        config: ConsumerConfig | None = None,
+        client_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[PullOptions],
+    ) -> None:
+        self._settings = pull_settings(group, config, options)
+        self._arguments = {"discovery": discovery, "config": config, "client_id": client_id, **options}
+        self._group = group
+        self._discovery = discovery
+        self._client_id = client_id
+        self._clock = clock
+        self._state = ServiceState.CREATE_JUST
+        self._life = threading.Lock()
+        self._polling = threading.Lock()
+        self._subscriptions = SubscriptionTable()
+        self._subscribing = False
+        self._assigned: frozenset[MessageQueue] = frozenset()
+        self._engine: PullEngine | None = None
+        self._returned: list[AssignedQueue] = []  # queues of the latest poll
+        self._auto_due_ms = clock.monotonic_ms()
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect. Raises ``ClientError`` when it was started before or the group is taken in this client, and what the discovery raises."""
+        with self._life:
+            if self._state is not ServiceState.CREATE_JUST:
+                raise ClientError(f"pull consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
+            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
+            engine = PullEngine(client, self._group, self._settings, self._subscriptions, self.consumer_data)
+            client.register_consumer(self)
+            self._state = ServiceState.START_FAILED
+            try:
+                client.start()
+            except BaseException:
+                client.unregister_consumer(self._group)
+                client.release()
+                raise
+            self._engine = engine
+            self._state = ServiceState.RUNNING
+        engine.begin()
+        if self._subscribing:
+            engine.subscribed()
+        elif self._assigned:
+            engine.assign(self._assigned)
+
+    def close(self, *, commit: bool = True) -> None:
+        """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false."""
+        with self._life:
+            engine, was_running = self._engine, self._state is ServiceState.RUNNING
+            self._state = ServiceState.SHUTDOWN_ALREADY
+        if not was_running or engine is None:
+            return
+        engine.ready.close()
+        with self._polling:
+            if self._settings.auto_commit and commit:
+                self._commit_polled(engine, engine.parts.assigned.snapshot().values())
+        engine.end()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        self.close(commit=kind is None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as what it was made from: a new consumer that was not started and has no queues."""
+        return _rebuilt, (self._group, self._arguments)
+
+    # --- which queues --------------------------------------------------------------------------------------------------
+
+    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The topic's queues. ``TopicNotFound`` when no name server knows it."""
+        return self._questions().queues(topic)
+
+    def assign(self, queues: Iterable[MessageQueue], expression: Any = "*") -> None:
+        """Read exactly these queues, each from its committed offset, else from where ``start_from`` says, until a ``seek``.
+
+        ``expression`` filters the queues' topics, as in ``subscribe``. ``ClientError`` after ``subscribe``.
+        """
+        chosen = frozenset(queues)
+        if self._subscribing:
+            raise ClientError("assign() after subscribe(): a pull consumer does one or the other; make another one", self._group)
+        for queue in chosen:
+            if not isinstance(queue, MessageQueue):
+                raise ClientError(f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)", repr(queue)[:80])
+        topics = {queue.topic for queue in chosen}
+        if topics:
+            for topic, checked in check_subscriptions(dict.fromkeys(topics, expression)).items():
+                self._subscriptions.put(topic, checked, self._clock.now_ms())
+        self._assigned = chosen
+        if self._engine is not None:
+            self._running().assign(chosen)
+
+    def subscribe(self, topic: str, expression: Any = "*") -> None:
+        """Read a topic together with the other subscribed members of the group, who divide its queues. ``ClientError`` after ``assign``."""
+        if self._assigned:
+            raise ClientError("subscribe() after assign(): a pull consumer does one or the other; make another one", self._group)
+        self._subscriptions.put(topic, check_subscriptions({topic: expression})[topic], self._clock.now_ms())
+        self._subscribing = True
+        if self._engine is not None:
+            self._running().subscribed()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give a topic up; its queues leave at the rebalance, which comes at once."""
+        if not self._subscribing or not self._subscriptions.remove(topic):
+            raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
+        self.rebalance_now()
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues assigned, or held by rebalance now."""
+        if not self._subscribing:
+            return sorted(self._assigned)
+        return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
+
+    # --- messages ------------------------------------------------------------------------------------------------------
+
+    def poll(self, max_messages: int = 1_000, timeout: float = 5.0) -> PulledBatch:
+        """Up to ``max_messages`` messages: at once when some are here, else the first to come within ``timeout`` seconds; may be empty.
+
+        ``NotAssigned`` before ``assign`` or ``subscribe``.
+        """
+        if not 1 <= max_messages <= POLL_MAX:
+            raise ClientError(f"max_messages must be 1 to {POLL_MAX}, not {max_messages}", max_messages)
+        engine = self._running()
+        if not self._subscribing and not self._assigned:
+            raise NotAssigned(f"pull consumer of group {self._group!r} has no queues: assign([...]) or subscribe(topic) first", self._group)
+        with self._polling:
+            if self._settings.auto_commit:
+                self._auto_commit(engine)
+            batch, returned = engine.ready.take(max_messages, max(0.0, timeout) * 1000)
+        engine.unblock(returned)
+        if engine.ready.closed:
+            self._running()
+        return batch
+
+    def pull(self, queue: MessageQueue, expression: Any = "*", offset: int = 0, max_messages: int = 32, *, wait: float = 0.0) -> PullResult:
+        """One pull of any queue, without assignment: what lies at ``offset`` now, or comes within ``wait`` seconds.
+
+        The result's ``status`` says what was found, its ``next_offset`` where to go on: behind what was looked at, or, for OFFSET_ILLEGAL,
+        where the queue can be read. Raises ``TopicNotFound``, ``SubscriptionInvalid``, ``ResponseError``, ``RemotingError``.
+        """
+        if offset < 0 or not 1 <= max_messages <= POLL_MAX or not 0 <= wait <= PULL_WAIT_MAX_S:
+            what = f"offset {offset}, max_messages {max_messages}, wait {wait}"
+            raise ClientError(f"{what}: offset must be 0 or more, max_messages 1 to {POLL_MAX}, wait 0 to {PULL_WAIT_MAX_S} s", offset)
+        subscription = parse_subscription(queue.topic, check_subscriptions({queue.topic: expression})[queue.topic], self._clock.now_ms())
+        return self._questions().pull(queue, subscription, OnePull(offset, max_messages, self._settings.config.pull_bytes, int(wait * 1000)))
+
+    # --- where ---------------------------------------------------------------------------------------------------------
+
+    def position(self, queue: MessageQueue) -> int:
+        """Offset of the next message that ``poll`` returns. ``NotAssigned``; ``ConsumeError`` when the broker tells no start within 10 s."""
+        return self._held(queue).position
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset``. ``OffsetOutOfRange`` outside the queue's bounds (its end included), ``NotAssigned`` for others' queues."""
+        self._must_hold(queue)
+        low, high = self._questions().bounds(queue)
+        if not low <= offset <= high:
+            raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside {low}..{high}; seek within", offset, low, high)
+        self._running().seek(queue, offset)
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the first message that is there."""
+        self._must_hold(queue)
+        self._running().seek(queue, self._questions().bounds(queue)[0])
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with the next message to come."""
+        self._must_hold(queue)
+        self._running().seek(queue, self._questions().bounds(queue)[1])
+
+    def watermark_offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """(offset of the first message that is there, offset of the next one to come), of any queue."""
+        return self._questions().bounds(queue)
+
+    def offsets_for_times(self, times: Mapping[MessageQueue, datetime | int]) -> dict[MessageQueue, int]:
+        """Of each queue the first message stored at or after its time (datetime, or ms since 1970)."""
+        asked = {queue: int(moment.timestamp() * 1000) if isinstance(moment, datetime) else int(moment) for queue, moment in times.items()}
+        return {queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()}
+
+    # --- commits -------------------------------------------------------------------------------------------------------
+
+    def commit(self, batch: PulledBatch | Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or queue -> next offset), and wait.
+
+        Returns what was committed; a queue that left this consumer meanwhile is not in it: its messages come again to its new owner. An offset
+        below what was committed before is not taken (after a ``seek`` it is). ``CommitFailed`` when a broker did not take it.
+        """
+        engine = self._running()
+        held = engine.parts.assigned.snapshot()
+        if batch is None:
+            with self._polling:
+                offsets = {queue: work.position for queue, work in held.items()}
+        else:
+            offsets = dict(batch.next_offsets if isinstance(batch, PulledBatch) else batch)
+        taken = {queue: offset for queue, offset in offsets.items() if queue in held}
+        for queue, offset in taken.items():
+            engine.offsets.commit(queue, offset)
+        failed = engine.persist(taken)
+        if failed:
+            raise CommitFailed(f"{len(failed)} of {len(taken)} offsets were not taken, like that of {failed[0]}; commit again", *map(str, failed))
+        return taken
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset of any queue, from this consumer's memory or else the broker; None when there is none."""
+        known = self._running().offsets.read(queue, ReadOffset.MEMORY)
+        return known if known >= 0 else self._questions().committed(queue)
+
+    # --- pausing -------------------------------------------------------------------------------------------------------
+
+    def pause(self, queues: Iterable[Pausable] | Pausable) -> None:
+        """No messages of these queues (or topics) until ``resume``. What was pulled of them is given back and pulled again then."""
+        engine = self._running()
+        engine.parts.pauses.add([queues] if isinstance(queues, str | MessageQueue) else queues)
+        for queue in engine.parts.assigned.snapshot():
+            if engine.parts.pauses.covers(queue):
+                engine.rewind(queue)
+
+    def resume(self, queues: Iterable[Pausable] | Pausable | None = None) -> None:
+        """Go on with these, None = with all."""
+        engine = self._running()
+        paused = [queue for queue in engine.parts.assigned.snapshot() if engine.parts.pauses.covers(queue)]
+        if queues is None:
+            engine.parts.pauses.clear()
+        else:
+            engine.parts.pauses.remove([queues] if isinstance(queues, str | MessageQueue) else queues)
+        engine.pull_soon(paused)
+
+    def paused(self) -> list[Pausable]:
+        """Topics and queues that are paused."""
+        return self._running().parts.pauses.all()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since ``start``, and the queues held now; see ``PullEngine.stats`` for the names."""
+        found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
+        return found | (self._engine.stats() if self._engine is not None else {})
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    @property
+    def state(self) -> ServiceState:
+        """Where in its life it is."""
+        return self._state
+
+    @property
+    def client_id(self) -> str:
+        """This member of the group; empty before ``start``."""
+        return self._engine.client.client_id if self._engine is not None else ""
+
+    # --- as the client instance sees it ----------------------------------------------------------------------------------
+
+    def consumer_data(self) -> ConsumerData:
+        """See ``ManagedConsumer``. Assigned queues are no subscription: nobody divides them."""
+        subscriptions = self._subscriptions.all() if self._subscribing else ()
+        return ConsumerData(self._group, ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, self._settings.start_from, subscriptions)
+
+    def subscribed_topics(self) -> Collection[str]:
+        """See ``ManagedConsumer``."""
+        return self._subscriptions.topics()
+
+    def route_changed(self, topic: str) -> None:
+        """See ``ManagedConsumer``."""
+        self.rebalance_now()
+
+    def rebalance_now(self) -> None:
+        """See ``ManagedConsumer``."""
+        if self._engine is not None and self._subscribing:
+            self._engine.rebalancer.wake()
+
+    def persist_offsets(self) -> None:
+        """See ``ManagedConsumer``."""
+        if self._engine is not None and self._state is ServiceState.RUNNING:
+            self._engine.offsets.persist_all(self._engine.parts.assigned.snapshot().keys())
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """See ``ManagedConsumer``."""
+        if command.is_oneway:
+            return None
+        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _auto_commit(self, engine: PullEngine) -> None:
+        """A poll begins: what earlier ones returned is done. All queues, and word to the brokers, every ``auto_commit_interval_ms``."""
+        now = self._clock.monotonic_ms()
+        if now < self._auto_due_ms:
+            self._commit_polled(engine, self._returned)
+            return
+        self._auto_due_ms = now + self._settings.auto_commit_interval_ms
+        held = engine.parts.assigned.snapshot()
+        self._commit_polled(engine, held.values())
+        engine.offsets.persist_all(held)
+
+    def _commit_polled(self, engine: PullEngine, works: Iterable[AssignedQueue]) -> None:
+        for work in works:
+            if not work.process.dropped:
+                engine.offsets.commit(work.queue, work.position)
+
+    def _running(self) -> PullEngine:
+        if self._engine is None or self._state is not ServiceState.RUNNING:
+            what = "start it, or use it as a context manager" if self._state is ServiceState.CREATE_JUST else "make a new one"
+            raise ClientError(f"pull consumer of group {self._group!r} is {self._state.value}: {what}", self._group)
+        return self._engine
+
+    def _questions(self) -> QueueQuestions:
+        return QueueQuestions(self._running().client, self._group)
+
+    def _must_hold(self, queue: MessageQueue) -> None:
+        engine = self._running()
+        if queue not in engine.wanted() and queue not in engine.parts.assigned.snapshot():
+            raise NotAssigned(f"{queue} is not assigned to this consumer; its queues are those of assignment()", str(queue))
+
+    def _held(self, queue: MessageQueue) -> AssignedQueue:
+        self._must_hold(queue)
+        found = self._running().work_of(queue, RESOLVE_TIMEOUT_MS)
+        if found is None:
+            raise ConsumeError(f"no broker told where the group begins in {queue} in time; is {queue.broker_name} up?", str(queue))
+        return found
+
+
+def _rebuilt(group: str, arguments: dict[str, Any]) -> PullConsumer:
+    return PullConsumer(group, **arguments)
