@@ -197,6 +197,9 @@ class ProducerConfig(_Group):
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
     buffer_bytes_max: int = 32 * MIB  # unanswered batches of send_async, all brokers together
     on_full: str = "block"  # "block" waits up to the time-out, "raise" raises BrokerBusy at once
+    compression: str | None = None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
+    compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch
+    compression_level: int | None = None  # None = 5 for zlib, the codec's own for zstd
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
     latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
     latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s
@@ -210,6 +213,10 @@ class ProducerConfig(_Group):
         _require(1 <= self.frames_in_flight_max <= 256, "frames_in_flight_max must be 1 to 256", self.frames_in_flight_max)
         _require(1 <= self.default_topic_queues <= 1_024, "default_topic_queues must be 1 to 1024", self.default_topic_queues)
         _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
+        _require(self.compression in (None, "zlib", "lz4", "zstd"), "compression must be None, 'zlib', 'lz4' or 'zstd'", self.compression)
+        _require(self.compress_over_bytes >= 1, "compress_over_bytes must be at least 1", self.compress_over_bytes)
+        _require(self.compression_level is None or -7 <= self.compression_level <= 22, "compression_level must be None or -7 to 22", self.compression_level)
+        _require(self.compression != "zlib" or (self.compression_level or 5) in range(10), "zlib has levels 0 to 9", self.compression_level)
         _require(self.on_full in ("block", "raise"), "on_full must be 'block' or 'raise'", self.on_full)
         _require(self.buffer_bytes_max >= self.batch_bytes_max, "buffer_bytes_max must hold a batch of batch_bytes_max", self.buffer_bytes_max)
 

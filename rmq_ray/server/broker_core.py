@@ -48,6 +48,8 @@ from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.timers import Timers
 from rmq_ray.server.topic_gate import TopicGate
 from rmq_ray.server.topic_handlers import TopicHandlers
+from rmq_ray.server.transaction_handlers import TransactionAsker, TransactionHandlers
+from rmq_ray.server.transaction_service import Transactions
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.message_store import MessageStore
 
@@ -89,8 +91,10 @@ class BrokerCore:
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
         self.repeats = SingleRepeats(config.store, clock)
+        asker = TransactionAsker(self.members, store_host)
+        self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker.ask)
         self.timers = Timers(clock.monotonic_ms())
-        self._more_delays = False
+        self._more_delays = self._more_checks = False
         self._started: list[Callable[[RmqError | None], None]] = []
         self._handlers = self._make_handlers(make_hold)
         self._set_timers()
@@ -201,7 +205,7 @@ class BrokerCore:
             "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
             "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
             "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(),
-            "identity": None, "epoch": 0, **self.counters.as_dict(),
+            "half_messages": self.transactions.pending, "identity": None, "epoch": 0, **self.counters.as_dict(),
         }  # fmt: skip
         if store is not None:
             found |= {
@@ -233,7 +237,10 @@ class BrokerCore:
             self.config.store.flush is FlushMode.SYNC_FLUSH, self.serve,
         )  # fmt: skip
         records = RecordsHandlers(path)
-        sends = SendHandlers(path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host)
+        sends = SendHandlers(
+            path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host, self.config.reject_transactions
+        )
+        ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
         self.pulls = pulls = PullHandlers(
             keeper, PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets), MovedEvents(self.writer, self.clock), self.counters,
@@ -247,6 +254,7 @@ class BrokerCore:
         admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
+            Code.END_TRANSACTION: ends.end,
             Code.CONSUMER_SEND_MSG_BACK: back.send_back, Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
             Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
             Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: locks.lock, Code.UNLOCK_BATCH_MQ: locks.unlock,
@@ -267,7 +275,7 @@ class BrokerCore:
         every, config = self.timers.every, self.config
         every(TICK_MS, self._often)
         every(1_000, self._each_second)
-        every(config.offset_persist_ms, self.tables.save_offsets, FIRST_PERSIST_MS)
+        every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
         every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
         every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
@@ -278,6 +286,8 @@ class BrokerCore:
         self.pulls.parked.tick(self.clock.now_ms())
         if not self._more_delays:
             self._deliver()
+        if not self._more_checks:
+            self._check_halves()
 
     def _each_second(self) -> None:
         self.rate.sample()
@@ -289,6 +299,15 @@ class BrokerCore:
         self._more_delays = self.delays.tick(self.clock.now_ms())
         if self._more_delays:
             self.offload.post(self._deliver)
+
+    def _check_halves(self) -> None:
+        self._more_checks = self.transactions.tick(self.clock.now_ms())
+        if self._more_checks:
+            self.offload.post(self._check_halves)
+
+    def _save_offsets(self) -> None:
+        self.transactions.save()
+        self.tables.save_offsets()
 
     def _clean(self) -> None:
         store = self.keeper.store
@@ -313,6 +332,8 @@ class BrokerCore:
         clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
         if clamped:
             log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
+        self.transactions.load(store)
+        self.offload.post(self.transactions.pay)
         if self.config.long_polling:
             store.set_arrival_listener(self.pulls.parked.arrived)
         started, self._started = self._started, []

@@ -23,6 +23,11 @@ class Counters:
     dead_letters: int = 0
     delayed_delivered: int = 0
     delayed_dropped: int = 0
+    half_committed: int = 0
+    half_rolled_back: int = 0
+    half_unknown: int = 0
+    half_checks: int = 0
+    half_discarded: int = 0
     refused_busy: int = 0
     scans: int = 0
     notices: int = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
+from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import CLUSTER, FRAME, WAIT, SysFlag, encode_properties
 from rmq_ray.protocol.delay import DelayLevels, park, requested_level
 from rmq_ray.server.identity import Identity
@@ -30,6 +31,8 @@ class Origin:
     flag: int = 0
     sys_flag: int = 0
     reconsume_times: int = 0
+    prepared_offset: int = 0
+    """Of a committed message: the log offset of its half."""
 
 
 NEW = Origin()
@@ -45,8 +48,10 @@ class MessageWriter:
         self._clock = clock
         self._host = host
 
-    def put(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin = NEW) -> AppendResult:
-        """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors.
+    def put(  # noqa: PLR0913 - a record
+        self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin = NEW, frame_id: FrameId | None = None
+    ) -> AppendResult:
+        """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors. ``frame_id``: a repeat is recognised, after a crash too.
 
         A DELAY property above 0 parks it in the schedule topic, except for transactional messages.
         """
@@ -58,7 +63,7 @@ class MessageWriter:
         store = self._keeper.store
         if store is None:
             raise self._keeper.refusal()
-        return store.append_message(self._message(topic, queue_id, body, kept, origin))
+        return store.append_message(self._message(topic, queue_id, body, kept, origin), frame_id)
 
     def put_batch(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:
         """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises as ``put`` does."""
@@ -73,4 +78,5 @@ class MessageWriter:
         return StoredMessage(
             topic, queue_id, body, encode_properties(properties), origin.flag, origin.sys_flag,
             self._clock.now_ms() if origin.born_ms is None else origin.born_ms, origin.born_host or self._host, origin.reconsume_times,
+            origin.prepared_offset,
         )  # fmt: skip

@@ -10,10 +10,20 @@ carries MSG_REGION and TRACE_ON.
 from __future__ import annotations
 
 from rmq_ray.errors import ClientError, DuplicateMismatch, MessageIllegal, MessageTooLarge, TopicNotFound, TopicNotWritable
-from rmq_ray.model.message import DELAY, TRANSACTION_PREPARED, WAIT, SysFlag, decode_properties
-from rmq_ray.model.topics import GroupConfig, dlq_topic
+from rmq_ray.model.message import (
+    DELAY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SECONDS,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    WAIT,
+    SysFlag,
+    decode_properties,
+)
+from rmq_ray.model.topics import HALF_TOPIC, GroupConfig, dlq_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
+from rmq_ray.protocol.transaction import as_half
 from rmq_ray.remoting.bodies import BodyInvalid
 from rmq_ray.remoting.bodies_admin import BatchElement, split_batch
 from rmq_ray.remoting.codes import ResponseCode
@@ -33,12 +43,17 @@ SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01")
 """Bytes without which no message of a batch can be of a kind that batches may not hold."""
 
 
+NOT_TRANSACTIONAL = frozenset((DELAY, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DELAY_SECONDS))
+
+
 class SendHandlers:
-    """10, 310, 320."""
+    """10, 310, 320. ``reject_halves``: transactional messages are refused."""
 
     def __init__(  # noqa: PLR0913 - what a send of any kind touches
-        self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, repeats: SingleRepeats, body_bytes_max: int, host: tuple[str, int]
-    ) -> None:
+        self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, repeats: SingleRepeats, body_bytes_max: int, host: tuple[str, int],
+        reject_halves: bool = False,
+    ) -> None:  # fmt: skip
+        self._rejects_halves = reject_halves
         self._repeats = repeats
         self._path = path
         self._writer = writer
@@ -88,6 +103,10 @@ class SendHandlers:
         if batch:
             return self._put_batch(command, peer, header, queue_id, properties)
         topic = header.topic
+        half = properties.get(TRANSACTION_PREPARED) == "true"
+        if half:
+            topic, properties = as_half(topic, queue_id, properties, header.producer_group)
+            path.topics.create_internal(topic, 1)
         group_name = group_of_retry_topic(topic)
         if group_name is not None:
             topic, queue_id, properties = self._retried(self._group(group_name), header, queue_id, properties)
@@ -95,15 +114,16 @@ class SendHandlers:
                 path.later(command, peer, topic)
                 return None
         origin = Origin(header.born_ms, (peer.host, peer.port), header.flag, header.sys_flag & ~SysFlag.TRANSACTION_MASK, header.reconsume_times or 0)
-        result = self._put(header, topic, queue_id, command.body_bytes(), properties, origin)
-        if topic != header.topic:
+        result = self._put(header, topic, 0 if half else queue_id, command.body_bytes(), properties, origin)
+        result.queue_id = queue_id
+        if topic != header.topic and not half:
             path.counters.dead_letters += not result.repeat
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
     def _put(self, header: SendHeader, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:  # noqa: PLR0913 - a record
         """Store the message, unless it is a repeat of one of ours."""
-        if header.frame_id is None:
-            return self._writer.put(topic, queue_id, body, properties, origin)
+        if header.frame_id is None or topic == HALF_TOPIC:  # a half's repeat must be recognised after a crash too: the copy would be asked about
+            return self._writer.put(topic, queue_id, body, properties, origin, header.frame_id)
         known, crc = self._repeats.find(header.frame_id, header.topic, header.properties or "", body)
         if known is not None:
             self._path.counters.put_repeats += 1
@@ -119,8 +139,11 @@ class SendHandlers:
             )
         if len((header.properties or "").encode()) > PROPERTIES_BYTES_MAX:
             raise MessageTooLarge(f"the message is illegal, properties are longer than {PROPERTIES_BYTES_MAX} bytes")
-        if properties.get(TRANSACTION_PREPARED) == "true" or header.sys_flag & SysFlag.TRANSACTION_MASK:
+        half = properties.get(TRANSACTION_PREPARED) == "true"
+        if (half and self._rejects_halves) or (not half and header.sys_flag & SysFlag.TRANSACTION_MASK):
             raise Refused(f"the broker[{self._identity.address}] sending transaction message is forbidden", ResponseCode.NO_PERMISSION)
+        if half and (properties.keys() & NOT_TRANSACTIONAL or header.batch or group_of_retry_topic(header.topic) is not None):
+            raise MessageIllegal("a transactional message is neither delayed nor in a batch nor for a retry topic; send it without")
 
     def _group(self, name: str) -> GroupConfig:
         group = self._groups.find(name)
@@ -152,7 +175,7 @@ class SendHandlers:
         if not result.repeat:
             path.counters.put_messages += result.count
             path.counters.put_bytes += result.end_log_offset - result.base_log_offset
-        ids = ",".join([offset_message_id(*self._host, log_offset) for log_offset in result.log_offsets])
+        ids = ",".join([offset_message_id(*self._host, log_offset) for log_offset in result.log_offsets or (result.base_log_offset,)])
         fields = {**self._extras, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
         if not (path.sync and wait):
             return command.answer(0, fields)

@@ -84,7 +84,7 @@ def test_a_negative_queue_is_chosen_by_the_broker_in_turn(bench: Bench) -> None:
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, b"x", ResponseCode.NO_PERMISSION),
         ({"topic": "bad topic"}, b"x", ResponseCode.SYSTEM_ERROR),
         ({"topic": "../../etc"}, b"x", ResponseCode.SYSTEM_ERROR),
-        ({"properties": "TRAN_MSG\x01true\x02PGROUP\x01web"}, b"x", ResponseCode.NO_PERMISSION),
+        ({"properties": "TRAN_MSG\x01true\x02PGROUP\x01web\x02DELAY\x013"}, b"x", ResponseCode.MESSAGE_ILLEGAL),
         ({"sys_flag": 4}, b"x", ResponseCode.NO_PERMISSION),
     ],
 )
