@@ -26,6 +26,9 @@ def split_batch(messages: Sequence[Message], config: ProducerConfig) -> tuple[st
         raise ClientError("the batch is empty; give at least one message")
     topic = messages[0].topic
     check_send_topic(topic)
+    plain = _plain_bodies(messages, topic, config)
+    if plain is not None:
+        return topic, [(plain, [""] * len(plain), None)]
     body_bytes_max = config.body_bytes_max
     bodies: list[bytes] = []
     texts: list[str] = []
@@ -40,6 +43,21 @@ def split_batch(messages: Sequence[Message], config: ProducerConfig) -> tuple[st
         texts.append(property_text(tag or None, keys, properties) if tag or keys or properties else "")
     flags = [message.flag for message in messages]
     return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
+
+
+def _plain_bodies(messages: Sequence[Message], topic: str, config: ProducerConfig) -> list[bytes] | None:
+    """The bodies of a batch that needs no look at each message: one frame, nothing but sound bodies. None = look."""
+    bodies = [
+        message.body
+        for message in messages
+        if message.topic == topic and message.wait_store_ok and not (message.delay_level or message.flag or message.tag or message.keys or message.properties)
+    ]
+    count = len(bodies)
+    if count != len(messages) or count > FRAME_RECORDS_MAX or set(map(type, bodies)) != {bytes}:
+        return None
+    lengths = list(map(len, bodies))
+    fits = min(lengths) > 0 and max(lengths) <= config.body_bytes_max and sum(lengths) + RECORD_OVERHEAD * count <= config.batch_bytes_max
+    return bodies if fits else None
 
 
 def _cut(bodies: list[bytes], texts: list[str], flags: list[int] | None, bytes_max: int) -> list[FrameParts]:
