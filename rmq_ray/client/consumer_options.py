@@ -13,9 +13,10 @@ from typing import Any, TypedDict
 
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
+from rmq_ray.model.filters import Expression, Sql
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.protocol.allocation import AllocationStrategy, as_strategy
-from rmq_ray.protocol.filter_tag import parse_tags
+from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
 
 NEXT_VERSION = "0.2.0"
@@ -78,20 +79,17 @@ def check_listener(listener: object) -> None:
         raise ConfigError(f"listener {listener!r:.80} is a coroutine function; consuming threads call plain functions of (messages, ctx)", repr(listener)[:80])
 
 
-def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, str | None]:
-    """Topic -> tag expression, each one checked. ``ConfigError`` also for none at all and for expressions that are no text."""
+def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:
+    """Topic -> expression, each one checked. ``ConfigError`` for none at all and for what is no expression, ``SubscriptionInvalid`` for a malformed one."""
     if not 0 < len(subscriptions) <= SUBSCRIPTIONS_MAX:
         raise ConfigError(f"subscriptions must name 1 to {SUBSCRIPTIONS_MAX} topics, like {{'orders': '*'}}; got {len(subscriptions)}", len(subscriptions))
-    checked: dict[str, str | None] = {}
-    for topic, expression in subscriptions.items():
+    checked: dict[str, Expression] = {}
+    for topic, given in subscriptions.items():
         check_topic(topic)
-        if expression is not None and not isinstance(expression, str):
-            raise ConfigError(
-                f"subscription {expression!r:.80} to {topic!r} is no tag expression; write 'a || b' or '*' (SQL92 filters come with version {NEXT_VERSION})",
-                topic,
-            )
-        parse_tags(expression)
-        checked[topic] = expression
+        if given is not None and not isinstance(given, str | Sql):
+            raise ConfigError(f"subscription {given!r:.80} to {topic!r} is no expression; write 'a || b', '*' or rmq_ray.sql(\"amount > 100\")", topic)
+        parse_subscription(topic, given)
+        checked[topic] = given
     return checked
 
 

@@ -19,10 +19,11 @@ from rmq_ray.client.offset_store import OffsetStore
 from rmq_ray.client.pausing import PauseTable
 from rmq_ray.clock import Clock
 from rmq_ray.config import ConsumerConfig
+from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.protocol.filter_tag import tag_subscription
+from rmq_ray.protocol.subscriptions import parse_subscription
 
 DEFAULT_RETRIES = 16
 
@@ -34,10 +35,10 @@ class SubscriptionTable:
         self._lock = threading.Lock()
         self._table: dict[str, Subscription] = {}
 
-    def put(self, topic: str, expression: str | None, now_ms: int) -> None:
+    def put(self, topic: str, expression: Expression, now_ms: int) -> None:
         """Subscribe, or change the filter. ``SubscriptionInvalid`` when the expression means nothing."""
         with self._lock:
-            self._table[topic] = tag_subscription(topic, expression, now_ms)
+            self._table[topic] = parse_subscription(topic, expression, now_ms)
 
     def remove(self, topic: str) -> bool:
         """Unsubscribe; False when the topic was not subscribed."""

@@ -51,6 +51,15 @@ STATUS_OF_CODE = {
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
 """What an answer's code means; every other code is a failure of the pull."""
+UNTOLD = frozenset(
+    (
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    )
+)
+"""The broker's picture of the group is older than ours: a heartbeat helps."""
 
 log = logging.getLogger("rmq_ray.client.puller")
 
@@ -314,7 +323,7 @@ class Puller:
         delay_ms: float = self._parts.config.exception_delay_ms
         if outcome.code == ResponseCode.FLOW_CONTROL:
             delay_ms = BUSY_DELAY_MS
-        elif outcome.code in (ResponseCode.SUBSCRIPTION_NOT_LATEST, ResponseCode.SUBSCRIPTION_NOT_EXIST):
+        elif outcome.code in UNTOLD:
             self._events.tell_brokers()
         elif outcome.code == ResponseCode.STILL_RECOVERING:
             self._events.broker_lost(work.queue.broker_name)

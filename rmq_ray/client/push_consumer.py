@@ -21,16 +21,19 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer_options import PushOptions, check_listener, check_subscriptions, push_settings
 from rmq_ray.client.consumer_parts import SubscriptionTable
+from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.listener import Listener
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.puller import Pace
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
+from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Discovery
+from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 
@@ -44,7 +47,7 @@ class PushConsumer:
     """Consumes topics of a cluster as a member of a group. Use it as a context manager, or ``start`` and ``stop``.
 
     ``listener(messages, ctx)`` is called by ``concurrency`` threads; see ``rmq_ray.client.listener`` for what it may return.
-    ``subscriptions``: topic -> ``"*"`` or ``"tag || tag"``. ``config`` has the rarer settings; options are put over it.
+    ``subscriptions``: topic -> ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings; options are put over it.
     Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
@@ -93,6 +96,7 @@ class PushConsumer:
             self._engine = engine
             try:
                 client.start()
+                check_filters(client, self._group, self._subscriptions.all())
             except BaseException:
                 client.unregister_consumer(self._group)
                 client.release()
@@ -153,9 +157,12 @@ class PushConsumer:
         """The queues held now, those of the retry topic included."""
         return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
 
-    def subscribe(self, topic: str, expression: str | None = "*") -> None:
-        """Add a topic, or change its filter; a running consumer rebalances at once."""
-        self._subscriptions.put(topic, check_subscriptions({topic: expression})[topic], self._clock.now_ms())
+    def subscribe(self, topic: str, expression: Expression = "*") -> None:
+        """Add a topic, or change its filter; a running consumer rebalances at once. ``SubscriptionInvalid`` changes nothing."""
+        wanted = parse_subscription(topic, check_subscriptions({topic: expression})[topic])
+        if self._engine is not None:
+            check_filters(self._engine.client, self._group, (wanted,))
+        self._subscriptions.put(topic, expression, self._clock.now_ms())
         if self._engine is not None:
             self._engine.rebalancer.beat()
         self.rebalance_now()

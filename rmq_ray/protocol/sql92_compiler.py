@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from rmq_ray.protocol.sql92_syntax import And, Cast, Comparison, Condition, Constant, Member, Negative, Node, Not, Or, Property, Text, Truth
 from rmq_ray.protocol.sql92_values import NotComparable, Number, is_true, order_doubles, to_double, to_double_beside_constant, to_int, to_long
@@ -196,7 +196,7 @@ def _value(node: Node) -> Callable[[bytes], Any]:
             inside = _value(inner)
             return lambda raw: None if inside(raw) is None else None
         case _:
-            return compile_condition(cast(Condition, node))
+            return compile_condition(node)
 
 
 def _type_of(node: Node) -> _Type:

@@ -40,10 +40,10 @@ class _Parser:
 
     def parse(self) -> Condition:
         """The whole expression."""
-        if self._next.kind is Kind.END:
+        if self._at_end():
             raise self._fault(self._next.at, "the expression is empty; write a condition like amount > 100, or subscribe to '*'")
         found = self._condition(self._or())
-        if self._next.kind is not Kind.END:
+        if not self._at_end():
             raise self._fault(self._next.at, f"the condition before {self._next} is complete; AND, OR or the end may follow")
         return found
 
@@ -214,8 +214,11 @@ class _Parser:
     def _advance(self) -> None:
         self._taken += 1
         self._next, self._end = next_token(self._expression, self._end)
-        if self._taken >= PARTS_MAX and self._next.kind is not Kind.END:
+        if self._taken >= PARTS_MAX and not self._at_end():
             raise self._fault(self._next.at, f"the expression has more than {PARTS_MAX} parts")
+
+    def _at_end(self) -> bool:
+        return self._next.kind is Kind.END
 
     def _is(self, text: str) -> bool:
         token = self._next

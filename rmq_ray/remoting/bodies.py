@@ -56,6 +56,19 @@ def decode_subscription(found: Mapping[str, Any]) -> Subscription:
     )
 
 
+def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
+    """CHECK_CLIENT_CONFIG 46."""
+    return write({"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)})
+
+
+@shaped
+def decode_client_check(body: Buffer) -> tuple[str, Subscription | None]:
+    """(group, what is to be checked; None when the body has nothing)."""
+    found = parse(body)
+    given = found.get("subscriptionData")
+    return str(found.get("group") or ""), decode_subscription(given) if given else None
+
+
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     """HEART_BEAT 34."""
     return write(
