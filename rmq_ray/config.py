@@ -163,6 +163,7 @@ class BrokerConfig(_Group):
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
     parked_pulls_max: int = 100_000
+    pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 
 
@@ -200,6 +201,9 @@ class ProducerConfig(_Group):
     compression: str | None = None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
     compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch
     compression_level: int | None = None  # None = 5 for zlib, the codec's own for zstd
+    namespace: str = ""  # put before every topic and group name: ns%orders
+    trace: bool = False  # enableMsgTrace: what became of each message, in trace_topic
+    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
     latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
     latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s

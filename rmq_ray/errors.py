@@ -15,7 +15,10 @@
     │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
     ├── ConsumeError
     │   └── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale, BodyUnreadable
-    ├── TransactionError
+    │   └── GroupInUse, ReceiptStale, TooManyInFlight                    of groups that pop
+    ├── TransactionError                 a half message or its end was refused
+    │   ├── TransactionUnknown           nobody acknowledged the end; the broker asks the group later       (network)
+    │   └── TransactionEnded             it has ended otherwise before                                      (peer)
     ├── AdminError
     │   └── TopicExists, GroupNotFound, NotAuthorized
     ├── RemotingError                    one connection, not the whole request
@@ -186,8 +189,39 @@ class BodyUnreadable(ConsumeError):
     """A compressed body cannot be restored: wrong bytes, cut short, an unknown codec, or larger than the reader allows."""
 
 
+class GroupInUse(ConsumeError):
+    """Others consume as this group in another way (push or pull beside simple consumers), or with another subscription; the message names them."""
+
+    code = 20030
+
+
+class ReceiptStale(ConsumeError):
+    """A popped message's time was over before it was settled: it was or will be given to somebody else (args[1] = how many messages)."""
+
+    code = 10007
+
+
+class TooManyInFlight(ConsumeError):
+    """As many messages of the group are out at workers as may be: acknowledge some, or wait until their time is over."""
+
+    code = 215
+    retriable = True
+
+
 class TransactionError(RmqError):
-    """Base of transactional failures."""
+    """Base of transactional failures: a half message is not safely stored, or its end was refused (args[1] = transaction id)."""
+
+
+class TransactionUnknown(TransactionError):
+    """No broker acknowledged the commit or rollback: it may have happened. The broker asks the producer group, which knows the decision."""
+
+    code = 10002
+
+
+class TransactionEnded(TransactionError):
+    """The transaction had ended otherwise: rolled back by another member's answer, or given up after the last check."""
+
+    code = 4
 
 
 class AdminError(RmqError):

@@ -21,10 +21,11 @@ def is_system_group(group: str) -> bool:
 
 
 class ConsumeType(Enum):
-    """Whether the consumer asks (pull) or is called (push)."""
+    """Whether the consumer asks (pull), is called (push), or takes messages of any queue for a time (pop; RocketMQ 5)."""
 
     CONSUME_ACTIVELY = "PULL"
     CONSUME_PASSIVELY = "PUSH"
+    CONSUME_POP = "POP"
 
 
 class MessageModel(Enum):

@@ -91,6 +91,10 @@ class RequestCode(IntEnum):
     """Ours: msgpack map of what a reader beside the log must know: host_id, path, identity, epoch, visible_end, segment_bytes, ..."""
     BROKER_STATUS = 20025
     """Ours: msgpack map of counters and states for ``status`` and tests."""
+    POP_RECORDS = 20030
+    """Ours: take messages of any queue for a time; see ``remoting.pops``."""
+    SETTLE_POPPED = 20031
+    """Ours: acknowledge, put off or reject popped messages; safe to repeat."""
 
 
 class ResponseCode(IntEnum):
@@ -136,3 +140,5 @@ class ResponseCode(IntEnum):
     """Ours: the broker reads its disk; a definite refusal, repeat within the time-out without counting it."""
     BAD_RECORDS = 20003
     """Ours: a frame of records failed the checks; nothing was written; the remark names the record and the fault."""
+    GROUP_IN_OTHER_USE = 20030
+    """Ours: the group is popped and pushed or pulled at once, or with another subscription; the remark says by whom."""

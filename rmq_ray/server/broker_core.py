@@ -36,6 +36,7 @@ from rmq_ray.server.message_writer import MessageWriter
 from rmq_ray.server.moved_events import MovedEvents
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.offset_handlers import OffsetHandlers
+from rmq_ray.server.pop_service import PopService
 from rmq_ray.server.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.put_rate import PutRate
 from rmq_ray.server.query_handlers import QueryHandlers
@@ -139,6 +140,7 @@ class BrokerCore:
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
+        self.pops.closed(peer)
         self.pulls.closed(peer)
         self.group_handlers.closed(peer)
 
@@ -178,6 +180,7 @@ class BrokerCore:
         """
         delays = self.delays.offsets()
         store = self.keeper.close()
+        self.pops.close()
 
         def finish() -> None:
             saved = delays
@@ -205,7 +208,7 @@ class BrokerCore:
             "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
             "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
             "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(),
-            "half_messages": self.transactions.pending, "identity": None, "epoch": 0, **self.counters.as_dict(),
+            "half_messages": self.transactions.pending, "pop": self.pops.status(), "identity": None, "epoch": 0, **self.counters.as_dict(),
         }  # fmt: skip
         if store is not None:
             found |= {
@@ -222,6 +225,7 @@ class BrokerCore:
     def _read_tables(self) -> None:
         """In a thread; nothing once they were loaded: then memory is newer than the files."""
         self._found = None if self.tables.loaded else self.tables.read()
+        self.pops.read()
 
     def _make_store(self) -> MessageStore:
         levels = self.levels
@@ -242,10 +246,14 @@ class BrokerCore:
         )
         ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
+        shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets)
         self.pulls = pulls = PullHandlers(
-            keeper, PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets), MovedEvents(self.writer, self.clock), self.counters,
+            keeper, shared, MovedEvents(self.writer, self.clock), self.counters,
             self.clock, self.config, make_hold, self.answer, self.answer_from,
         )  # fmt: skip
+        self.pops = PopService(
+            self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads
+        )
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
         self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
         offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
@@ -268,7 +276,7 @@ class BrokerCore:
             Code.GET_TOPIC_STATS_INFO: queries.topic_stats, Code.GET_CONSUME_STATS: queries.consume_stats, Code.GET_CONSUMER_CONNECTION_LIST: queries.consumers,
             Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
             Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
-            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin,
+            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **self.pops.handlers(),
         }  # fmt: skip
 
     def _set_timers(self) -> None:
@@ -284,6 +292,7 @@ class BrokerCore:
     def _often(self) -> None:
         self.acks.expire(self.clock.monotonic_ms())
         self.pulls.parked.tick(self.clock.now_ms())
+        self.pops.tick()
         if not self._more_delays:
             self._deliver()
         if not self._more_checks:
@@ -293,6 +302,7 @@ class BrokerCore:
         self.rate.sample()
         self._durable()  # what could not become visible for want of room
         self.keeper.tick(self.clock.monotonic_ms())
+        self.pops.each_second()
 
     def _deliver(self) -> None:
         """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
@@ -332,6 +342,7 @@ class BrokerCore:
         clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
         if clamped:
             log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
+        self.pops.serving(store)
         self.transactions.load(store)
         self.offload.post(self.transactions.pay)
         if self.config.long_polling:

@@ -21,6 +21,7 @@ from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.counters import Counters
+from rmq_ray.server.group_modes import refusal_to_join
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.topic_table import TopicTable
@@ -48,11 +49,16 @@ class GroupHandlers:
             )
         client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
         self._members.introduce(peer, beat.client_id)
+        refused = []
         for data in beat.consumers:
-            self._join(data, peer, client)
+            reason = refusal_to_join(self._members.consumers.find(data.group), data, peer)
+            if reason is None:
+                self._join(data, peer, client)
+            else:
+                refused.append(reason)
         for group in beat.producer_groups:
             self._members.producers.register(group, peer, client)
-        return command.answer()
+        return command.answer(ResponseCode.GROUP_IN_OTHER_USE, remark="; ".join(refused)) if refused else command.answer()
 
     def unregister(self, command: Command, peer: Peer) -> Command:
         """UNREGISTER_CLIENT 35."""

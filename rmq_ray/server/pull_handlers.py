@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
@@ -30,6 +31,7 @@ from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull,
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.epoch_guard import cut_offset
+from rmq_ray.server.group_modes import refusal_to_pull
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
@@ -90,7 +92,7 @@ class PullHandlers:
         self._config = config
         self._answer = answer
         self._answer_from = answer_from
-        self.parked: ParkedPulls[_Pull] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
+        self.parked: ParkedPulls[Any] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
 
     def pull_message(self, command: Command, peer: Peer) -> Command | None:
         """Apache RocketMQ's pull: at most 32 records."""
@@ -144,7 +146,11 @@ class PullHandlers:
         """The connection is gone."""
         self.parked.closed(peer)
 
-    def _wake(self, pull: _Pull, peer: Peer) -> None:
+    def _wake(self, pull: Any, peer: Peer) -> None:
+        """A pull of ours, or what others (``pop_waiting``) hold beside them."""
+        if not isinstance(pull, _Pull):
+            pull.rerun(peer)
+            return
         self._answer(pull.command, peer, lambda: self._run(pull, peer, first=False))
 
     def _run(self, pull: _Pull, peer: Peer, first: bool) -> Command | None:
@@ -247,6 +253,9 @@ class PullHandlers:
         found = self._tables.members.consumers.find(asked.group)
         if found is None:
             raise Refused(f"the consumer's group info not exist: {asked.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+        popped = refusal_to_pull(found)
+        if popped is not None:
+            raise Refused(popped, ResponseCode.GROUP_IN_OTHER_USE)
         if found.model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
             raise Refused(f"the consumer group[{asked.group}] can not consume by broadcast way", ResponseCode.NO_PERMISSION)
         subscription = found.subscriptions.get(asked.topic)
