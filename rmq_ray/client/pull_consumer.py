@@ -190,6 +190,7 @@ class PullConsumer:
             if self._settings.auto_commit:
                 self._auto_commit(engine)
             batch, returned = engine.ready.take(max_messages, max(0.0, timeout) * 1000)
+            self._returned = returned
         engine.unblock(returned)
         if engine.ready.closed:
             self._running()

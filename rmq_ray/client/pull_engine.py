@@ -68,7 +68,7 @@ class PullEngine:
         self.parts = ConsumerParts(group, config, client.clock, client, self.offsets, delayed, self.flow, subscriptions, AssignedQueues(), pauses)
         self.puller = Puller(self.parts, self, inline=True)
         member = Membership(group, client.client_id, MessageModel.CLUSTERING, settings.strategy)
-        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, lambda: 0)
+        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, lambda: 0, passive=False)
         self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
         self._table = threading.Condition()
         self._wanted: frozenset[MessageQueue] = frozenset()

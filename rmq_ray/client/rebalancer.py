@@ -2,8 +2,8 @@
 
     wake: start, notice of a broker (40), route change, subscription change │ 20 s, or 1 s while not balanced
       └─> per topic: queues from the route cache, consumer ids from a broker, allot, plan
-            drop:  mark, hand the offset over, forget
-            add:   where to begin, process queue, first pull
+            drop:  mark, hand the offset over, forget           (ordered: when the listener has ended; then unlock)
+            add:   where to begin, process queue, first pull    (ordered: lock first; what is not granted is tried again in 500 ms)
             changed: newer subscription, thresholds divided anew, heartbeat to all brokers
 
 Decides the order of these steps and whom to ask. Does not decide what is allotted (rules) and consumes nothing. The thread also
@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rmq_ray.client.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.offset_store import ReadOffset
+from rmq_ray.client.queue_lease import QueueLease
+from rmq_ray.client.queue_leases import QueueLeases
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.groups import ConsumeFromWhere
 from rmq_ray.model.ids import Address, MessageQueue
@@ -44,6 +46,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import ConsumerGroupHeader, OffsetAnswer, QueueHeader, SearchOffsetHeader
 
 UNBALANCED_MS = 1_000  # rocketmq.client.rebalance.minInterval
+UNLOCKED_MS = 500  # RocketMQ 5's rebalanceLater after a lock was refused
 SEARCH_BACK_MS = 30 * 60_000  # start_from="timestamp" without a time: half an hour ago
 JOIN_TIMEOUT_S = 10.0
 
@@ -51,16 +54,23 @@ log = logging.getLogger("rmq_ray.client.rebalance")
 
 
 class Rebalancer:
-    """Of one consumer. ``taken(work)``: begin to pull; ``clean()``: give up overdue messages."""
+    """Of one consumer. ``taken(work)``: begin to pull; ``clean()``: give up overdue messages; ``passive``: a push consumer, whose pulls may break;
 
-    def __init__(
-        self, parts: ConsumerParts, member: Membership, start_from: ConsumeFromWhere, taken: Callable[[AssignedQueue], None], clean: Callable[[], int]
-    ) -> None:
+    ``leases``: the locks of ordered consumption.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a rebalance sets going
+        self, parts: ConsumerParts, member: Membership, start_from: ConsumeFromWhere, taken: Callable[[AssignedQueue], None], clean: Callable[[], int],
+        passive: bool = True, leases: QueueLeases | None = None,
+    ) -> None:  # fmt: skip
         self._parts = parts
+        self._passive = passive
         self._member = member
         self._start_from = start_from
         self._taken = taken
         self._clean = clean
+        self._leases = leases
+        self._refused = False
         self._wake = threading.Condition()
         self._wanted = False
         self._beat_wanted = False
@@ -111,7 +121,7 @@ class Rebalancer:
                 if beat:
                     self._parts.client.heartbeat()
                 if wanted or now >= rebalance_at:
-                    rebalance_at = now + (config.rebalance_ms if self.rebalance() else UNBALANCED_MS)
+                    rebalance_at = now + (config.rebalance_ms if self.rebalance() else UNLOCKED_MS if self._refused else UNBALANCED_MS)
                 if now >= clean_at:
                     clean_at = now + clean_every_ms
                     self._clean()
@@ -134,7 +144,7 @@ class Rebalancer:
     def rebalance(self) -> bool:
         """All topics, in the calling thread; True when balanced."""
         parts = self._parts
-        balanced = True
+        balanced, self._refused = True, False
         subscribed = parts.subscriptions.topics()
         for topic in sorted(subscribed):
             try:
@@ -145,9 +155,7 @@ class Rebalancer:
                     log.warning("rebalance of group %s, topic %s failed: %s", parts.group, topic, error)
         held = parts.assigned.snapshot()
         foreign = foreign_queues(subscribed, held.keys())
-        for queue in foreign:
-            self._drop(held[queue])
-        if foreign:
+        if self._drop([held[queue] for queue in foreign]):
             parts.client.heartbeat()
         self.balanced = balanced
         self.runs += 1
@@ -162,13 +170,13 @@ class Rebalancer:
             return False
         held = {queue: work for queue, work in parts.assigned.snapshot().items() if queue.topic == topic}
         processes = {queue: work.process for queue, work in held.items()}
-        steps = plan(allotment.queues, processes, parts.clock.now_ms(), parts.config.pull_idle_ms)
-        for queue in steps.drop:
-            self._drop(held[queue])
-        added = [work for queue in steps.add if (work := self._take(queue)) is not None]
-        if steps.changed:
+        steps = plan(allotment.queues, processes, parts.clock.now_ms(), parts.config.pull_idle_ms, self._passive)
+        dropped = self._drop([held[queue] for queue in steps.drop])
+        added = self._add(steps.add)
+        if dropped or added or (steps.changed and self._leases is None):
             self._changed(topic, steps, len(added))
-        for work in added:
+        stayed = [] if self._leases is None else [held[queue] for queue in steps.keep if self._leases.stay(held[queue])]
+        for work in (*stayed, *added):
             self._taken(work)
         working = [queue for queue, work in parts.assigned.snapshot().items() if queue.topic == topic and not work.process.dropped]
         return is_balanced(allotment, working)
@@ -186,7 +194,15 @@ class Rebalancer:
         parts.flow.divide(topic, len(steps.keep) + added)
         parts.client.heartbeat()
 
-    def _drop(self, work: AssignedQueue) -> None:
+    def _drop(self, works: Collection[AssignedQueue]) -> int:
+        """Let go of these; how many it were. A queue of ordered consumption whose listener runs stays until it has ended."""
+        if self._leases is not None:
+            return self._leases.leave(works, self._let_go)
+        for work in works:
+            self._let_go(work)
+        return len(works)
+
+    def _let_go(self, work: AssignedQueue) -> None:
         """From here on its messages are another consumer's: hand the offset over before that one asks for it."""
         with work.lock:
             work.process.drop()
@@ -194,7 +210,19 @@ class Rebalancer:
         self._parts.offsets.remove(work.queue)
         self._parts.assigned.remove(work)
 
-    def _take(self, queue: MessageQueue) -> AssignedQueue | None:
+    def _add(self, queues: Collection[MessageQueue]) -> list[AssignedQueue]:
+        """Take these; those that could be taken."""
+        if self._leases is None:
+            return [work for queue in queues if (work := self._take(queue, None)) is not None]
+        wanted = [queue for queue in queues if self._parts.assigned.get(queue) is None and not self._stopping]
+        leases = self._leases.lock(wanted)
+        self._refused = self._refused or len(leases) < len(wanted)
+        added = [work for queue, lease in leases.items() if (work := self._take(queue, lease)) is not None]
+        taken = {work.queue for work in added}
+        self._leases.unlock({queue: lease.epoch for queue, lease in leases.items() if queue not in taken})
+        return added
+
+    def _take(self, queue: MessageQueue, lease: QueueLease | None) -> AssignedQueue | None:
         """Hold the queue; None when it is not known where to begin (the next rebalance tries again)."""
         parts = self._parts
         if self._stopping:
@@ -208,6 +236,7 @@ class Rebalancer:
         if offset is None:
             return None
         work = AssignedQueue(queue, offset, parts.clock.now_ms())
+        work.lease = lease
         if not parts.assigned.put(work):
             log.info("queue %s is held already", queue)
             return None

@@ -19,6 +19,7 @@ from rmq_ray.model.hashing import tags_code
 from rmq_ray.model.message import decode_properties, encode_properties
 from rmq_ray.model.pulling import PullSysFlag
 from rmq_ray.model.topics import dlq_topic, retry_topic
+from rmq_ray.protocol.filter_tag import tag_subscription
 from rmq_ray.remoting.bodies import decode_heartbeat, encode_consumer_ids
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
@@ -125,9 +126,10 @@ class PullBroker(TinyBroker):
             peer.close("told to")
             return None
         code = self.refuse(request)
-        if code is None and request.topic not in self.subscriptions[request.group]:
+        told = not request.sys_flag & PullSysFlag.SUBSCRIPTION  # the filter is the heartbeat's, not the pull's own
+        if code is None and told and request.topic not in self.subscriptions[request.group]:
             code = int(ResponseCode.SUBSCRIPTION_NOT_EXIST)
-        if code is None and request.sub_version > self.subscriptions[request.group][request.topic].version:
+        if code is None and told and request.sub_version > self.subscriptions[request.group][request.topic].version:
             code = int(ResponseCode.SUBSCRIPTION_NOT_LATEST)
         if code is not None:
             return command.answer(code, remark="as the test wants it")
@@ -148,6 +150,8 @@ class PullBroker(TinyBroker):
         if not low <= request.offset <= high:
             return command.answer(ResponseCode.PULL_OFFSET_MOVED, body=pack_pull_answer(low if request.offset < low else high, low, high, 1, 0))
         subscription = self.subscriptions[request.group].get(request.topic)
+        if request.sys_flag & PullSysFlag.SUBSCRIPTION:
+            subscription = tag_subscription(request.topic, request.expression, 0)
         wanted = subscription.codes if subscription is not None else frozenset()
         chosen: list[bytes] = []
         at = request.offset
