@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_ray.client.queue_lease import QueueLease
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.protocol.process_queue import Batch, ProcessQueue
@@ -62,6 +63,7 @@ class AssignedQueue:
         "failures",
         "held_back",
         "last_begun",
+        "lease",
         "lock",
         "max_offset",
         "min_offset",
@@ -86,6 +88,8 @@ class AssignedQueue:
         """Where the last answer suggested to pull from."""
         self.epoch = 0
         """The log's epoch as the last answer told it; 0 = not known yet."""
+        self.lease: QueueLease | None = None
+        """The broker's lock of the queue, of ordered consumption."""
         self.min_offset = self.max_offset = 0
         self.last_begun = -1
         """First offset of the latest batch that a listener got: on stop, earlier ones are still worked off."""

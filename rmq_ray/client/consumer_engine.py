@@ -6,6 +6,8 @@
         │ lost        drained, resume │    │ done
     Reconnector                       └    RemoteOffsetStore
 
+Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer asks before it takes a queue.
+
 Decides the order in which parts start and stop; every rule lies in one of them. Implements ``PullEvents``, so that the puller
 knows neither threads nor rebalancing. Called by ``client.push_consumer``.
 
@@ -18,11 +20,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.consume_orderly import OrderlyConsumption
 from rmq_ray.client.consumer_options import PushSettings
 from rmq_ray.client.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
 from rmq_ray.client.delayed import DelayedCalls
@@ -30,11 +34,13 @@ from rmq_ray.client.flow_control import FlowControl
 from rmq_ray.client.listener import Listener
 from rmq_ray.client.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.puller import Pace, Puller
+from rmq_ray.client.queue_leases import QueueLeases
 from rmq_ray.client.rebalancer import Rebalancer
 from rmq_ray.client.reconnector import Reconnector
 from rmq_ray.client.send_back import SendBack
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import Membership
 
 PERSIST_TIMEOUT_MS = 10_000
@@ -48,7 +54,7 @@ class ConsumerEngine:
     def __init__(
         self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener, data: Callable[[], ConsumerData]
     ) -> None:
-        config, clock = settings.config, client.clock
+        config, clock, orderly = settings.config, client.clock, settings.orderly
         self.client = client
         self.offsets_moved = 0
         self.parts = ConsumerParts(
@@ -56,17 +62,23 @@ class ConsumerEngine:
             config,
             clock,
             client,
-            RemoteOffsetStore(group, client),
+            RemoteOffsetStore(group, client, self._lock_epoch) if orderly else RemoteOffsetStore(group, client),
             DelayedCalls(clock, f"rmq-later-{group}"),
-            FlowControl(config),
+            FlowControl(config, inf if orderly else None),
             subscriptions,
             AssignedQueues(),
         )
         self.puller = Puller(self.parts, self)
         send_back = SendBack(client, group, self.parts.retries_max, clock)
-        self.consumption = ConcurrentConsumption(self.parts, listener, send_back, self.puller.resume_if_drained)
+        drained = self.puller.resume_if_drained
+        self.leases = QueueLeases(self.parts, self._lock_lost) if orderly else None
+        self.consumption: ConcurrentConsumption | OrderlyConsumption
+        if self.leases is None:
+            self.consumption = ConcurrentConsumption(self.parts, listener, send_back, drained)
+        else:
+            self.consumption = OrderlyConsumption(self.parts, listener, send_back, self.leases, drained, lambda _work: self.rebalancer.wake())
         member = Membership(group, client.client_id, settings.model, settings.strategy)
-        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self.puller.pull, self.consumption.clean_overdue)
+        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, self.consumption.clean_overdue, leases=self.leases)
         self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
 
     def begin(self) -> None:
@@ -80,6 +92,8 @@ class ConsumerEngine:
         self.client.heartbeat()
         self.parts.delayed.start()
         self.consumption.start()
+        if self.leases is not None:
+            self.leases.start()
         self.rebalancer.start()
 
     def end(self, timeout_ms: int) -> bool:
@@ -90,6 +104,9 @@ class ConsumerEngine:
         ended = self.consumption.stop(timeout_ms)
         self.parts.delayed.close()
         self._hand_offsets_over()
+        if self.leases is not None:
+            self.leases.stop()
+            self.leases.unlock_all()
         self.client.unregister_consumer(self.parts.group)
         self.client.release()
         if not ended:
@@ -106,6 +123,26 @@ class ConsumerEngine:
             known = queue in self.parts.offsets.clone(queue.topic)
             if known and queue.broker_name not in failed and self.parts.clock.monotonic_ms() < deadline and not self.parts.offsets.persist(queue):
                 failed.add(queue.broker_name)
+
+    # --- queues that come, stay, and are lost ----------------------------------------------------------------------------
+
+    def _taken(self, work: AssignedQueue) -> None:
+        self.puller.pull(work)
+        if isinstance(self.consumption, OrderlyConsumption):
+            self.consumption.wake(work)
+
+    def _lock_epoch(self, queue: MessageQueue) -> int:
+        """What a commit names; -1 is never in force."""
+        work = self.parts.assigned.get(queue)
+        return work.lease.epoch if work is not None and work.lease is not None else -1
+
+    def _lock_lost(self, work: AssignedQueue) -> None:
+        """Another consumer may have come further: the queue is taken anew, from the offset that the broker has."""
+        with work.lock:
+            work.process.drop()
+        self.parts.offsets.remove(work.queue)
+        self.parts.assigned.remove(work)
+        self.rebalancer.wake()
 
     # --- what the puller asks and tells (PullEvents) ----------------------------------------------------------------------------------------------------
 

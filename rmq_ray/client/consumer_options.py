@@ -52,6 +52,7 @@ class PushSettings:
     model: MessageModel
     start_from: ConsumeFromWhere
     strategy: AllocationStrategy
+    orderly: bool = False
 
 
 def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[str, Any]) -> PushSettings:
@@ -66,9 +67,14 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
         changes["consume_timestamp_ms"] = _as_ms(options["start_at"])
     settings = (config or ConsumerConfig(group)).but(group=group, **changes)
     if settings.max_reconsume_times < -1:
-        raise ConfigError(f"max_reconsume_times must be -1 (16 times) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times)
+        raise ConfigError(
+            f"max_reconsume_times must be -1 (16 times; without end when orderly) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times
+        )
     strategy = as_strategy(options.get("allocate", "avg"))
-    return PushSettings(settings, MessageModel.CLUSTERING, _start_from(options.get("start_from", "last")), strategy)
+    orderly = options.get("orderly", False)
+    if not isinstance(orderly, bool):
+        raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
+    return PushSettings(settings, MessageModel.CLUSTERING, _start_from(options.get("start_from", "last")), strategy, orderly)
 
 
 def check_listener(listener: object) -> None:
@@ -94,8 +100,6 @@ def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expres
 
 
 def _refuse_unbuilt(options: Mapping[str, Any]) -> None:
-    if options.get("orderly"):
-        raise ConfigError(f"orderly=True comes with version {NEXT_VERSION}; until then consume concurrently (orderly=False)", "orderly")
     model = options.get("model", "clustering")
     if model == "broadcasting":
         raise ConfigError(f"model='broadcasting' comes with version {NEXT_VERSION}; until then use model='clustering' with a group for each consumer", model)

@@ -86,6 +86,10 @@ class AssignedQueues:
                 del self._table[work.queue]
                 self._left.update(asdict(work.counters))
 
+    def get(self, queue: MessageQueue) -> AssignedQueue | None:
+        """The work on a held queue."""
+        return self._table.get(queue)
+
     def snapshot(self) -> Mapping[MessageQueue, AssignedQueue]:
         """A copy of the table."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 Decides by three limits: messages, bytes of bodies, and how far the commit offset lags behind the last pulled message. RocketMQ
 looks again after 50 ms; here the queue is also looked at when a batch is finished, so that a fast listener never waits for the
-clock. Callers: ``client.puller``, under the queue's lock.
+clock. The third limit is for concurrent consumption only. Callers: ``client.puller``, under the queue's lock.
 
 Invariant: a limit is exceeded by at most one pull's answer.
 """
@@ -32,16 +32,17 @@ class Thresholds:
 
     messages: int
     body_bytes: int
-    span: int
+    span: float
 
 
 class FlowControl:
     """The thresholds in force, and how often each held a pull back."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, span_max: float | None = None) -> None:
         self._config = config
+        self._span_max = config.max_span if span_max is None else span_max
         self._by_topic: dict[str, Thresholds] = {}
-        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, config.max_span)
+        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, self._span_max)
         self.held_back: Counter[Pressure] = Counter()
 
     def divide(self, topic: str, queues: int) -> None:
@@ -50,7 +51,7 @@ class FlowControl:
         self._by_topic[topic] = Thresholds(
             divided_threshold(config.threshold_messages_topic, queues, config.threshold_messages),
             divided_threshold(config.threshold_mib_topic, queues, config.threshold_mib) * MIB,
-            config.max_span,
+            self._span_max,
         )
 
     def thresholds(self, topic: str) -> Thresholds:

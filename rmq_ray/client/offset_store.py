@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -90,13 +90,17 @@ class OffsetRequests(Protocol):
 
 
 class RemoteOffsetStore:
-    """Offsets of a clustering group: the master of each broker name keeps those of its queues."""
+    """Offsets of a clustering group: the master of each broker name keeps those of its queues.
+
+    ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not consumed in order.
+    """
 
     at_brokers: ClassVar[bool] = True
 
-    def __init__(self, group: str, client: OffsetRequests) -> None:
+    def __init__(self, group: str, client: OffsetRequests, lock_epoch: Callable[[MessageQueue], int | None] = lambda _queue: None) -> None:
         self._group = group
         self._client = client
+        self._lock_epoch = lock_epoch
         self._lock = threading.Lock()
         self._offsets: dict[MessageQueue, int] = {}
 
@@ -182,5 +186,5 @@ class RemoteOffsetStore:
         return OFFSET_UNKNOWN
 
     def _update_command(self, queue: MessageQueue, offset: int) -> Command:
-        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
+        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset, self._lock_epoch(queue))
         return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

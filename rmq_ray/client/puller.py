@@ -150,6 +150,8 @@ class Puller:
         """How long to wait before looking again; None = pull now."""
         parts = self._parts
         work.held_back = False
+        if work.lease is not None and not work.lease.may_work(parts.clock.monotonic_ms()):
+            return parts.config.exception_delay_ms
         if self.pace is Pace.PAUSED or parts.pauses.covers(work.queue):
             return PAUSED_DELAY_MS
         pressure = parts.flow.pressure(work.queue.topic, work.process)
@@ -203,6 +205,7 @@ class Puller:
             subscription.expression_type,
             subscription.expression if self._inline else None,
             work.epoch,
+            work.lease.epoch if work.lease is not None else 0,
         )
 
     # --- taking answers (reader thread) -----------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ class SendBack:
             return True
         return self._write_copy(message, delay_level)
 
+    def dead_letter(self, message: MessageExt) -> bool:
+        """True when a broker keeps the message as dead letter. The copy comes first: it tells how often the message failed here."""
+        return self._write_copy(message, DEAD_LETTER_LEVEL) or self._ask_broker(message, DEAD_LETTER_LEVEL)
+
     def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
         header = SendBackHeader(message.log_offset, self._group, delay_level, message.message_id, message.topic, False, self._retries_max)
         return self._accepted(message, message.queue.broker_name, Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=header.to_fields()))

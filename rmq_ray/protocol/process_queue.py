@@ -16,6 +16,7 @@ unfinished messages. Once dropped, results are ignored: another consumer may own
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 EXPIRED_MESSAGES_MAX = 16
 """Overdue messages that one cleaning takes from one queue."""
@@ -85,6 +86,10 @@ class ProcessQueue:
             return False
         batch.started_ms = self.last_consume_ms = now_ms
         return True
+
+    def head(self, skip: int) -> Batch | None:
+        """The oldest unfinished batch behind the first ``skip``: what ordered consumption hands out next."""
+        return next(islice(self._batches.values(), skip, None), None)
 
     def holds(self, batch: Batch) -> bool:
         """False once the batch is finished, given up as overdue, or forgotten."""

@@ -1,11 +1,12 @@
 """Which client may consume a queue in order: the broker's lock table (protocol-behaviour 13, end).
 
-    free ──lock──> held by A, epoch 7 ──refresh of A──> the same, 60 s more
-                        │ unlock of A: free              │ 60 s without refresh: whoever asks gets it, with a new epoch
-                        └ A asks without the epoch that it holds (another life of the same client id): a new epoch
+    free ──lock──> held by A, epoch 7 ──refresh of epoch 7──> the same, 60 s more
+                        │ unlock of A: free                    │ 60 s without refresh: whoever asks gets it, with a new epoch
+                        └ A asks for a lock anew (another life of the same client id): a new epoch
 
 The epoch is the fence: it is new each time the queue changes hands, and a commit that names an epoch counts only while that one is in force
-(``admits``). RocketMQ's own clients know no epochs; they are told apart by their client ids alone.
+(``admits``). A refresh names its epoch, too, and gets nothing once that is over: a late one cannot take back a queue that was given away.
+RocketMQ's own clients know no epochs; they are told apart by their client ids alone, and every request of theirs is both.
 
 Decides: who holds a queue. Does not decide: what an orderly consumer does without it. Callers: the broker's group handlers and
 its offset rule (a commit for a locked queue is taken from the holder only).
@@ -68,7 +69,7 @@ class QueueLocks:
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: float, epochs: Mapping[MessageQueue, int] | None = None) -> list[Grant]:
         """The granted subset: free, expired, or already this client's (then refreshed).
 
-        ``epochs``: what the client believes to hold, 0 or missing = nothing; None = a client that knows no epochs.
+        ``epochs``: of each queue the epoch to be refreshed, 0 or missing = a lock is asked for; None = a client that knows no epochs.
         """
         if not 0 < len(group) <= NAME_LENGTH_MAX or not 0 < len(client_id) <= NAME_LENGTH_MAX:
             return []
@@ -84,6 +85,8 @@ class QueueLocks:
         if held is not None and held.client_id == client_id and (epoch is None or epoch == held.epoch):
             held.refreshed_ms = now_ms
             return Grant(queue, held.epoch, False)
+        if epoch:
+            return None
         if held is None and (len(self._locks) >= LOCKS_MAX or len(queue.topic) > NAME_LENGTH_MAX or len(queue.broker_name) > NAME_LENGTH_MAX):
             return None
         if held is not None and held.client_id != client_id and now_ms - held.refreshed_ms <= self._life_ms:
@@ -92,12 +95,12 @@ class QueueLocks:
         self._locks[key] = _Lock(client_id, now_ms, self._last_epoch)
         return Grant(queue, self._last_epoch, True)
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Gives up the locks that this client holds; others stay. Those that were given up."""
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue], epochs: Mapping[MessageQueue, int] | None = None) -> list[MessageQueue]:
+        """Gives up the locks that this client holds (with ``epochs``: under these); others stay. Those that were given up."""
         freed = []
         for queue in queues:
             held = self._locks.get((group, queue))
-            if held is not None and held.client_id == client_id:
+            if held is not None and held.client_id == client_id and (epochs is None or epochs.get(queue) == held.epoch):
                 del self._locks[group, queue]
                 freed.append(queue)
         return freed

@@ -12,6 +12,7 @@ import logging
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import StoreError
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.queue_locks import HeldLock, QueueLocks
 from rmq_ray.remoting import bodies
@@ -37,21 +38,18 @@ class LockHandlers:
 
     def lock(self, command: Command, peer: Peer) -> Command:
         """41. A client of ours says which epochs it holds and is told those that it gets."""
-        body = command.body_bytes()
-        group, client_id, queues = bodies.decode_lock(body)
-        told = bodies.decode_lock_epochs(body)
-        epochs = None if told is None else dict(zip(queues, told, strict=False))
+        group, client_id, queues, epochs = _asked(command)
         granted = self._locks.lock(group, client_id, queues, self._clock.monotonic_ms(), epochs)
         changed = [grant for grant in granted if grant.changed]
         if changed and not self._written([LockLine(grant.epoch, client_id, group, grant.queue) for grant in changed]):
             self._locks.unlock(group, client_id, [grant.queue for grant in changed])
             granted = [grant for grant in granted if not grant.changed]
-        return command.answer(body=bodies.encode_locked([grant.queue for grant in granted], None if told is None else [grant.epoch for grant in granted]))
+        return command.answer(body=bodies.encode_locked([grant.queue for grant in granted], None if epochs is None else [grant.epoch for grant in granted]))
 
     def unlock(self, command: Command, peer: Peer) -> Command:
         """42. A lock whose end could not be written is free all the same: after a restart it runs out by itself."""
-        group, client_id, queues = bodies.decode_lock(command.body_bytes())
-        self._written([LockLine(0, None, group, queue) for queue in self._locks.unlock(group, client_id, queues)])
+        group, client_id, queues, epochs = _asked(command)
+        self._written([LockLine(0, None, group, queue) for queue in self._locks.unlock(group, client_id, queues, epochs)])
         return command.answer()
 
     def housekeeping(self) -> None:
@@ -70,3 +68,11 @@ class LockHandlers:
             log.error("changes of %d queue locks could not be written, none of them is granted: %s", len(lines), error)
             return False
         return True
+
+
+def _asked(command: Command) -> tuple[str, str, list[MessageQueue], dict[MessageQueue, int] | None]:
+    """(group, client id, queues, their epochs or None from RocketMQ's own clients)."""
+    body = command.body_bytes()
+    group, client_id, queues = bodies.decode_lock(body)
+    told = bodies.decode_lock_epochs(body)
+    return group, client_id, queues, None if told is None else dict(zip(queues, told, strict=False))

@@ -34,9 +34,10 @@ WAIT_S = 20.0
 class LiveCluster:
     """See the module."""
 
-    def __init__(self, directory: Path, brokers: int = 1, **store: Any) -> None:
+    def __init__(self, directory: Path, brokers: int = 1, queue_lock_ms: int = 60_000, **store: Any) -> None:
         self._directory = directory
         self._settings = SMALL | store
+        self._queue_lock_ms = queue_lock_ms
         self._count = brokers
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="live-cluster", daemon=True)
@@ -86,6 +87,7 @@ class LiveCluster:
         for number in range(self._count):
             path = self.store_path(number)
             config = BrokerConfig(StoreConfig(str(path), **self._settings), broker_name=path.name, cluster_name=CLUSTER, name_servers=(str(runner.address),))
+            config = config.but(queue_lock_ms=self._queue_lock_ms)
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
             self.brokers.append(broker)
             await broker.start(create=True)
@@ -102,8 +104,9 @@ class LiveCluster:
 class LiveProcess:
     """One life of a process with a name server and a broker. ``kill`` is SIGKILL."""
 
-    def __init__(self, directory: Path) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.support.live_cluster", str(directory)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    def __init__(self, directory: Path, queue_lock_ms: int = 60_000) -> None:
+        command = [sys.executable, "-m", "tests.support.live_cluster", str(directory), str(queue_lock_ms)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout is not None
         self._address = self._process.stdout.readline().strip()
         assert self._address, "the cluster did not start"
@@ -121,6 +124,6 @@ class LiveProcess:
 
 
 if __name__ == "__main__":
-    with LiveCluster(Path(sys.argv[1])) as living:
+    with LiveCluster(Path(sys.argv[1]), queue_lock_ms=int(sys.argv[2])) as living:
         print(living.lookup().name_servers[0], flush=True)
         threading.Event().wait(120)

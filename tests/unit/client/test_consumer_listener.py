@@ -85,7 +85,7 @@ def test_options_are_put_over_the_configuration() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"orderly": True}, {"model": "broadcasting"}, {"batch": "arrow"}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
+        {"orderly": 1}, {"model": "broadcasting"}, {"batch": "arrow"}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
         {"concurrency": 0}, {"batch_size": 1025}, {"max_reconsume_times": -2}, {"start_at": "now"}, {"cocurrency": 3},
     ],
 )  # fmt: skip

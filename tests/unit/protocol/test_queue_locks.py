@@ -57,7 +57,17 @@ def test_each_change_of_hands_has_an_epoch_of_its_own_and_ends_the_one_before() 
     assert second > first and locks.admits("g", A, second) and not locks.admits("g", A, first)
     locks.unlock("g", "two", [A])
     assert not locks.admits("g", A, second)
-    assert epoch(locks.lock("g", "one", [A], 60_002, {A: first})) > second, "it had been given away in between"
+    assert epoch(locks.lock("g", "one", [A], 60_002, {})) > second
+
+
+def test_a_late_refresh_takes_no_queue_back() -> None:
+    locks = QueueLocks()
+    first = epoch(locks.lock("g", "one", [A], 0))
+    locks.unlock("g", "one", [A])
+    assert locks.lock("g", "one", [A], 1, {A: first}) == [] and not len(locks)
+    second = epoch(locks.lock("g", "two", [A], 2))
+    assert locks.lock("g", "one", [A], 100_000, {A: first}) == [], "not even when the next holder is silent, too"
+    assert locks.unlock("g", "two", [A], {A: first}) == [] and locks.unlock("g", "two", [A], {A: second}) == [A]
 
 
 def test_a_client_id_that_does_not_know_its_epoch_is_another_life_of_that_client() -> None:
