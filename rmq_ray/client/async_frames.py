@@ -19,11 +19,13 @@ from rmq_ray.client.loads import Load
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.sending import Delivery, Outcome, classify, store_id
+from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
+from rmq_ray.model.namespaces import queue_with_namespace
 from rmq_ray.protocol.retry import STATUS_OF_CODE, Failure, Step
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import ResponseCode
@@ -129,19 +131,25 @@ class AsyncFrames:
         finally:
             self._core.identity.release(load.frame_id)
 
-    async def send_frames(self, frames: Sequence[FrameParts], queue: MessageQueue, pinned: bool, timeout_ms: float) -> list[SendResult]:
+    async def send_frames(  # noqa: PLR0913 - a batch
+        self, frames: Sequence[FrameParts], queue: MessageQueue, pinned: bool, timeout_ms: float, steps: SendSteps | None = None
+    ) -> list[SendResult]:
         """The frames of one batch, one after the other; see ``Producer.send_batch``."""
         results: list[SendResult] = []
-        for bodies, texts, flags in frames:
+        for parts in frames:
             try:
-                load = await self._load(queue, bodies, texts, flags or [], timeout_ms)
-                results.append(await self._send_load(load, queue, pinned, timeout_ms))
+                if steps is None:
+                    results.append(await self._send_parts(parts, queue, pinned, timeout_ms))
+                else:
+                    with steps.around_frame(queue.topic, queue, parts) as (ctx, packed):
+                        ctx.result = await self._send_parts(packed, queue, pinned, timeout_ms)
+                    results.append(ctx.result)
             except SendError as error:
                 if not results:
                     raise
                 stored = sum(result.count for result in results)
                 raise type(error)(f"{error}; the first {stored} messages are stored", queue.topic, stored) from error
-            queue = results[-1].queue
+            queue = queue_with_namespace(self._config.namespace, results[-1].queue)
         return results
 
     async def close(self, timeout_ms: float) -> None:
@@ -223,6 +231,10 @@ class AsyncFrames:
                 if self._clock.monotonic_ms() >= deadline:
                     raise
             await asyncio.sleep(SPAN_PAUSE_S)
+
+    async def _send_parts(self, parts: FrameParts, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
+        bodies, texts, flags = parts
+        return await self._send_load(await self._load(queue, bodies, texts, flags or [], timeout_ms), queue, pinned, timeout_ms)
 
     async def _single(self, message: Outgoing, timeout_ms: float) -> Load:
         deadline = self._clock.monotonic_ms() + timeout_ms

@@ -21,14 +21,17 @@ from typing import Any, Self
 from rmq_ray.client.async_frames import AsyncFrames
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import Outgoing, Selector, check_placement, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook
+from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
+from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.local_address import process_id
@@ -46,11 +49,15 @@ class AsyncProducer:
         limits: RemotingLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
         client_id: str | None = None,
+        hooks: Sequence[SendHook] = (),
+        checks: Sequence[SendCheck] = (),
         **settings: Any,
     ) -> None:
         base = (config or ProducerConfig()).but(**settings)
         base = base if group is None else base.but(group=group)
+        base = base.but(group=with_namespace(base.namespace, base.group))
         check_group(base.group)
+        self._hooks, self._checks = tuple(hooks), tuple(checks)
         self._configure(discovery, base, limits, clock, client_id)
 
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
@@ -60,6 +67,7 @@ class AsyncProducer:
         self._clock = clock
         self._client_id = client_id
         self._timeout_ms = float(config.send_timeout_ms)
+        self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
         self._state = ServiceState.CREATE_JUST
         self._frames: AsyncFrames | None = None
         self._core: ProducerCore | None = None
@@ -103,9 +111,10 @@ class AsyncProducer:
         await self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"discovery": self._discovery, "config": self._config, "limits": self._limits}
+        return {"discovery": self._discovery, "config": self._config, "limits": self._limits, "hooks": self._hooks, "checks": self._checks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._hooks, self._checks = state["hooks"], state["checks"]
         self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -129,10 +138,17 @@ class AsyncProducer:
         frames = await self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
-        if queue is not None or selector is not None or message_group is not None:
-            check_placement(queue, selector, message_group)
-            await self._place(message, queue, selector, arg, message_group)
-        return await frames.send(message, timeout_ms)
+        placed = queue is not None or selector is not None or message_group is not None
+        placement = (queue, selector, arg, message_group) if placed else None
+        if self._steps is None:
+            await self._place(message, placement)
+            return await frames.send(message, timeout_ms)
+        self._steps.name(message)
+        with self._steps.around(message, ASYNC) as ctx:
+            await self._place(message, self._steps.placement(placement))
+            self._steps.pack(message)
+            ctx.result = result = await frames.send(message, timeout_ms)
+        return result
 
     async def send_oneway(  # noqa: PLR0913 - the public signature
         self,
@@ -151,31 +167,39 @@ class AsyncProducer:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         frames = await self._ready()
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
-        if queue is not None or selector is not None or message_group is not None:
-            check_placement(queue, selector, message_group)
-            await self._place(message, queue, selector, arg, message_group)
-        await frames.send_oneway(message, self._timeout_ms)
+        placed = queue is not None or selector is not None or message_group is not None
+        placement = (queue, selector, arg, message_group) if placed else None
+        if self._steps is None:
+            await self._place(message, placement)
+            await frames.send_oneway(message, self._timeout_ms)
+            return
+        self._steps.name(message)
+        with self._steps.around(message, ONEWAY):
+            await self._place(message, self._steps.placement(placement))
+            self._steps.pack(message)
+            await frames.send_oneway(message, self._timeout_ms)
 
     async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
         """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
         frames = await self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         topic, parts = split_batch(messages, self._config)
+        namespace = self._config.namespace
+        topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
         queues = await frames.queues(topic)
         if queue is not None and queue.topic != topic:
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
-        return await frames.send_frames(parts, queue or frames.next_queue(queues), queue is not None, timeout_ms)
+        return await frames.send_frames(parts, queue or frames.next_queue(queues), queue is not None, timeout_ms, self._steps)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    async def _place(self, message: Outgoing, queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> None:
+    async def _place(self, message: Outgoing, placement: Placement | None) -> None:
+        if placement is None:
+            return
         assert self._core is not None and self._frames is not None
+        check_placement(placement[0], placement[1], placement[3])
         await self._frames.queues(message.topic)  # the route is known from here on: what follows does not block
-        if selector is not None:
-            message.queue = self._core.select(selector, Message(message.topic, message.body), arg, 0.0)
-        else:
-            message.queue = self._core.choose(message.topic, queue, message_group, 0.0)
-        message.ordered, message.group = queue is None, message_group
+        self._core.place(message, placement, 0.0)
 
     async def _ready(self) -> AsyncFrames:
         if self._process != process_id():

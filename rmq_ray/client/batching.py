@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from rmq_ray.client.compressing import split_words
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import RecordsLoad
@@ -24,7 +25,7 @@ from rmq_ray.client.timers import Timers
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.store.frame_encoder import encode_frame
+from rmq_ray.store.keyed_encoder import encode_keyed
 
 RECORD_OVERHEAD = 140  # header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
 
@@ -207,12 +208,12 @@ def encode_load(  # noqa: PLR0913 - everything that a frame is
     timeout_ms: float,
     flags: Sequence[int] | None = None,
 ) -> RecordsLoad:
-    """A frame of ordinary messages with the next frame id. ``texts``: property strings as ``property_text`` makes them."""
+    """A frame of ordinary messages with the next frame id. ``texts``: property strings as ``property_text`` makes them; ``flags``: flag words."""
     keys = identity.unique_keys(born_ms, len(bodies))
-    properties = [f"{text}UNIQ_KEY\x01{key}" for text, key in zip(texts, keys, strict=True)]
     frame_id = identity.take(timeout_ms)
     try:
-        records, sizes = encode_frame(queue.topic, queue.queue_id, bodies, properties, born_ms, frame_id, flags=flags)
+        users, sys_flags = split_words(flags)
+        records, sizes = encode_keyed(queue.topic, queue.queue_id, bodies, texts, keys, born_ms, frame_id, sys_flags, users)
     except BaseException:
         identity.release(frame_id)
         raise

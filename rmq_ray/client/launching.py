@@ -193,7 +193,7 @@ class Launcher:
             self._finish(job, SendUnknown(f"the answer to a send cannot be read ({error}); the message may be stored", delivery.load.topic))
             return False
         result = job.outcome
-        result.status, result.queue = STATUS_OF_CODE[answer.code], delivery.queue
+        result.status, result.queue = STATUS_OF_CODE[answer.code], self._sending.shown(delivery.queue)
         result.base_offset, result.base_log_offset = offset, log_offset
         if delivery.address is not None:
             result.store_id = partial(store_id, delivery.address)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rmq_ray.client.compressing import FLAG_MAX, split_word
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
@@ -23,7 +24,7 @@ from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.headers import SendHeader
 from rmq_ray.remoting.records import pack_send, pack_send_one, unpack_send_answer
-from rmq_ray.store.frame_encoder import encode_single
+from rmq_ray.store.frame_encoder import encode_frame, encode_single
 from rmq_ray.store.record import headers, parse_offset_message_id
 
 
@@ -75,7 +76,7 @@ class RecordsLoad:
 
 
 class RecordLoad:
-    """One ordinary message: a frame of one record, encoded when it is sent. ``properties`` end with UNIQ_KEY."""
+    """One ordinary message: a frame of one record, encoded when it is sent. ``properties`` end with UNIQ_KEY; ``flag``: a flag word."""
 
     __slots__ = ("_body", "_born_ms", "_flag", "_properties", "frame_id", "message_ids", "topic")
 
@@ -90,12 +91,20 @@ class RecordLoad:
 
     def command(self, queue: MessageQueue) -> Command:
         """See ``Load``."""
+        if self._flag > FLAG_MAX:
+            return self._compressed(queue)
         record = encode_single(self.topic, queue.queue_id, self._body, self._properties, self._born_ms, self.frame_id, self._flag)
         return Command(RequestCode.SEND_RECORDS, body=pack_send_one(record), serialize=BINARY)
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""
         return _frame_stored_at(answer)
+
+    def _compressed(self, queue: MessageQueue) -> Command:
+        """A record with a SYSFLAG of its own."""
+        flag, sys_flag = split_word(self._flag)
+        records, sizes = encode_frame(self.topic, queue.queue_id, (self._body,), (self._properties,), self._born_ms, self.frame_id, sys_flag, (flag,))
+        return Command(RequestCode.SEND_RECORDS, body=pack_send(records, sizes), serialize=BINARY)
 
 
 @dataclass(slots=True)

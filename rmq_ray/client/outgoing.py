@@ -20,6 +20,9 @@ Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 Labels = tuple[str | None, Sequence[str], Mapping[str, str] | None]
 """Tag, keys, properties."""
 
+Placement = tuple[MessageQueue | None, Selector | None, object, str | None]
+"""Given queue, selector, its ``arg``, message group: at most one way to choose the queue."""
+
 NO_PROPERTIES: Mapping[str, str] = {}
 
 
@@ -27,7 +30,7 @@ NO_PROPERTIES: Mapping[str, str] = {}
 class Outgoing:
     """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
 
-    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group.
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group. ``flag``: a flag word (``client.compressing``).
     """
 
     topic: str

@@ -19,17 +19,23 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rmq_ray.client import transaction
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, check_placement, is_special, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Placement, Selector, is_special, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_future import SendFuture
+from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendHook
+from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import split_batch
+from rmq_ray.client.transaction import Transaction
+from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
+from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_body, check_group, check_send_topic, property_text
 
@@ -40,7 +46,7 @@ class Producer:
     """Sends messages of one producer group.
 
     ``group``: unique among producers of one client id. ``discovery``: where the name servers are. Settings are those of
-    ``ProducerConfig``, as ``config`` or as keywords. ``client_id``: None = a client of its own; equal ids share connections.
+    ``ProducerConfig``, as ``config`` or as keywords. ``hooks``, ``checks``: see ``client.send_hooks``; they are pickled with the producer. ``client_id``: None = a client of its own; equal ids share connections.
     Times given to calls are seconds.
     """
 
@@ -53,11 +59,15 @@ class Producer:
         limits: RemotingLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
         client_id: str | None = None,
+        hooks: Sequence[SendHook] = (),
+        checks: Sequence[SendCheck] = (),
         **settings: Any,
     ) -> None:
         base = (config or ProducerConfig()).but(**settings)
         base = base if group is None else base.but(group=group)
+        base = base.but(group=with_namespace(base.namespace, base.group))
         check_group(base.group)
+        self._hooks, self._checks = tuple(hooks), tuple(checks)
         self._configure(discovery, base, limits, clock, client_id)
 
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
@@ -70,6 +80,7 @@ class Producer:
         self._lock = threading.Lock()
         self._core: ProducerCore | None = None
         self._timeout_ms = float(config.send_timeout_ms)
+        self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
         _living.add(self)
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -113,9 +124,10 @@ class Producer:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"discovery": self._discovery, "config": self._config, "limits": self._limits}
+        return {"discovery": self._discovery, "config": self._config, "limits": self._limits, "hooks": self._hooks, "checks": self._checks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._hooks, self._checks = state["hooks"], state["checks"]
         self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -144,8 +156,12 @@ class Producer:
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
-        if queue is not None or selector is not None or message_group is not None:
-            _place(core, message, queue, selector, arg, message_group, timeout_ms)
+        placed = queue is not None or selector is not None or message_group is not None
+        placement = (queue, selector, arg, message_group) if placed else None
+        if self._steps is not None:
+            return self._send_in_steps(self._steps, core, message, placement, timeout_ms)
+        if placement is not None:
+            core.place(message, placement, timeout_ms)
         return core.send(message, timeout_ms)
 
     def send_async(  # noqa: PLR0913 - the public signature
@@ -171,15 +187,19 @@ class Producer:
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        if queue is None and selector is None and message_group is None and not delay_level and isinstance(topic_or_message, str):
+        if queue is None and selector is None and message_group is None and not delay_level and self._steps is None and isinstance(topic_or_message, str):
             check_send_topic(topic_or_message)
             content = body if isinstance(body, bytes) and 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)
             if not is_special(topic_or_message, 0, True):
                 text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
                 return core.batches.append(topic_or_message, content, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
-        if queue is not None or selector is not None or message_group is not None:
-            _place(core, message, queue, selector, arg, message_group, timeout_ms)
+        placed = queue is not None or selector is not None or message_group is not None
+        placement = (queue, selector, arg, message_group) if placed else None
+        if self._steps is not None:
+            return self._send_async_in_steps(self._steps, core, message, placement, timeout_ms)
+        if placement is not None:
+            core.place(message, placement, timeout_ms)
         return core.send_async(message, timeout_ms)
 
     def send_oneway(  # noqa: PLR0913 - the public signature
@@ -199,8 +219,16 @@ class Producer:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         core = self._core or self._ready()
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
-        if queue is not None or selector is not None or message_group is not None:
-            _place(core, message, queue, selector, arg, message_group, self._timeout_ms)
+        placed = queue is not None or selector is not None or message_group is not None
+        placement = (queue, selector, arg, message_group) if placed else None
+        if self._steps is not None:
+            self._steps.name(message)
+            with self._steps.around(message, ONEWAY):
+                self._ready_in_steps(self._steps, core, message, placement, self._timeout_ms)
+                core.send_oneway(message, self._timeout_ms)
+            return
+        if placement is not None:
+            core.place(message, placement, self._timeout_ms)
         core.send_oneway(message, self._timeout_ms)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
@@ -213,21 +241,58 @@ class Producer:
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         topic, frames = split_batch(messages, self._config)
+        steps, namespace = self._steps, self._config.namespace
+        topic = with_namespace(namespace, topic)
         pinned = queue is not None
-        target = core.choose(topic, queue, None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
+        target = core.choose(topic, queue and queue_with_namespace(namespace, queue), None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
         results: list[SendResult] = []
-        for bodies, texts, flags in frames:
+        for parts in frames:
             try:
-                results.append(core.send_frame(target, pinned, bodies, texts, flags, timeout_ms))
+                if steps is None:
+                    results.append(core.send_frame(target, pinned, *parts, timeout_ms))
+                else:
+                    with steps.around_frame(topic, target, parts) as (ctx, packed):
+                        ctx.result = core.send_frame(target, pinned, *packed, timeout_ms)
+                    results.append(ctx.result)
             except SendError as error:
                 if not results:
                     raise
                 stored = sum(result.count for result in results)
                 raise type(error)(f"{error}; the first {stored} of {len(messages)} messages are stored", topic, stored) from error
-            target = results[-1].queue
+            target = queue_with_namespace(namespace, results[-1].queue)
         return results
 
+    def transaction(self, checker: Checker, *, timeout: float | None = None) -> Transaction:
+        """Begin a transaction: ``with producer.transaction(checker) as tx: tx.send("orders", b"x")``; see ``client.transaction``.
+
+        ``checker(message)``: what became of a half message, as ``LocalTransactionState``; a broker asks any producer of the group that has a checker.
+        ``timeout``: s for each half and each end.
+        """
+        return transaction.begin((self._core or self._ready(), self._config, self._steps), checker, timeout)
+
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _send_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
+        steps.name(message)
+        with steps.around(message, SYNC) as ctx:
+            self._ready_in_steps(steps, core, message, placement, timeout_ms)
+            ctx.result = result = core.send(message, timeout_ms)
+        return result
+
+    def _send_async_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendFuture:
+        steps.name(message)
+        with steps.around(message, ASYNC) as ctx:
+            self._ready_in_steps(steps, core, message, placement, timeout_ms)
+            future = core.send_async(message, timeout_ms)
+            steps.deferred(ctx, future)
+        return future
+
+    def _ready_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+        """Give the message its queue, then compress it: selectors see the body that the user gave."""
+        whole = steps.placement(placement)
+        if whole is not None:
+            core.place(message, whole, timeout_ms)
+        steps.pack(message)
 
     def _ready(self) -> ProducerCore:
         """The core; made by the first call, and again after a fork."""
@@ -258,18 +323,6 @@ class Producer:
         core, self._core = self._core, None
         if core is not None:
             core.disown()
-
-
-def _place(
-    core: ProducerCore, message: Outgoing, queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None, timeout_ms: float
-) -> None:  # noqa: PLR0913 - the ways to choose
-    """Give the message its queue."""
-    check_placement(queue, selector, message_group)
-    if selector is not None:
-        message.queue = core.select(selector, Message(message.topic, message.body), arg, timeout_ms)
-    else:
-        message.queue = core.choose(message.topic, queue, message_group, timeout_ms)
-    message.ordered, message.group = queue is None, message_group
 
 
 def _renew_after_fork() -> None:

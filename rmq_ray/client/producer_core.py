@@ -10,17 +10,18 @@ its load will not be sent again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rmq_ray.client.batching import Accumulator, encode_load
 from rmq_ray.client.broker_probe import BrokerProbe
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.combining import Combiner
+from rmq_ray.client.compressing import split_word
 from rmq_ray.client.group_order import GroupOrder
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import Load, RecordLoad, SingleLoad
-from rmq_ray.client.outgoing import Outgoing, Selector
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement
 from rmq_ray.client.queue_choice import QueueChoice
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
@@ -50,6 +51,12 @@ class ProducerCore:
         self.groups = GroupOrder()
         self.choice = QueueChoice(self.clock, config.latency_fault, self._isolated)
         self.sending = Sending(instance, config, self.turns, self.choice)
+        self.requests: dict[int, Callable[[Command, Address], Command | None]] = {}
+        """Request code of a broker -> who answers it, in a reader thread."""
+        self.transactions: object | None = None
+        """The ``TransactionEngine``, once there is one."""
+        self.closers: list[Callable[[], None]] = []
+        """What ends with the producer, before its connections do."""
         self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
@@ -64,8 +71,9 @@ class ProducerCore:
         return [DEFAULT_TOPIC, *self.turns.topics()]
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
-        """Plain producers answer no request of brokers."""
-        return None
+        """A request of a broker goes to whoever is here for its code."""
+        handler = self.requests.get(command.code)
+        return None if handler is None else handler(command, address)
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -83,6 +91,8 @@ class ProducerCore:
 
     def close(self) -> None:
         """Send what lingers, wait for the answers up to the send time-out, unregister, let go of the instance."""
+        for close in self.closers:
+            close()
         self.batches.flush()
         self.launcher.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
         if self.probe is not None:
@@ -170,6 +180,16 @@ class ProducerCore:
             self.find_queues(topic, timeout_ms)
         return queue
 
+    def place(self, message: Outgoing, placement: Placement, timeout_ms: float) -> None:
+        """Give the message its queue."""
+        queue, selector, arg, group = placement
+        check_placement(queue, selector, group)
+        if selector is not None:
+            message.queue = self.select(selector, Message(message.topic, message.body), arg, timeout_ms)
+        else:
+            message.queue = self.choose(message.topic, queue, group, timeout_ms)
+        message.ordered, message.group = queue is None, group
+
     def select(self, selector: Selector, message: Message, arg: object, timeout_ms: float) -> MessageQueue:
         """The queue that the user's selector picks."""
         queues = self.find_queues(message.topic, timeout_ms)
@@ -184,7 +204,8 @@ class ProducerCore:
         if not message.special:
             return RecordLoad(message.topic, message.body, text, now_ms, frame_id, key, message.flag)
         queues = self.config.default_topic_queues
-        return SingleLoad(message.topic, self.group, message.body, text, now_ms, frame_id, (key,), message.flag, default_queues=queues)
+        flag, sys_flag = split_word(message.flag)
+        return SingleLoad(message.topic, self.group, message.body, text, now_ms, frame_id, (key,), flag, sys_flag, default_queues=queues)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult, SendStatus
+from rmq_ray.model.namespaces import queue_without_namespace
 from rmq_ray.protocol.queue_selection import NextIndex
 from rmq_ray.protocol.retry import MESSAGE_ILLEGAL, NO_PERMISSION, STATUS_OF_CODE, SYSTEM_BUSY, Decision, Failure, SendAttempts, Step
 from rmq_ray.remoting.frame import Command
@@ -161,13 +162,17 @@ class Sending:
         return SendResult(
             STATUS_OF_CODE[answer.code],
             ids[0] if len(ids) == 1 else ids.joined() if isinstance(ids, KeyRange) else ",".join(ids),
-            queue,
+            self.shown(queue),
             QueueOffset(offset),
             store_id(address, log_offset),
             LogOffset(log_offset),
             None,
             len(ids),
         )
+
+    def shown(self, queue: MessageQueue) -> MessageQueue:
+        """The queue under the names that the producer's user knows."""
+        return queue_without_namespace(self.config.namespace, queue)
 
     def _attempt(self, load: Load, queue: MessageQueue, timeout_ms: float) -> tuple[Outcome, Address | None]:
         address = self.instance.broker_address(queue.broker_name)

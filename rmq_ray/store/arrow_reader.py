@@ -10,7 +10,6 @@ batch holds copies, so the buffer may be reused.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.errors import ClientError
+from rmq_ray.errors import BodyUnreadable, ClientError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA, TIME
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.arrow_properties import PropertyColumns, property_columns, spans
+from rmq_ray.store.compression import decompress
 from rmq_ray.store.record_batch import UNIQUE_TAIL_BYTES, Array
 from rmq_ray.store.record_layout import RecordLayout
 
@@ -30,8 +30,6 @@ logger = logging.getLogger("rmq_ray.store")
 
 BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
 BATCH_BYTES_MAX = (1 << 31) - 1  # offsets of Arrow's binary columns have 32 bits
-_TYPE_SHIFT, _TYPE_MASK = 8, 0x7
-_CODECS = {1: "lz4", 2: "zstd"}  # 0 and 3 are zlib (store-format 2.3)
 _HEX = np.frombuffer("".join(f"{n:02X}" for n in range(256)).encode(), np.uint16)
 
 
@@ -111,29 +109,21 @@ def _bodies(source: _Records) -> Any:
     compressed = np.flatnonzero(source.sys_flags & SysFlag.COMPRESSED)
     if not len(compressed):
         return stored
-    types = (source.sys_flags[compressed] >> _TYPE_SHIFT & _TYPE_MASK).tolist()
+    flags = source.sys_flags[compressed].tolist()
     packed = stored.take(pa.array(compressed)).to_pylist()
-    opened = pa.array([decompress(body, kind) for body, kind in zip(packed, types, strict=True)], pa.binary())
+    opened = pa.array([_opened(body, flag) for body, flag in zip(packed, flags, strict=True)], pa.binary())
     rows = np.arange(source.count)
     rows[compressed] = source.count + np.arange(len(compressed))
     return pa.concat_arrays([stored, opened]).take(pa.array(rows))
 
 
-def decompress(body: bytes, kind: int) -> bytes | None:
-    """A body of compression type ``kind`` (0 and 3 zlib, 1 LZ4 frame, 2 Zstandard); None when it cannot be read or is over 256 MiB."""
+def _opened(body: bytes, sys_flag: int) -> bytes | None:
+    """A compressed body as it was sent; None, and a warning, when it cannot be read."""
     try:
-        if kind in _CODECS:
-            with pa.input_stream(pa.py_buffer(body), compression=_CODECS[kind]) as stream:
-                opened: bytes = stream.read(BODY_BYTES_MAX + 1)
-        else:
-            unpacker = zlib.decompressobj()
-            opened = unpacker.decompress(body, BODY_BYTES_MAX + 1)
-            if not unpacker.eof:
-                raise zlib.error("it ends too early, or is too large")
-    except (zlib.error, OSError, pa.ArrowInvalid) as error:
-        logger.warning("a compressed body of %d bytes cannot be read (%s); it is null in the batch", len(body), error)
+        return decompress(body, sys_flag, BODY_BYTES_MAX)
+    except BodyUnreadable as error:
+        logger.warning("%s; it is null in the batch", error)
         return None
-    return opened if len(opened) <= BODY_BYTES_MAX else None
 
 
 def _times(milliseconds: Array) -> Any:

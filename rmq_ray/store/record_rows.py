@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rmq_ray.errors import BodyUnreadable
 from rmq_ray.model.message import FRAME, KEYS, TAGS, UNIQUE_KEY, SysFlag, decode_properties
-from rmq_ray.store.arrow_reader import decompress
+from rmq_ray.store.compression import decompress
 from rmq_ray.store.record import Record
 
-_COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7
+BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
 
 
 def record_row(record: Record) -> dict[str, Any]:
@@ -24,7 +25,10 @@ def record_row(record: Record) -> dict[str, Any]:
     message_id, keys, tag = properties.pop(UNIQUE_KEY, None), properties.pop(KEYS, ""), properties.pop(TAGS, None)
     body: bytes | None = record.body
     if record.sys_flag & SysFlag.COMPRESSED:
-        body = decompress(record.body, record.sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
+        try:
+            body = decompress(record.body, record.sys_flag, BODY_BYTES_MAX)
+        except BodyUnreadable:
+            body = None
     return {
         "log_offset": record.log_offset,
         "size": record.size,

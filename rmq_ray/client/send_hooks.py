@@ -1,0 +1,79 @@
+"""What a user's code may do around a send: forbid it, look at it, add properties, learn how it ended (protocol-behaviour 25).
+
+    checks: check(ctx) raises ──> the call raises, nothing is sent
+    hooks:  before(ctx) ──> send, with all its repeats ──> after(ctx)     in this order, and back
+
+A hook that raises is logged and changes nothing: what watches a send must not break it. ``client.send_steps`` runs both; message trace
+(``client.trace``) and OpenTelemetry (``client.telemetry``) are hooks. Decides nothing about sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import KEYS, TAGS, SendResult, decode_properties
+
+SYNC, ASYNC, ONEWAY = "sync", "async", "oneway"
+
+
+@dataclass(slots=True)
+class SendContext:
+    """One send call, or one frame of a batch (``count`` > 1: ``body`` is the first message's, ``body_bytes`` the sum).
+
+    ``topic``, ``group``: as the broker knows them. ``mode``: "sync", "async" or "oneway". ``queue``: where it must go, None = anywhere.
+    ``result`` or ``error`` are there in ``after``; neither for a one-way send. ``cost_ms``: from ``before`` to ``after``.
+    ``carried``: hooks may keep something from ``before`` to ``after``.
+    """
+
+    group: str
+    topic: str
+    mode: str
+    body: bytes
+    text: str = ""
+    queue: MessageQueue | None = None
+    count: int = 1
+    body_bytes: int = 0
+    started_ms: int = 0
+    cost_ms: float = 0.0
+    result: SendResult | None = None
+    error: BaseException | None = None
+    carried: dict[str, Any] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Tag, keys and user properties under RocketMQ's names, with what hooks added."""
+        return decode_properties(self.text) | self.added
+
+    @property
+    def tag(self) -> str | None:
+        """The tag."""
+        return self.properties.get(TAGS)
+
+    @property
+    def keys(self) -> str:
+        """Business keys, separated by blanks."""
+        return self.properties.get(KEYS, "")
+
+    def add_property(self, name: str, value: str) -> None:
+        """A user property for every message of the call; only in ``before``. Checked as the sender's own are."""
+        self.added[name] = value
+
+
+class SendHook(Protocol):
+    """Watches sends. Both are called by the sending thread, ``after`` of an asynchronous send by the producer's own: keep them short."""
+
+    def before(self, ctx: SendContext) -> None:
+        """The call is checked and about to be sent."""
+        ...
+
+    def after(self, ctx: SendContext) -> None:
+        """It ended."""
+        ...
+
+
+SendCheck = Callable[[SendContext], object]
+"""Raises to forbid the send; what it returns is not looked at."""
