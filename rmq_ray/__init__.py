@@ -16,14 +16,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer
+    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer, TransactionProducer
     from rmq_ray.actors.consumer import ConsumerActor
+    from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
+    from rmq_ray.actors.fleet import Workers
     from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.pulled_batch import PulledBatch
     from rmq_ray.client.queue_questions import PullResult
     from rmq_ray.client.received import MessageExt
     from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
+    from rmq_ray.client.transaction import Transaction
+    from rmq_ray.client.transaction_producer import TransactionListener, TransactionSendResult
     from rmq_ray.cluster import Cluster, connect, start
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
@@ -50,12 +54,16 @@ if TYPE_CHECKING:
         TopicExists,
         TopicNotFound,
         TopicNotWritable,
+        TransactionEnded,
         TransactionError,
+        TransactionUnknown,
     )
     from rmq_ray.model.ids import MessageQueue
     from rmq_ray.model.message import Message, SendResult, SendStatus
     from rmq_ray.model.pulling import PullStatus
+    from rmq_ray.protocol.autoscale import Autoscale
     from rmq_ray.protocol.subscriptions import sql
+    from rmq_ray.protocol.transaction import LocalTransactionState
 
 __version__ = "0.1.0"
 
@@ -64,6 +72,7 @@ __all__ = [
     "SUCCESS",
     "AdminError",
     "AsyncProducer",
+    "Autoscale",
     "BrokerBusy",
     "BrokerConfig",
     "ClientError",
@@ -74,9 +83,11 @@ __all__ = [
     "ConsumeContext",
     "ConsumeError",
     "ConsumeResult",
-    "ConsumerConfig",
     "ConsumerActor",
+    "ConsumerApp",
+    "ConsumerConfig",
     "GroupNotFound",
+    "LocalTransactionState",
     "Message",
     "MessageExt",
     "MessageIllegal",
@@ -109,31 +120,46 @@ __all__ = [
     "TopicExists",
     "TopicNotFound",
     "TopicNotWritable",
+    "Transaction",
+    "TransactionEnded",
     "TransactionError",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
+    "TransactionUnknown",
+    "Workers",
     "connect",
+    "consumer",
     "sql",
     "select_by_hash",
     "start",
+    "workers",
 ]
 
 _HOMES = {
-    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer",
+    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer TransactionProducer",
     "rmq_ray.actors.consumer": "ConsumerActor",
+    "rmq_ray.actors.deployment": "ConsumerApp consumer workers",
+    "rmq_ray.actors.fleet": "Workers",
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.pulled_batch": "PulledBatch",
     "rmq_ray.client.queue_questions": "PullResult",
     "rmq_ray.client.received": "MessageExt",
     "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
+    "rmq_ray.client.transaction": "Transaction",
+    "rmq_ray.client.transaction_producer": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupNotFound MessageIllegal MessageTooLarge "
         "NotAssigned NotAuthorized OffsetOutOfRange RemotingError RmqError SendError SendTimeout SendUnknown SparkError StoreError "
-        "TopicExists TopicNotFound TopicNotWritable TransactionError"
+        "TopicExists TopicNotFound TopicNotWritable TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.model.message": "Message SendResult SendStatus",
+    "rmq_ray.protocol.transaction": "LocalTransactionState",
+    "rmq_ray.protocol.autoscale": "Autoscale",
     "rmq_ray.model.pulling": "PullStatus",
     "rmq_ray.protocol.subscriptions": "sql",
 }

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer
+from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer, transaction_producer
 from rmq_ray.client.listener import Listener
+from rmq_ray.client.transaction_producer import TransactionListener
 from rmq_ray.config import DEFAULT_CLUSTER
 
 
@@ -22,6 +23,22 @@ class Producer(producer.Producer):
         self, group: str | None = None, *, cluster: str = DEFAULT_CLUSTER, name_servers: Sequence[str] | str | None = None, secret: bytes = b"", **settings: Any
     ) -> None:
         super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)
+
+
+class TransactionProducer(transaction_producer.TransactionProducer):
+    """A producer with a listener that runs local transactions and answers for them: RocketMQ's form of ``Producer.transaction``."""
+
+    def __init__(  # noqa: PLR0913 - the public signature
+        self,
+        group: str,
+        *,
+        listener: TransactionListener,
+        cluster: str = DEFAULT_CLUSTER,
+        name_servers: Sequence[str] | str | None = None,
+        secret: bytes = b"",
+        **settings: Any,
+    ) -> None:
+        super().__init__(group, listener=listener, discovery=discovery_for(cluster, name_servers, secret), **settings)
 
 
 class AsyncProducer(async_producer.AsyncProducer):

@@ -14,6 +14,8 @@ import ray
 from rmq_ray.actors.clients import PushConsumer
 from rmq_ray.errors import ClientError
 
+SHUTDOWN_TIMEOUT_MS = 10_000
+
 
 class ConsumerShell:
     """``ConsumerActor.options(...).remote(group, listener=..., subscriptions={...})``; takes what ``PushConsumer`` takes."""
@@ -41,9 +43,13 @@ class ConsumerShell:
             raise ClientError(f"the listener has no public method {method!r}", method)
         return getattr(self._listener, method)(*arguments)
 
-    def stop(self) -> None:
-        """Finish running listeners, commit their offsets and leave the group."""
-        self._consumer.stop()
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Finish running listeners, commit their offsets and leave the group. False when one still ran after ``timeout_s``."""
+        return self._consumer.stop(int(timeout_s * 1000))
+
+    def __ray_shutdown__(self) -> None:
+        """Ray ends the actor in good order (out of scope, SIGTERM): leave the group, so that the others take over at once."""
+        self._consumer.stop(SHUTDOWN_TIMEOUT_MS)
 
 
 ConsumerActor = ray.remote(ConsumerShell)

@@ -13,7 +13,7 @@ import ray.exceptions
 
 from rmq_ray.actors import names
 from rmq_ray.actors.supervise import Ping
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 
 CALL_TIMEOUT_S = 30.0
@@ -51,6 +51,31 @@ def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str 
     if resource:
         options["resources"] = {resource: 0.001}
     return ray.remote(shell).options(**options).remote(*arguments)
+
+
+def create_worker(shell: type, arguments: tuple[Any, ...], keywords: dict[str, Any], options: dict[str, Any], *, name: str | None = None) -> Any:
+    """Create an actor that ends with its owner, or with ``name`` a detached one; Ray restarts its process. ``ClusterError`` where the name is taken."""
+    require_ray()
+    settings: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, **{key: value for key, value in options.items() if value is not None}}
+    if name is not None:
+        settings |= {"name": name, "namespace": names.NAMESPACE, "lifetime": "detached"}
+    try:
+        return ray.remote(shell).options(**settings).remote(*arguments, **keywords)
+    except ValueError as error:
+        if name is not None and find(name) is not None:
+            raise ClusterError(f"an actor {name!r} runs already: attach to it, or stop it first", name) from None
+        raise ConfigError(f"Ray refuses the options of the actor: {error}", str(settings)) from error
+
+
+def kill_worker(handle: Any) -> None:
+    """End an actor for good."""
+    ray.kill(handle, no_restart=True)
+
+
+def free_resources() -> dict[str, float]:
+    """CPUs, GPUs and custom resources that nobody uses now."""
+    found: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return {name: amount for name, amount in found.items() if not name.startswith("node:") and "memory" not in name}
 
 
 def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
@@ -96,8 +121,11 @@ async def expected_identity(cluster: str, broker_name: str) -> str | None:
 async def ping(name: str, timeout_s: float) -> Ping:
     """Ask one system actor whether it lives."""
     handle = find(name)
-    if handle is None:
-        return Ping.MISSING
+    return Ping.MISSING if handle is None else await ping_handle(handle, timeout_s)
+
+
+async def ping_handle(handle: Any, timeout_s: float) -> Ping:
+    """The same for an actor without a name."""
     try:
         await asyncio.wait_for(handle.ping.remote(), timeout_s)
     except TimeoutError:

@@ -45,3 +45,10 @@ def broker(cluster: str, broker_name: str, broker_id: int) -> str:
 def hold_service(cluster: str, broker_name: str) -> str:
     """The PullRequestHoldService beside a broker."""
     return f"{check_cluster_name(cluster)}/{broker_name}/hold"
+
+
+def fleet(cluster: str, name: str) -> str:
+    """A deployed group of consumer actors."""
+    if not _CLUSTER.fullmatch(name):
+        raise ConfigError(f"name of workers {name!r} must be 1 to 64 letters, digits, '_' or '-'", name)
+    return f"{check_cluster_name(cluster)}/workers/{name}"

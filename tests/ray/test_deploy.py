@@ -1,0 +1,168 @@
+"""From a decorated function to a scaled group of actors: handling, scaling, draining, and what keeps it from starting."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+import ray
+
+import rmq_ray as rmq
+from tests.support.waiting import eventually
+
+
+@ray.remote(num_cpus=0)
+class Notes:
+    """What handlers in other processes saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def add(self, body: bytes, pid: int) -> None:
+        self.seen.append((body.decode(), pid))
+
+    def all(self) -> list[tuple[str, int]]:
+        return self.seen
+
+
+@pytest.fixture
+def notes() -> Any:
+    actor = Notes.remote()
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.fixture
+def topic(mq: rmq.Cluster) -> str:
+    name = f"deploy-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(name, queues=4)
+    return name
+
+
+def fill(mq: rmq.Cluster, topic: str, count: int, start: int = 0) -> None:
+    with rmq.Producer(cluster=mq.name) as p:
+        for first in range(start, start + count, 10):
+            p.send_batch([rmq.Message(topic, b"%d" % number) for number in range(first, min(first + 10, start + count))])
+
+
+def seen(notes: Any) -> list[tuple[str, int]]:
+    return ray.get(notes.all.remote())
+
+
+def decorated(topic: str, notes: Any, pause_s: float = 0.0, **settings: Any) -> rmq.ConsumerApp:
+    @rmq.consumer(topic, group=f"group-of-{topic}", start_from="first", **settings)
+    def handle(msg):
+        import os
+
+        time.sleep(pause_s)
+        ray.get(notes.add.remote(msg.body, os.getpid()))
+
+    return handle
+
+
+def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
+        eventually(lambda: [sum(row["topic"] == topic for row in worker["queues"]) for worker in workers.status()["workers"]] == [2, 2], 20)
+        fill(mq, topic, 200)
+        eventually(lambda: len({body for body, _ in seen(notes)}) == 200, 30)
+        assert len({pid for _, pid in seen(notes)}) == 2
+        eventually(lambda: workers.lag() == 0, 20)
+        assert workers.scale(1) == 1 == len(workers)
+        fill(mq, topic, 50, 200)
+        eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 30)
+    assert len(seen(notes)) == 250, "a graceful change of the group's members repeats nothing"
+    assert mq.admin.group_clients(f"group-of-{topic}") == []
+
+
+def test_draining_finishes_what_was_begun_and_leaves_the_rest_to_the_next(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    app = decorated(topic, notes, 0.05, concurrency=2)
+    workers = app.deploy(num_cpus=0.1, cluster=mq.name)
+    fill(mq, topic, 100)
+    eventually(lambda: len(seen(notes)) >= 5, 20)
+    assert workers.stop(drain=True)
+    handled = len(seen(notes))
+    assert 5 <= handled < 100
+    time.sleep(0.3)
+    assert len(seen(notes)) == handled
+    with app.deploy(num_cpus=0.1, cluster=mq.name):
+        eventually(lambda: len({body for body, _ in seen(notes)}) == 100, 30)
+    assert len(seen(notes)) == 100
+    assert workers.stop(), "a second time does nothing"
+
+
+def test_a_lag_brings_workers_and_idleness_takes_them_away(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    scale = {"actors_max": 3, "lag_per_actor": 20, "up_after_s": 0.2, "down_after_s": 0.5, "every_s": 0.1}
+    with decorated(topic, notes, 0.02, concurrency=1).deploy(num_cpus=0.1, cluster=mq.name, autoscale=scale) as workers:
+        fill(mq, topic, 250)
+        eventually(lambda: len(workers) == 3, 30)
+        eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 60)
+        eventually(lambda: len(workers) == 1, 30)
+
+
+def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(mq: rmq.Cluster, topic: str) -> None:
+    @rmq.consumer(topic, group=f"class-{topic}", start_from="first", batch_size=10)
+    class Sum:
+        def __init__(self, first: int) -> None:
+            self.sum = first
+
+        def __call__(self, messages, ctx):
+            self.sum += sum(int(message.body) for message in messages)
+
+        def total(self) -> int:
+            return self.sum
+
+    with Sum.deploy(num_cpus=0.1, cluster=mq.name, args=(1_000,)) as workers:
+        fill(mq, topic, 10)
+        eventually(lambda: workers.ask("total") == [1_045], 20)
+
+
+def test_a_named_group_outlives_its_handle_and_is_found_again(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    app = decorated(topic, notes)
+    app.deploy(num_cpus=0.1, cluster=mq.name, name=topic)
+    with pytest.raises(rmq.ClusterError, match="runs already"):
+        app.deploy(num_cpus=0.1, cluster=mq.name, name=topic)
+    found = rmq.workers(topic, mq.name)
+    assert found.group == app.group and len(found) == 1
+    assert found.stop()
+    with pytest.raises(rmq.ClusterError, match="no workers are deployed"):
+        rmq.workers(topic, mq.name)
+
+
+def test_too_few_resources_and_missing_clusters_are_told_not_waited_for(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    app = decorated(topic, notes)
+    with pytest.raises(rmq.ClusterError, match="num_cpus=1000.*free are"):
+        app.deploy(num_cpus=1000, cluster=mq.name, timeout_s=1.0)
+    with pytest.raises(rmq.ClusterError, match="no cluster 'nowhere'"):
+        app.deploy(cluster="nowhere")
+
+
+def test_a_worker_that_dies_is_replaced_and_its_messages_come_again(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    @rmq.consumer(topic, group=f"dies-{topic}", start_from="first", concurrency=1)
+    def handle(msg):
+        import os
+
+        if msg.body == b"7" and not any(body == "died" for body, _ in ray.get(notes.all.remote())):
+            ray.get(notes.add.remote(b"died", os.getpid()))
+            os._exit(1)
+        ray.get(notes.add.remote(msg.body, os.getpid()))
+
+    with handle.deploy(num_cpus=0.1, cluster=mq.name):
+        fill(mq, topic, 20)
+        eventually(lambda: {body for body, _ in seen(notes)} >= {str(number) for number in range(20)}, 60)
+
+
+def test_a_fleet_whose_own_process_dies_brings_its_workers_back(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+    with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
+        ray.kill(workers._fleet, no_restart=False)
+        eventually(lambda: answers(workers) == 2, 30)
+        fill(mq, topic, 20)
+        eventually(lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60)
+
+
+def answers(workers: rmq.Workers) -> int:
+    try:
+        return len(workers)
+    except rmq.ClusterError:
+        return 0
