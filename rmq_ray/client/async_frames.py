@@ -18,8 +18,8 @@ from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
 from rmq_ray.client.loads import Load
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.client.sending import Delivery, Outcome, classify, store_id
 from rmq_ray.client.send_steps import SendSteps
+from rmq_ray.client.sending import Delivery, Outcome, classify, store_id
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown

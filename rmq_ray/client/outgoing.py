@@ -30,7 +30,8 @@ NO_PROPERTIES: Mapping[str, str] = {}
 class Outgoing:
     """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
 
-    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group. ``flag``: a flag word (``client.compressing``).
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group.
+    ``flag``: a flag word (``client.compressing``).
     """
 
     topic: str

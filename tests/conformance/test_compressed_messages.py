@@ -88,7 +88,7 @@ def test_a_delayed_message_and_a_retried_one_stay_compressed_and_readable(cluste
 
     def listener(messages: list[Any], ctx: Any) -> Any:
         seen.extend((message.body, message.reconsume_times) for message in messages)
-        ctx.delay_level = 1
+        ctx.delay_level_when_next_consume = 1
         return RECONSUME_LATER if messages[0].reconsume_times == 0 else None
 
     with (
@@ -107,7 +107,7 @@ def test_a_body_that_cannot_be_restored_is_the_listeners_error_and_the_consumer_
 
     def listener(messages: list[Any], ctx: Any) -> None:
         try:
-            good([message for message in messages if message.body])
+            good([message for message in messages if message.body], ctx)
         except BodyUnreadable as error:
             errors.append(error)
             raise
