@@ -145,6 +145,7 @@ class BrokerConfig(_Group):
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
     register_interval_ms: int = 30_000
+    property_filter: bool = True  # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
     long_polling: bool = True
     short_polling_ms: int = 1_000
     hold_check_ms: int = 5_000

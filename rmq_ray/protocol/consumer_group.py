@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+from rmq_ray.protocol.subscription_conflicts import Conflicts, Declarations
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
 
@@ -56,7 +57,7 @@ class Expired:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """One group as its newest heartbeat describes it; mixed subscriptions of one group overwrite each other, as in RocketMQ."""
+    """One group as its newest heartbeat describes it; mixed subscriptions of one group overwrite each other, as in RocketMQ, and are told."""
 
     name: str
     consume_type: ConsumeType
@@ -64,6 +65,16 @@ class ConsumerGroup:
     from_where: ConsumeFromWhere
     channels: dict[Connection, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    declared: Declarations = field(default_factory=Declarations)
+
+    def conflicts(self) -> Conflicts:
+        """Topics that the members subscribe to differently, and who says what; empty where all agree."""
+        return self.declared.conflicts({connection: client.client_id for connection, client in self.channels.items()})
+
+    def leave(self, connection: Connection) -> bool:
+        """The member at this connection is gone; False when there was none."""
+        self.declared.forget(connection)
+        return self.channels.pop(connection, None) is not None
 
     @property
     def client_ids(self) -> list[str]:
@@ -140,13 +151,14 @@ class ConsumerTable:
         group.consume_type, group.model, group.from_where = data.consume_type, data.model, data.from_where
         joined = group.join(connection, client)
         resubscribed = group.merge(data.subscriptions)
+        group.declared.hear(connection, data.subscriptions)
         changed = joined or resubscribed
         return GroupChange(data.group, changed, tuple(group.channels) if changed and notify else ())
 
     def unregister(self, group: str, connection: Connection, notify: bool = True) -> GroupChange:
         """UNREGISTER_CLIENT for one consumer group; those that stay are told."""
         found = self._groups.get(group)
-        if found is None or found.channels.pop(connection, None) is None:
+        if found is None or not found.leave(connection):
             return GroupChange(group, False)
         return self._after_removal(found, notify)
 
@@ -154,7 +166,7 @@ class ConsumerTable:
         """The connection is gone: it leaves all its groups at once, no waiting for the expiry."""
         changes = []
         for group in list(self._groups.values()):
-            if group.channels.pop(connection, None) is not None:
+            if group.leave(connection):
                 changes.append(self._after_removal(group, True))
         return changes
 
@@ -165,7 +177,7 @@ class ConsumerTable:
         for group in list(self._groups.values()):
             silent = _silent(group.channels, now_ms, expiry_ms)
             for connection in silent:
-                del group.channels[connection]
+                group.leave(connection)
             if silent:
                 changes.append(self._after_removal(group, True))
             gone.update(dict.fromkeys(silent))

@@ -46,6 +46,7 @@ from rmq_ray.server.send_back import SendBack
 from rmq_ray.server.send_handlers import SendHandlers
 from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
+from rmq_ray.server.subscription_watch import SubscriptionWatch
 from rmq_ray.server.timers import Timers
 from rmq_ray.server.topic_gate import TopicGate
 from rmq_ray.server.topic_handlers import TopicHandlers
@@ -57,7 +58,7 @@ from rmq_ray.store.message_store import MessageStore
 log = logging.getLogger("rmq_ray.server")
 TICK_MS = 50
 CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
-FIRST_PERSIST_MS = 10_000
+FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 FIRST_CLEAN_MS, CLEAN_MS = 60_000, 10_000
 ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
 Handler = Callable[[Command, Peer], Command | None]
@@ -246,7 +247,7 @@ class BrokerCore:
         )
         ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
-        shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets)
+        shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets, tables.filters)
         self.pulls = pulls = PullHandlers(
             keeper, shared, MovedEvents(self.writer, self.clock), self.counters,
             self.clock, self.config, make_hold, self.answer, self.answer_from,
@@ -254,7 +255,8 @@ class BrokerCore:
         self.pops = PopService(
             self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads
         )
-        self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock)
+        watch = SubscriptionWatch(self.members.consumers, tables.filters, self.counters, self.clock)
+        self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock, watch)
         self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
         offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
         topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, tables.save_topics, tables.save_groups, self.answer)
@@ -284,6 +286,7 @@ class BrokerCore:
         every(TICK_MS, self._often)
         every(1_000, self._each_second)
         every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
+        every(FILTER_PERSIST_MS, self.tables.save_filters, FIRST_PERSIST_MS)
         every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
         every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.topics import TopicConfig
+from rmq_ray.protocol.filter_table import FilterTable
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.server.config_saver import ConfigSaver
 from rmq_ray.server.fresh_topics import FreshTopics
@@ -23,7 +25,7 @@ from rmq_ray.server.identity import Identity
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.offset_table import OffsetTable, Tables
 from rmq_ray.server.topic_table import TopicTable
-from rmq_ray.store.config_files import Groups, Topics, groups_file, topics_file
+from rmq_ray.store.config_files import Groups, Topics, filters_file, groups_file, topics_file
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.lock_journal import LockJournal, LockLine
 from rmq_ray.store.offset_file import consumer_offsets_file, delay_offsets_file
@@ -38,6 +40,7 @@ class LoadedTables:
     groups: Groups | None
     offsets: Tables | None
     delays: dict[int, int] | None
+    filters: dict[str, Any] | None
     locks: tuple[list[LockLine], int]
 
 
@@ -52,16 +55,20 @@ class BrokerTables:
         self._topics_file = topics_file(files, f"{directory}/topics.json")
         self._groups_file = groups_file(files, f"{directory}/subscriptionGroup.json")
         self._offsets_file = consumer_offsets_file(files, f"{directory}/consumerOffset.json")
+        self._filters_file = filters_file(files, f"{directory}/consumerFilter.json")
         self._delays_file = delay_offsets_file(files, f"{directory}/delayOffset.json")
         self.topics = TopicTable(clock, config.auto_create_topics, self._topic_changed)
         self.groups = GroupTable(clock, config.auto_create_groups, check_group, self._groups_changed)
         self.offsets = OffsetTable()
+        self.filters = FilterTable()
+        self._clock = clock
         self._delays: dict[int, int] = {}
         self._saved_delays: dict[int, int] = {}
         self._topics_saver: ConfigSaver[Topics] = ConfigSaver("topics.json", self.topics.snapshot, self._topics_file.save, offload)
         self._groups_saver: ConfigSaver[Groups] = ConfigSaver("subscriptionGroup.json", self.groups.snapshot, self._groups_file.save, offload)
         self._offsets_saver: ConfigSaver[Tables] = ConfigSaver("consumerOffset.json", self.offsets.snapshot, self._offsets_file.save, offload)
         self._delays_saver: ConfigSaver[dict[int, int]] = ConfigSaver("delayOffset.json", lambda: dict(self._delays), self._delays_file.save, offload)
+        self._filters_saver: ConfigSaver[dict[str, Any]] = ConfigSaver("consumerFilter.json", self.filters.encode, self._filters_file.save, offload)
         self.save_topics = self._topics_saver.save
         self.save_groups = self._groups_saver.save
         self.fresh = FreshTopics(self.save_topics)
@@ -70,7 +77,8 @@ class BrokerTables:
 
     def read(self) -> LoadedTables:
         """Read all files; in a thread. Raises ``StoreCorrupt`` when a file and its copy are unreadable."""
-        return LoadedTables(self._topics_file.load(), self._groups_file.load(), self._offsets_file.load(), self._delays_file.load(), self.locks.load())
+        topics, groups, offsets = self._topics_file.load(), self._groups_file.load(), self._offsets_file.load()
+        return LoadedTables(topics, groups, offsets, self._delays_file.load(), self._filters_file.load(), self.locks.load())
 
     def take_over(self, found: LoadedTables, delay_levels: int) -> dict[int, int]:
         """Fill the tables, add what every broker has; returns the delay offsets."""
@@ -80,6 +88,8 @@ class BrokerTables:
             self.groups.load(*found.groups)
         if found.offsets is not None:
             self.offsets.load(found.offsets)
+        self.filters.load(found.filters or {}, self._clock.now_ms())
+        self.filters.dirty = False
         self._delays = self._saved_delays = dict(found.delays or {})
         before = (self.topics.version, self.groups.version)
         self.topics.add_built_in(self._identity.cluster, self._identity.name, self._config.default_topic_queues, delay_levels)
@@ -103,6 +113,14 @@ class BrokerTables:
         if self.loaded and self.offsets.dirty:
             self._offsets_saver.save(self._offsets_saved)
 
+    def save_filters(self) -> None:
+        """Forget filters that were dead for a day, write the rest if it changed."""
+        if self.loaded:
+            self.filters.clean(self._clock.now_ms())
+            if self.filters.dirty:
+                self.filters.dirty = False
+                self._filters_saver.save(self._filters_saved)
+
     def save_delays(self, offsets: dict[int, int]) -> None:
         """Write the delay offsets if they changed."""
         if self.loaded and offsets != self._saved_delays:
@@ -115,9 +133,12 @@ class BrokerTables:
             return []
         self._delays = delays
         errors = []
-        for saver in (self._topics_saver, self._groups_saver, self._offsets_saver, self._delays_saver):
+        savers = [self._topics_saver.save_now, self._groups_saver.save_now, self._offsets_saver.save_now, self._delays_saver.save_now]
+        if self.filters.dirty:
+            savers.append(self._filters_saver.save_now)
+        for save_now in savers:
             try:
-                saver.save_now()
+                save_now()
             except RmqError as error:
                 errors.append(error)
         return errors
@@ -125,6 +146,10 @@ class BrokerTables:
     def _offsets_saved(self, error: Exception | None) -> None:
         if error is not None:
             self.offsets.dirty = True
+
+    def _filters_saved(self, error: Exception | None) -> None:
+        if error is not None:
+            self.filters.dirty = True
 
     def _topic_changed(self, config: TopicConfig | None) -> None:
         if not self.loaded:

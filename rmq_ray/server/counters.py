@@ -31,6 +31,7 @@ class Counters:
     refused_busy: int = 0
     scans: int = 0
     notices: int = 0
+    subscription_conflicts: int = 0
     topics_refused: int = 0
 
     def as_dict(self) -> dict[str, int]:

@@ -24,6 +24,7 @@ from rmq_ray.server.counters import Counters
 from rmq_ray.server.group_modes import refusal_to_join
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.membership import Membership
+from rmq_ray.server.subscription_watch import CONFLICT_FIELD, TOLD_CHARS_MAX, SubscriptionWatch
 from rmq_ray.server.topic_table import TopicTable
 
 GROUPS_PER_HEARTBEAT_MAX = 1_024
@@ -32,12 +33,15 @@ GROUPS_PER_HEARTBEAT_MAX = 1_024
 class GroupHandlers:
     """34, 35, 38 and the housekeeping of silent connections."""
 
-    def __init__(self, members: Membership, groups: GroupTable, topics: TopicTable, counters: Counters, clock: Clock) -> None:
+    def __init__(  # noqa: PLR0913 - the tables that heartbeats fill
+        self, members: Membership, groups: GroupTable, topics: TopicTable, counters: Counters, clock: Clock, watch: SubscriptionWatch
+    ) -> None:
         self._members = members
         self._groups = groups
         self._topics = topics
         self._counters = counters
         self._clock = clock
+        self._watch = watch
         self._notice = 0
 
     def heartbeat(self, command: Command, peer: Peer) -> Command:
@@ -49,16 +53,17 @@ class GroupHandlers:
             )
         client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
         self._members.introduce(peer, beat.client_id)
-        refused = []
+        refused, conflicts = [], []
         for data in beat.consumers:
             reason = refusal_to_join(self._members.consumers.find(data.group), data, peer)
             if reason is None:
-                self._join(data, peer, client)
+                conflicts += self._join(data, peer, client)
             else:
                 refused.append(reason)
         for group in beat.producer_groups:
             self._members.producers.register(group, peer, client)
-        return command.answer(ResponseCode.GROUP_IN_OTHER_USE, remark="; ".join(refused)) if refused else command.answer()
+        fields = {CONFLICT_FIELD: "; ".join(conflicts)[:TOLD_CHARS_MAX]} if conflicts else None
+        return command.answer(ResponseCode.GROUP_IN_OTHER_USE, fields, remark="; ".join(refused)) if refused else command.answer(fields=fields)
 
     def unregister(self, command: Command, peer: Peer) -> Command:
         """UNREGISTER_CLIENT 35."""
@@ -92,7 +97,8 @@ class GroupHandlers:
         for peer in dict.fromkeys((*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))):
             cast(Peer, peer).close(f"no heartbeat for {expiry_ms} ms")
 
-    def _join(self, data: ConsumerData, peer: Peer, client: Client) -> None:
+    def _join(self, data: ConsumerData, peer: Peer, client: Client) -> list[str]:
+        """Take the member in; what it is to be told of others' subscriptions."""
         group = self._groups.find(data.group)
         if group is not None and group.retry_queues > 0:
             try:
@@ -100,13 +106,17 @@ class GroupHandlers:
             except RmqError:
                 self._counters.topics_refused += 1
         self._members.introduce(peer, client.client_id, data.group)
-        self._tell(self._members.consumers.register(data, peer, client, group is None or group.notify_ids_changed))
+        change = self._members.consumers.register(data, peer, client, group is None or group.notify_ids_changed)
+        told = self._watch.heard(data)  # the filter is known before anybody is told to pull
+        self._tell(change)
+        return [told] if told else []
 
     def _notifies(self, group: str) -> bool:
         config = self._groups.find(group)
         return config is None or config.notify_ids_changed
 
     def _tell(self, change: GroupChange) -> None:
+        self._watch.changed(change)
         for peer in change.notify:
             self._notice += 1
             self._counters.notices += 1

@@ -10,19 +10,19 @@ second answer is final. Both forms of request become one ``PullRecords``; they d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import SubscriptionInvalid, TooManyRequests
-from rmq_ray.model.groups import SQL92, SUBSCRIBE_ALL, TAG, MessageModel
+from rmq_ray.errors import TooManyRequests
+from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.filter_tag import tag_subscription
-from rmq_ray.protocol.pull_status import PULL_NOT_FOUND, PULL_OFFSET_MOVED, SUCCESS, response_code, suggested_broker
+from rmq_ray.protocol.filter_table import FilterTable
+from rmq_ray.protocol.pull_status import PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY, SUCCESS, response_code, suggested_broker
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
@@ -31,7 +31,6 @@ from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull,
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.epoch_guard import cut_offset
-from rmq_ray.server.group_modes import refusal_to_pull
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
@@ -40,6 +39,7 @@ from rmq_ray.server.membership import Membership
 from rmq_ray.server.moved_events import MovedEvents
 from rmq_ray.server.offset_table import OffsetTable
 from rmq_ray.server.parked_pulls import ParkedPulls
+from rmq_ray.server.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_table import TopicTable
@@ -54,8 +54,6 @@ COMMIT, SUSPEND, INLINE = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEN
 
 READ = int(Permission.READ)
 
-Codes = frozenset[int] | None
-
 
 @dataclass(frozen=True, slots=True)
 class PullTables:
@@ -66,15 +64,19 @@ class PullTables:
     groups: GroupTable
     members: Membership
     offsets: OffsetTable
+    filters: FilterTable
 
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``: PULL_RECORDS."""
+    """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``: PULL_RECORDS. ``deadline_ms``: until when it
+    is held, on the wall clock; 0 = it was not held yet.
+    """
 
     asked: PullRecords
     command: Command
     ours: bool
+    deadline_ms: int = 0
 
 
 class PullHandlers:
@@ -92,6 +94,7 @@ class PullHandlers:
         self._config = config
         self._answer = answer
         self._answer_from = answer_from
+        self.filters = PullFilters(tables.members, tables.filters, config.property_filter)
         self.parked: ParkedPulls[Any] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
 
     def pull_message(self, command: Command, peer: Peer) -> Command | None:
@@ -137,9 +140,7 @@ class PullHandlers:
 
     def check_client(self, command: Command, peer: Peer) -> Command:
         """CHECK_CLIENT_CONFIG 46: whether a subscription can be served here."""
-        subscription = bodies.decode_subscription(bodies.parse(command.body).get("subscriptionData") or {})
-        if subscription.expression_type == SQL92:
-            raise _no_sql()
+        self.filters.check(bodies.decode_client_check(command.body_bytes())[1])
         return command.answer()
 
     def closed(self, peer: Peer) -> None:
@@ -157,23 +158,25 @@ class PullHandlers:
         store, asked = self._store(), pull.asked
         group = self._check_group(asked.group)
         self._check_topic(asked.topic, asked.queue_id)
-        codes = self._filter(asked, group)
+        wanted = self._filter(asked, group)
         if is_cold_pull(store, asked.topic, asked.queue_id, asked.offset):
             self._answer_from(
-                pull.command, peer, lambda: self._read(store, pull, codes), lambda result: self._conclude(pull, peer, group, codes, result, first)
+                pull.command, peer, lambda: self._read(store, pull, wanted), lambda result: self._conclude(pull, peer, group, wanted, result, first)
             )
             return None
-        return self._conclude(pull, peer, group, codes, self._read(store, pull, codes), first)
+        return self._conclude(pull, peer, group, wanted, self._read(store, pull, wanted), first)
 
-    def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, codes: Codes, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
+    def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, wanted: Wanted, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
         if first:
             self._commit(asked, peer)
             if tables.members.is_member(asked.group, peer):
                 tables.offsets.pulled(asked.topic, asked.group, asked.queue_id, tables.members.client_of(peer))
-            if code == PULL_NOT_FOUND and asked.sys_flag & SUSPEND and peer.may_suspend and self._park(pull, peer, codes):
+            if code == PULL_NOT_FOUND and asked.sys_flag & SUSPEND and peer.may_suspend and self._park(pull, peer, wanted):
                 return None
+        elif code == PULL_RETRY_IMMEDIATELY and wanted.matches is not None and self._park_again(pull, peer, result):
+            return None
         self._count(code, result)
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
@@ -187,7 +190,7 @@ class PullHandlers:
         }  # fmt: skip
         return pull.command.answer(code, fields, tuple(result.parts), result.status.value)
 
-    def _read(self, store: MessageStore, pull: _Pull, codes: Codes) -> GetResult:
+    def _read(self, store: MessageStore, pull: _Pull, wanted: Wanted) -> GetResult:
         asked = pull.asked
         moved = cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch) if asked.epoch else None
         if moved is not None:
@@ -196,23 +199,36 @@ class PullHandlers:
             count, size = min(asked.count_max, self._config.pull_records_max), min(asked.bytes_max, self._config.pull_bytes_max)
         else:
             count, size = asked.count_max, asked.bytes_max
-        return store.get_messages(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), codes, foreign=not pull.ours)
+        if wanted.matches is not None:
+            return store.get_matching(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.matches, foreign=not pull.ours)
+        return store.get_messages(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.codes, foreign=not pull.ours)
 
     def _records_body(self, result: GetResult, store: MessageStore, suggested: int) -> tuple[bytes | bytearray | memoryview, ...]:
         return pack_pull_answer(result.next_offset, result.min_offset, result.max_offset, store.epoch, suggested, result.sizes, tuple(result.parts))
 
-    def _park(self, pull: _Pull, peer: Peer, codes: Codes) -> bool:
+    def _park(self, pull: _Pull, peer: Peer, wanted: Wanted) -> bool:
         """Hold the pull; False when it is to be answered at once. Raises ``Refused`` at the limit, so that the client pauses."""
         asked = pull.asked
         hold_ms = min(asked.suspend_ms, SUSPEND_MS_MAX) if self._config.long_polling else self._config.short_polling_ms
         if hold_ms <= 0:
             return False
-        try:
-            self.parked.park(pull, peer, (asked.topic, asked.queue_id), asked.offset, self._clock.now_ms() + hold_ms, codes)
-        except TooManyRequests as error:
-            raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
+        self._hold(replace(pull, deadline_ms=self._clock.now_ms() + hold_ms), peer, wanted)
         self._counters.pulls_parked += 1
         return True
+
+    def _park_again(self, pull: _Pull, peer: Peer, result: GetResult) -> bool:
+        """A held pull was woken by messages that its SQL filter does not let pass: it sleeps on behind them, until its first deadline."""
+        if not pull.deadline_ms - self._clock.now_ms() > 0 or not peer.may_suspend:
+            return False
+        self._hold(replace(pull, asked=replace(pull.asked, offset=result.next_offset)), peer, EVERYTHING)
+        return True
+
+    def _hold(self, pull: _Pull, peer: Peer, wanted: Wanted) -> None:
+        asked = pull.asked
+        try:
+            self.parked.park(pull, peer, (asked.topic, asked.queue_id), asked.offset, pull.deadline_ms, wanted.codes)
+        except TooManyRequests as error:
+            raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
 
     def _commit(self, asked: PullRecords, peer: Peer) -> None:
         tables = self._tables
@@ -246,36 +262,10 @@ class PullHandlers:
         if not 0 <= queue_id < config.read_queues:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]", ResponseCode.SYSTEM_ERROR)
 
-    def _filter(self, asked: PullRecords, group: GroupConfig) -> Codes:
-        """Tag codes that pass, None = all (10.2: inline expression, else the heartbeat's subscription)."""
+    def _filter(self, asked: PullRecords, group: GroupConfig) -> Wanted:
         if asked.sys_flag & INLINE:
-            return self._inline_filter(asked)
-        found = self._tables.members.consumers.find(asked.group)
-        if found is None:
-            raise Refused(f"the consumer's group info not exist: {asked.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
-        popped = refusal_to_pull(found)
-        if popped is not None:
-            raise Refused(popped, ResponseCode.GROUP_IN_OTHER_USE)
-        if found.model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
-            raise Refused(f"the consumer group[{asked.group}] can not consume by broadcast way", ResponseCode.NO_PERMISSION)
-        subscription = found.subscriptions.get(asked.topic)
-        if subscription is None:
-            raise Refused(f"the consumer's subscription not exist: {asked.group} does not subscribe to {asked.topic}", ResponseCode.SUBSCRIPTION_NOT_EXIST)
-        if subscription.version < asked.sub_version:
-            raise Refused(f"the consumer's subscription of {asked.topic} is not the latest; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_LATEST)
-        if subscription.expression_type == SQL92:
-            raise _no_sql()
-        return subscription.codes or None
-
-    def _inline_filter(self, asked: PullRecords) -> Codes:
-        if asked.expression == SUBSCRIBE_ALL:
-            return None
-        if asked.expression_type == SQL92:
-            raise _no_sql()
-        try:
-            return tag_subscription(asked.topic, asked.expression, asked.sub_version).codes or None
-        except SubscriptionInvalid as error:
-            raise Refused(f"parse the consumer's subscription failed: {error.message}", ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
+            return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
+        return self.filters.subscribed(asked, group)
 
     def _count(self, code: int, result: GetResult) -> None:
         counters = self._counters
@@ -296,7 +286,3 @@ class PullHandlers:
 def _moved(store: MessageStore, topic: str, queue_id: int, offset: int) -> GetResult:
     """The result for a reader that lies beyond a cut of the log."""
     return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, offset, *store.bounds(topic, queue_id))
-
-
-def _no_sql() -> Refused:
-    return Refused("The broker does not support consumer to filter message by SQL92", ResponseCode.SYSTEM_ERROR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import msgpack
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import BrokerConfig, FlushMode, StoreConfig
 from rmq_ray.errors import RmqError
+from rmq_ray.model.filters import Sql
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
 from rmq_ray.model.ids import FrameId
-from rmq_ray.protocol.filter_tag import tag_subscription
+from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
@@ -117,29 +118,34 @@ class Bench:
             answer = answers[0]
         return answer
 
-    def frame(self, topic: str, queue_id: int = 0, bodies_: list[bytes] | None = None, tag: str | None = None, frame_id: FrameId | None = None) -> bytes:
-        """Body of SEND_RECORDS."""
+    def frame(  # noqa: PLR0913 - a frame's parts
+        self, topic: str, queue_id: int = 0, bodies_: list[bytes] | None = None, tag: str | None = None, frame_id: FrameId | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Body of SEND_RECORDS; ``properties``: of every record."""
         texts = bodies_ or [b"hello"]
         if frame_id is None:
             self._sequence += 1
             frame_id = FrameId(bytes(15) + b"\x01", self._sequence)
         tags = f"TAGS\x01{tag}\x02" if tag else ""
-        properties = [f"{tags}UNIQ_KEY\x01{self._sequence:024X}{n:08X}" for n in range(len(texts))]
-        return b"".join(bytes(part) for part in pack_send(*encode_frame(topic, queue_id, texts, properties, self.clock.now_ms(), frame_id)))
+        tags += "".join(f"{name}\x01{value}\x02" for name, value in (properties or {}).items())
+        strings = [f"{tags}UNIQ_KEY\x01{self._sequence:024X}{n:08X}" for n in range(len(texts))]
+        return b"".join(bytes(part) for part in pack_send(*encode_frame(topic, queue_id, texts, strings, self.clock.now_ms(), frame_id)))
 
-    def send(
-        self, topic: str = "orders", queue_id: int = 0, bodies_: list[bytes] | None = None, tag: str | None = None, peer: FakePeer | None = None
-    ) -> SendAnswer:
+    def send(  # noqa: PLR0913 - a frame's parts
+        self, topic: str = "orders", queue_id: int = 0, bodies_: list[bytes] | None = None, tag: str | None = None, peer: FakePeer | None = None,
+        **properties: str,
+    ) -> SendAnswer:  # fmt: skip
         """Send a frame that must be stored."""
-        answer = self.ask(Code.SEND_RECORDS, None, self.frame(topic, queue_id, bodies_, tag), peer)
+        answer = self.ask(Code.SEND_RECORDS, None, self.frame(topic, queue_id, bodies_, tag, properties=properties), peer)
         assert answer.code == 0, (answer.code, answer.remark)
         return unpack_send_answer(answer.body)
 
     def heartbeat(
-        self, peer: FakePeer, group: str = "billing", topics: tuple[str, ...] = ("orders",), expression: str = "*", client_id: str = "", version: int = 1
+        self, peer: FakePeer, group: str = "billing", topics: tuple[str, ...] = ("orders",), expression: str | Sql = "*", client_id: str = "", version: int = 1
     ) -> Command:
         """Make ``peer`` a member of ``group``."""
-        subscriptions = tuple(tag_subscription(topic, expression, version) for topic in topics)
+        subscriptions = tuple(parse_subscription(topic, expression, version) for topic in topics)
         data = ConsumerData(group, ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, subscriptions)
         return self.ask(Code.HEART_BEAT, None, bodies.encode_heartbeat(Heartbeat(client_id or f"{peer.host}@{peer.port}", (), (data,))), peer)
 

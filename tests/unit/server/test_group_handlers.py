@@ -127,6 +127,6 @@ def test_consumer_connections_show_how_the_group_consumes(bench: Bench) -> None:
 
 
 def test_subscriptions_that_cannot_be_served_are_told_at_start(bench: Bench) -> None:
-    for kind, code in (("TAG", 0), ("SQL92", 1)):
-        body = bodies.write({"clientId": "c", "group": "g", "subscriptionData": {"topic": "orders", "expressionType": kind, "subString": "a > 5"}})
+    for kind, expression, code in (("TAG", "a > 5", 0), ("SQL92", "a > 5", 0), ("SQL92", "a >", 23)):
+        body = bodies.write({"clientId": "c", "group": "g", "subscriptionData": {"topic": "orders", "expressionType": kind, "subString": expression}})
         assert bench.ask(Code.CHECK_CLIENT_CONFIG, None, body).code == code

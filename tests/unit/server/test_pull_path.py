@@ -95,10 +95,10 @@ def test_a_lower_subscription_version_than_the_heartbeats_is_fine(bench: Bench) 
     assert bench.pull(flags=0, sub_version=3, peer=peer)[0] == 0
 
 
-def test_a_broken_inline_expression_and_sql_are_refused(bench: Bench) -> None:
+def test_a_broken_inline_expression_is_refused(bench: Bench) -> None:
     bench.send()
     assert bench.pull(expression="||")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-    assert bench.pull(expression="a > 5", expression_type="SQL92")[0] == ResponseCode.SYSTEM_ERROR
+    assert bench.pull(expression="a >", expression_type="SQL92")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
 # --- statuses (10.3, 10.4) ---
