@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer, TransactionProducer
+    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer
     from rmq_ray.actors.consumer import ConsumerActor
     from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.fleet import Workers
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.pulled_batch import PulledBatch
     from rmq_ray.client.queue_questions import PullResult
+    from rmq_ray.client.receipts import ReceivedMessage
     from rmq_ray.client.received import MessageExt
     from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
     from rmq_ray.client.transaction import Transaction
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
         CommitFailed,
         ConfigError,
         ConsumeError,
+        GroupInUse,
         GroupNotFound,
         MessageIllegal,
         MessageTooLarge,
         NotAssigned,
         NotAuthorized,
         OffsetOutOfRange,
+        ReceiptStale,
         RemotingError,
         RmqError,
         SendError,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
         SendUnknown,
         SparkError,
         StoreError,
+        TooManyInFlight,
         TopicExists,
         TopicNotFound,
         TopicNotWritable,
@@ -86,6 +90,7 @@ __all__ = [
     "ConsumerActor",
     "ConsumerApp",
     "ConsumerConfig",
+    "GroupInUse",
     "GroupNotFound",
     "LocalTransactionState",
     "Message",
@@ -104,6 +109,8 @@ __all__ = [
     "PullStatus",
     "PulledBatch",
     "PushConsumer",
+    "ReceiptStale",
+    "ReceivedMessage",
     "Reject",
     "RemotingError",
     "RmqError",
@@ -114,9 +121,11 @@ __all__ = [
     "SendStatus",
     "SendTimeout",
     "SendUnknown",
+    "SimpleConsumer",
     "SparkError",
     "StoreConfig",
     "StoreError",
+    "TooManyInFlight",
     "TopicExists",
     "TopicNotFound",
     "TopicNotWritable",
@@ -137,7 +146,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer TransactionProducer",
+    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer",
     "rmq_ray.actors.consumer": "ConsumerActor",
     "rmq_ray.actors.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.fleet": "Workers",
@@ -145,6 +154,7 @@ _HOMES = {
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.pulled_batch": "PulledBatch",
     "rmq_ray.client.queue_questions": "PullResult",
+    "rmq_ray.client.receipts": "ReceivedMessage",
     "rmq_ray.client.received": "MessageExt",
     "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.client.transaction": "Transaction",
@@ -152,9 +162,10 @@ _HOMES = {
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
-        "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupNotFound MessageIllegal MessageTooLarge "
-        "NotAssigned NotAuthorized OffsetOutOfRange RemotingError RmqError SendError SendTimeout SendUnknown SparkError StoreError "
-        "TopicExists TopicNotFound TopicNotWritable TransactionEnded TransactionError TransactionUnknown"
+        "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
+        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange ReceiptStale RemotingError RmqError SendError "
+        "SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
+        "TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.model.message": "Message SendResult SendStatus",

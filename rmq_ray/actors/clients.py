@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer, transaction_producer
+from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer, simple_consumer, transaction_producer
 from rmq_ray.client.listener import Listener
 from rmq_ray.client.transaction_producer import TransactionListener
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -74,3 +74,19 @@ class PullConsumer(pull_consumer.PullConsumer):
         self, group: str, *, cluster: str = DEFAULT_CLUSTER, name_servers: Sequence[str] | str | None = None, secret: bytes = b"", **settings: Any
     ) -> None:
         super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)
+
+
+class SimpleConsumer(simple_consumer.SimpleConsumer):
+    """A worker that takes messages of any queue for a time and settles each of them; a context manager."""
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        *,
+        cluster: str = DEFAULT_CLUSTER,
+        name_servers: Sequence[str] | str | None = None,
+        secret: bytes = b"",
+        **settings: Any,
+    ) -> None:
+        super().__init__(topic, group, discovery=discovery_for(cluster, name_servers, secret), **settings)
