@@ -34,6 +34,10 @@ class ProducerShell:
         """Many messages of one topic; see ``Producer.send_batch``."""
         return self._producer.send_batch(messages)
 
+    def send_arrow(self, topic: str, data: Any, **options: Any) -> list[SendResult]:
+        """The rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a copy; see ``Producer.send_arrow``."""
+        return self._producer.send_arrow(topic, data, **options)
+
     def run(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call ``work(producer, *arguments, **options)`` inside the actor and return its result, which must be picklable."""
         return work(self._producer, *arguments, **options)

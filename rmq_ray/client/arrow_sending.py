@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.client.arrow_columns import Rows
+from rmq_ray.client.arrow_columns import Columns, Rows, read_rows
 from rmq_ray.client.launching import Job
 from rmq_ray.client.loads import RecordsLoad
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
@@ -51,6 +51,11 @@ class ArrowFrame:
         bodies: list[bytes] = self.bodies.to_pylist()
         texts = [""] * len(bodies) if self.texts is None else [text.decode() for text in self.texts.to_pylist()]
         return bodies, texts, None
+
+
+def table_frames(data: object, names: tuple[str, str | None, str | None, str | Sequence[str]], config: ProducerConfig) -> Iterator[ArrowFrame]:
+    """The frames of a table; ``names``: of the columns for body, key, tag, properties. All rows are checked on return. Raises as ``read_rows``."""
+    return cut(read_rows(data, Columns(*names), config.body_bytes_max), config)
 
 
 def cut(windows: Sequence[Rows], config: ProducerConfig) -> Iterator[ArrowFrame]:
