@@ -29,11 +29,13 @@ def list_groups(options: Options, system: bool) -> None:
 @pass_options
 @told
 def describe(options: Options, name: str) -> None:
-    """Running consumers of a group, a line for each broker that they are connected to."""
+    """Running consumers of a group, a line for each broker that they are connected to; who subscribes differently, if they do."""
     found = options.admin.group_clients(name)
     output.rows(found, ["broker", "client_id", "address", "language"], options.style)
     if not found:
         click.echo(f"nobody consumes with {name} now", err=True)
+    for conflict in options.admin.group_conflicts(name) if found else ():
+        click.echo(f"subscribed differently: {conflict['topic']} as {conflict['expression']} by {', '.join(conflict['client_ids'])}", err=True)
 
 
 @group.command()

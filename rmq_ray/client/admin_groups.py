@@ -13,7 +13,7 @@ from rmq_ray.errors import AdminError, ClientError, GroupNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.bodies_admin import Progress, decode_connections, decode_consume_stats, decode_group_configs
+from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import (
@@ -65,19 +65,26 @@ class AdminGroups(AdminLink):
 
         Empty when nobody consumes; ``GroupNotFound`` where no broker knows the group.
         """
-        check_group(group)
-        rows = []
-        for broker, address in self.masters().items():
-            command = Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields=ConsumerGroupHeader(consumer_group=group).to_fields())
-            answer = self._ask(address, command, f"broker {broker} did not tell who consumes with {group!r}", (ResponseCode.CONSUMER_NOT_ONLINE,))
-            if answer.code == ResponseCode.SUCCESS:
-                rows += [
-                    {"broker": broker, "client_id": client.client_id, "address": client.address, "language": client.language}
-                    for client in sorted(decode_connections(body_of(answer)), key=lambda client: client.client_id)
-                ]
+        rows = [
+            {"broker": broker, "client_id": client.client_id, "address": client.address, "language": client.language}
+            for broker, body in self._connections(group).items()
+            for client in sorted(decode_connections(body), key=lambda client: client.client_id)
+        ]
         if not rows:
             self._require_group(group)
         return rows
+
+    def group_conflicts(self, group: str) -> list[dict[str, Any]]:
+        """A row for each way in which running consumers of one group subscribe to a topic differently: topic, expression, client_ids.
+
+        Empty where they agree. The newest heartbeat counts for all of them, so messages are filtered for some by what others asked.
+        """
+        found: dict[tuple[str, str], set[str]] = {}
+        for body in self._connections(group).values():
+            for topic, texts in decode_conflicts(body).items():
+                for text, clients in texts.items():
+                    found.setdefault((topic, text), set()).update(clients)
+        return [{"topic": topic, "expression": text, "client_ids": sorted(clients)} for (topic, text), clients in sorted(found.items())]
 
     def seek_group(self, group: str, topic: str, to: SeekTarget, *, execute: bool = False) -> list[dict[str, Any]]:
         """Where the group would go on in each queue of a topic, and with ``execute`` moves it there: broker, queue, committed, target, moved_by.
@@ -114,6 +121,17 @@ class AdminGroups(AdminLink):
         fields = DeleteGroupHeader(group_name=group, remove_offset=True).to_fields()
         for broker, address in self.masters().items():
             self._ask(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields=fields), f"broker {broker} did not delete group {group!r}")
+
+    def _connections(self, group: str) -> dict[str, bytes]:
+        """Broker -> its answer about running consumers, where there are some."""
+        check_group(group)
+        found = {}
+        for broker, address in self.masters().items():
+            command = Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields=ConsumerGroupHeader(consumer_group=group).to_fields())
+            answer = self._ask(address, command, f"broker {broker} did not tell who consumes with {group!r}", (ResponseCode.CONSUMER_NOT_ONLINE,))
+            if answer.code == ResponseCode.SUCCESS:
+                found[broker] = body_of(answer)
+        return found
 
     def _progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, Progress]:
         check_group(group)

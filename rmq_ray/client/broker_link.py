@@ -133,13 +133,19 @@ class BrokerLink:
         pool = self._need(self._name_servers)
         return [pool.request(server, Command(command.code, fields=command.fields, body=command.body), timeout_ms) for server in self._servers]
 
-    def tell_all(self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: int) -> None:
-        """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged."""
+    def tell_all(
+        self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: int, heard: Callable[[Command], None] = lambda _answer: None
+    ) -> None:
+        """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged. ``heard``: gets each answer,
+        in a reader thread.
+        """
         answered = threading.Semaphore(0)
 
         def done(address: Address, answer: Command | RemotingError) -> None:
             if isinstance(answer, RemotingError):
                 log.info("broker %s did not answer: %s", address, answer)
+            else:
+                heard(answer)
             answered.release()
 
         waiting = 0

@@ -30,6 +30,7 @@ from rmq_ray.model.groups import Heartbeat
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
+from rmq_ray.protocol.subscription_conflicts import CONFLICT_FIELD
 from rmq_ray.remoting.bodies import decode_route, encode_heartbeat
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
@@ -64,6 +65,7 @@ class ClientInstance:
         self._state = ServiceState.CREATE_JUST
         self._lock = threading.Lock()
         self._heartbeat_lock = threading.Lock()
+        self._conflict = ""
         self._producers: dict[str, ManagedProducer] = {}
         self._consumers: dict[str, ManagedConsumer] = {}
 
@@ -187,7 +189,7 @@ class ClientInstance:
             return
         try:
             body = encode_heartbeat(self._heartbeat_value())
-            self.link.tell_all(self._heartbeat_targets(), lambda: Command(RequestCode.HEART_BEAT, body=body), CALL_TIMEOUT_MS)
+            self.link.tell_all(self._heartbeat_targets(), lambda: Command(RequestCode.HEART_BEAT, body=body), CALL_TIMEOUT_MS, self._heard)
         finally:
             self._heartbeat_lock.release()
 
@@ -215,6 +217,13 @@ class ClientInstance:
     def _heartbeat_value(self) -> Heartbeat:
         consumers = tuple(consumer.consumer_data() for consumer in list(self._consumers.values()))
         return Heartbeat(self.client_id, tuple(sorted(self._producers)), consumers)
+
+    def _heard(self, answer: Command) -> None:
+        """A broker's answer to a heartbeat: it may say that other members of a group subscribe differently. Told once for each such text."""
+        conflict = (answer.fields or {}).get(CONFLICT_FIELD, "")
+        if conflict and conflict != self._conflict:
+            log.warning("%s", conflict)
+        self._conflict = conflict or self._conflict
 
     def _heartbeat_targets(self) -> list[Address]:
         if not self._producers and not self._consumers:

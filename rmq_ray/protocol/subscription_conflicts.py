@@ -14,6 +14,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from rmq_ray.model.groups import SUBSCRIBE_ALL, Subscription
 
 NOT_SUBSCRIBED = "(not subscribed)"
+CONFLICT_FIELD = "rmqConflict"
+"""Ours: ext field of a heartbeat's answer; a text for the member's log."""
 SHOWN_MAX = 8
 Declared = frozenset[tuple[str, str, str]]
 Conflicts = dict[str, dict[str, list[str]]]

@@ -149,12 +149,15 @@ def encode_producer_connections(clients: Iterable[ClientConnection]) -> bytes:
     return write({"connectionSet": [_connection(client) for client in clients]})
 
 
-def encode_consumer_connections(
-    clients: Iterable[ClientConnection], consume_type: ConsumeType, model: MessageModel, from_where: ConsumeFromWhere, subscriptions: Mapping[str, Subscription]
-) -> bytes:
-    """Answer to 203."""
+def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON object
+    clients: Iterable[ClientConnection], consume_type: ConsumeType, model: MessageModel, from_where: ConsumeFromWhere,
+    subscriptions: Mapping[str, Subscription], conflicts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+) -> bytes:  # fmt: skip
+    """Answer to 203. ``conflicts``: ours, topic -> expression -> client ids where members disagree; left out where they agree."""
+    told = {"subscriptionConflicts": conflicts} if conflicts else {}
     return write(
-        {
+        told
+        | {
             "connectionSet": [_connection(client) for client in clients],
             "consumeFromWhere": from_where.name,
             "consumeType": consume_type.name,
@@ -162,6 +165,13 @@ def encode_consumer_connections(
             "subscriptionTable": {topic: encode_subscription(s) for topic, s in subscriptions.items()},
         }
     )
+
+
+@shaped
+def decode_conflicts(body: Buffer) -> dict[str, dict[str, list[str]]]:
+    """Topic -> expression -> client ids, from 203."""
+    table = parse(body).get("subscriptionConflicts") or {}
+    return {str(topic): {str(text): [str(client) for client in clients] for text, clients in texts.items()} for topic, texts in table.items()}
 
 
 @shaped

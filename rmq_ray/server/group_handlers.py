@@ -16,6 +16,7 @@ from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Client, GroupChange
+from rmq_ray.protocol.subscription_conflicts import CONFLICT_FIELD
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
@@ -24,7 +25,7 @@ from rmq_ray.server.counters import Counters
 from rmq_ray.server.group_modes import refusal_to_join
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.membership import Membership
-from rmq_ray.server.subscription_watch import CONFLICT_FIELD, TOLD_CHARS_MAX, SubscriptionWatch
+from rmq_ray.server.subscription_watch import TOLD_CHARS_MAX, SubscriptionWatch
 from rmq_ray.server.topic_table import TopicTable
 
 GROUPS_PER_HEARTBEAT_MAX = 1_024

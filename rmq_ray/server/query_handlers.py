@@ -111,7 +111,8 @@ class QueryHandlers:
         if group is None:
             return command.answer(ResponseCode.CONSUMER_NOT_ONLINE, {}, remark=f"the consumer group[{name}] not online")
         clients = [_connection(peer, client) for peer, client in group.channels.items()]
-        return command.answer(body=bodies_admin.encode_consumer_connections(clients, group.consume_type, group.model, group.from_where, group.subscriptions))
+        told = bodies_admin.encode_consumer_connections(clients, group.consume_type, group.model, group.from_where, group.subscriptions, group.conflicts())
+        return command.answer(body=told)
 
     def producers(self, command: Command, peer: Peer) -> Command:
         """204: connections of a producer group; 1 without any."""

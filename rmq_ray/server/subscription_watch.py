@@ -15,8 +15,6 @@ from rmq_ray.protocol.filter_table import FilterTable
 from rmq_ray.protocol.subscription_conflicts import describe
 from rmq_ray.server.counters import Counters
 
-CONFLICT_FIELD = "rmqConflict"
-"""Ours: ext field of a heartbeat's answer; a text for the member's log."""
 TOLD_CHARS_MAX = 2_000
 
 log = logging.getLogger("rmq_ray.server")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rmq_ray.model.filters import Sql
+from rmq_ray.protocol.subscription_conflicts import CONFLICT_FIELD
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import PullAnswer, PullHeader
-from rmq_ray.server.subscription_watch import CONFLICT_FIELD
 from rmq_ray.store.filtered_reading import UNITS
 from tests.support.broker_bench import Bench, bodies_of, page_of, unpacked
 from tests.support.fake_peer import FakePeer
