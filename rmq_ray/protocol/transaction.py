@@ -42,6 +42,15 @@ _COMPACT = 65_536
 _NOT_IN_FINAL = frozenset((REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, DELAY, WAIT, TRANSACTION_CHECK_TIMES, PREPARED_QUEUE_OFFSET, HALF_FROM))
 
 
+class LocalTransactionState(Enum):
+    """What a producer says of its local transaction; values are those of END_TRANSACTION."""
+
+    COMMIT_MESSAGE = 8
+    ROLLBACK_MESSAGE = 12
+    UNKNOWN = 0
+    """Not decided yet, or not known here: the broker asks again later."""
+
+
 class EndState(IntEnum):
     """What became of a half message."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, StoreError
-from rmq_ray.model.message import HALF_FROM, SysFlag, decode_properties
+from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmq_ray.protocol.transaction import (
     SYSTEM_GROUP,
@@ -271,11 +271,14 @@ class Transactions:
 
     def _op_of(self, store: MessageStore, record: Record) -> Op | None:
         """The op that must follow ``record``; None when none must."""
-        if record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT and record.prepared_offset > 0:
+        properties = decode_properties(record.properties)
+        if record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
             raw = store.record_at(record.prepared_offset)
             half = decode_record(raw) if raw is not None else None
-            return Op(half.queue_offset, EndState.COMMITTED) if half is not None and half.topic == HALF_TOPIC else None
-        old = decode_properties(record.properties).get(HALF_FROM, "")
+            if half is None or half.topic != HALF_TOPIC or decode_properties(half.properties).get(UNIQUE_KEY) != properties.get(UNIQUE_KEY):
+                return None  # a copy made of a committed message has no half of its own
+            return Op(half.queue_offset, EndState.COMMITTED)
+        old = properties.get(HALF_FROM, "")
         if not old.isdigit():
             return None
         if record.topic == HALF_TOPIC:

@@ -12,7 +12,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ WAIT_S = 20.0
 class LiveCluster:
     """See the module."""
 
-    def __init__(self, directory: Path, brokers: int = 1, queue_lock_ms: int = 60_000, **store: Any) -> None:
+    def __init__(self, directory: Path, brokers: int = 1, queue_lock_ms: int = 60_000, broker: Mapping[str, Any] | None = None, **store: Any) -> None:
         self._directory = directory
         self._settings = SMALL | store
-        self._queue_lock_ms = queue_lock_ms
+        self._broker_settings = {"queue_lock_ms": queue_lock_ms, **(broker or {})}
         self._count = brokers
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="live-cluster", daemon=True)
@@ -87,7 +87,7 @@ class LiveCluster:
         for number in range(self._count):
             path = self.store_path(number)
             config = BrokerConfig(StoreConfig(str(path), **self._settings), broker_name=path.name, cluster_name=CLUSTER, name_servers=(str(runner.address),))
-            config = config.but(queue_lock_ms=self._queue_lock_ms)
+            config = config.but(**self._broker_settings)
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
             self.brokers.append(broker)
             await broker.start(create=True)
@@ -104,8 +104,9 @@ class LiveCluster:
 class LiveProcess:
     """One life of a process with a name server and a broker. ``kill`` is SIGKILL."""
 
-    def __init__(self, directory: Path, queue_lock_ms: int = 60_000) -> None:
-        command = [sys.executable, "-m", "tests.support.live_cluster", str(directory), str(queue_lock_ms)]
+    def __init__(self, directory: Path, argument: object = 60_000, module: str = "tests.support.live_cluster") -> None:
+        """``argument``: of the program; the lock time in ms."""
+        command = [sys.executable, "-m", module, str(directory), str(argument)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout is not None
         self._address = self._process.stdout.readline().strip()
@@ -118,7 +119,11 @@ class LiveProcess:
     def kill(self) -> None:
         """End it as a power switch would."""
         self._process.kill()
-        self._process.wait(10)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it has ended, by whatever hand."""
+        self._process.wait(WAIT_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

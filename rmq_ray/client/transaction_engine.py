@@ -1,0 +1,203 @@
+"""Half messages and their ends, as one producer in one process sends them (protocol-behaviour 20).
+
+    Transaction, TransactionProducer ──> TransactionEngine ──half──> broker
+                                                           ──end──>
+                        checker <── TransactionChecks <── CHECK_TRANSACTION_STATE (39)
+
+Decides: how often an end is repeated, what this process knows of each of its transactions. Does not decide outcomes: the user's code does, or, asked by a
+broker, the checker. One per ``ProducerCore``; thread-safe.
+
+Invariants: a half whose send came to nothing certain is remembered as rolled back, because nobody will ever end it; an end that nobody acknowledged stays
+remembered, so that the broker's question gets the decision and not the checker's opinion; a half is repeated on its own broker only.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from rmq_ray.client.compressing import split_word
+from rmq_ray.client.loads import SingleLoad
+from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.transaction_checks import Checker, TransactionChecks
+from rmq_ray.errors import ClientError, RemotingError, SendUnknown, TransactionEnded, TransactionError, TransactionUnknown
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import IMMUNITY_SECONDS, PRODUCER_GROUP, TRANSACTION_PREPARED, SendResult, SysFlag
+from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS, TRANSIENT_CODES
+from rmq_ray.protocol.transaction import LocalTransactionState
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.headers import EndTransactionHeader
+
+log = logging.getLogger("rmq_ray.client.transaction")
+KNOWN_MAX = 10_000  # transactions of this process whose state it remembers
+ATTEMPT_MS_MAX = 3_000.0
+IMMUNITY_S_MAX = 7 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A half message that is stored."""
+
+    result: SendResult
+    key: str
+
+
+class TransactionEngine:
+    """See the module. ``of(core)`` makes or finds the one of a producer."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+        self._sending = copy.copy(core.sending)
+        self._sending.config = core.config.but(idempotent=True)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
+        self._brokers: set[str] = set()
+        self._checks = TransactionChecks(core.instance, core.group, self.known)
+        core.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
+        core.closers.append(self._checks.close)
+
+    @classmethod
+    def of(cls, core: ProducerCore) -> TransactionEngine:
+        """The engine of this producer, made at its first use."""
+        with _making:
+            found = core.transactions
+            if found is None:
+                found = core.transactions = cls(core)
+            assert isinstance(found, cls)
+            return found
+
+    def set_checker(self, checker: Checker) -> None:
+        """Who answers for transactions that this process knows nothing of; the last one given counts."""
+        self._checks.checker = checker
+
+    def known(self, key: str) -> LocalTransactionState | None:
+        """What this process itself knows: UNKNOWN while the transaction is open, its decision until it is acknowledged, None = nothing."""
+        with self._lock:
+            return self._known.get(key)
+
+    def send_half(self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None) -> Half:
+        """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it will be rolled back."""
+        if message.special:
+            raise ClientError("a transactional message is neither delayed nor sent to a retry or system topic, and always waits for its store")
+        load = self._load(message, timeout_ms, immunity_s)
+        (key,) = load.message_ids
+        self._remember(key, LocalTransactionState.UNKNOWN)
+        try:
+            queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
+            result = self._sending.send(load, queue, message.queue is not None, timeout_ms)
+        except SendUnknown:
+            self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._forget(key)
+            else:  # interrupted: it may be stored
+                self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
+            raise
+        finally:
+            self._core.identity.release(load.frame_id)
+        if result.queue.broker_name not in self._brokers:
+            self._brokers.add(result.queue.broker_name)
+            self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)  # who is not known there cannot be asked
+        return Half(replace(result, transaction_id=key), key)
+
+    def decide(self, half: Half, state: LocalTransactionState) -> None:
+        """The decision is made, its end not yet sent: from here on a broker that asks is told."""
+        self._remember(half.key, state)
+
+    def end(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> None:
+        """Commit or roll back and wait until the broker has acknowledged it; repeated, which changes nothing, until ``timeout_ms``.
+
+        UNKNOWN is sent without waiting. Raises ``TransactionUnknown``, ``TransactionEnded`` or ``TransactionError``.
+        """
+        command = self._end_command(half, state)
+        if state is LocalTransactionState.UNKNOWN:
+            self._forget(half.key)
+            self._oneway(half.result.queue, command)
+            return
+        self.decide(half, state)
+        clock, name = self._core.clock, half.result.queue.broker_name
+        deadline, pause, reason = clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS, "no address of the broker is known"
+        while (left := deadline - clock.monotonic_ms()) > 0:
+            address = self._core.instance.broker_address(name)
+            try:
+                answer = None if address is None else self._core.instance.invoke(address, command, min(left, ATTEMPT_MS_MAX))
+            except RemotingError as error:
+                answer, reason = None, str(error)
+            if answer is not None and answer.code not in TRANSIENT_CODES:
+                self._settle(half, state, answer)
+                return
+            if answer is not None:
+                reason = answer.remark or f"code {answer.code}"
+            self._core.instance.refresh_route_soon(half.result.queue.topic)
+            clock.sleep_ms(min(pause, max(0.0, deadline - clock.monotonic_ms())))
+            pause = min(pause * 2, BACK_OFF_MAX_MS)
+        raise TransactionUnknown(
+            f"{state.name} of transaction {half.key} was not acknowledged by {name} within {timeout_ms:.0f} ms ({reason}); it may have happened, "
+            "else the broker asks and is told",
+            half.key,
+        )
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _settle(self, half: Half, state: LocalTransactionState, answer: Command) -> None:
+        if answer.code == ResponseCode.FLUSH_DISK_TIMEOUT:
+            raise TransactionUnknown(f"{state.name} of transaction {half.key} is written, but not flushed in time: it may be lost with the host", half.key)
+        self._forget(half.key)
+        if answer.code == ResponseCode.SUCCESS:
+            return
+        if answer.code == ResponseCode.TRANSACTION_FAILED:
+            raise TransactionEnded(f"{state.name} came too late: {answer.remark}", half.key)
+        raise TransactionError(f"{state.name} of transaction {half.key} was refused (code {answer.code}): {answer.remark}", half.key)
+
+    def _load(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> SingleLoad:
+        core = self._core
+        now_ms = core.clock.now_ms()
+        key = core.identity.unique_key(now_ms)
+        immunity = "" if immunity_s is None else f"{IMMUNITY_SECONDS}\x01{immunity_s}\x02"
+        text = f"{message.text}{TRANSACTION_PREPARED}\x01true\x02{PRODUCER_GROUP}\x01{core.group}\x02{immunity}UNIQ_KEY\x01{key}"
+        flag, sys_flag = split_word(message.flag)
+        frame_id = core.identity.take(timeout_ms)
+        queues = core.config.default_topic_queues
+        return SingleLoad(
+            message.topic, core.group, message.body, text, now_ms, frame_id, (key,), flag, sys_flag | SysFlag.TRANSACTION_PREPARED, default_queues=queues
+        )
+
+    def _end_command(self, half: Half, state: LocalTransactionState) -> Command:
+        result = half.result
+        header = EndTransactionHeader(self._core.group, int(result.queue_offset), int(result.log_offset), state.value, half.key, False, half.key)
+        return Command(RequestCode.END_TRANSACTION, fields=header.to_fields())
+
+    def _oneway(self, queue: MessageQueue, command: Command) -> None:
+        address = self._core.instance.broker_address(queue.broker_name)
+        command.flag |= FLAG_ONEWAY
+        try:
+            if address is not None:
+                self._core.instance.oneway(address, command)
+        except RemotingError as error:
+            log.info("the broker %s was not told that a transaction is open; it asks by itself: %s", queue.broker_name, error)
+
+    def _remember(self, key: str, state: LocalTransactionState) -> None:
+        with self._lock:
+            self._known[key] = state
+            self._known.move_to_end(key)
+            if len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._known.pop(key, None)
+
+
+def check_immunity(immunity_s: object) -> None:
+    """None, or seconds from 0 to a week, else ``ClientError``."""
+    if immunity_s is not None and (not isinstance(immunity_s, int) or isinstance(immunity_s, bool) or not 0 <= immunity_s <= IMMUNITY_S_MAX):
+        raise ClientError(f"check_immunity is {immunity_s!r}; give whole seconds from 0 to {IMMUNITY_S_MAX}, or None for the broker's setting")
+
+
+_making = threading.Lock()
