@@ -240,6 +240,8 @@ class ConsumerConfig(_Group):
     threshold_mib: int = 100  # pullThresholdSizeForQueue
     threshold_messages_topic: int = -1
     threshold_mib_topic: int = -1
+    threshold_messages_group: int = -1  # of all queues of the consumer together; divided among them as the topic's are
+    threshold_mib_group: int = -1
     max_span: int = 2_000  # consumeConcurrentlyMaxSpan
     suspend_ms: int = 15_000  # broker holds a pull this long
     pull_timeout_ms: int = 30_000
@@ -260,6 +262,7 @@ class ConsumerConfig(_Group):
     send_back_retry_ms: int = 5_000
     offset_illegal_delay_ms: int = 10_000
     consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago
+    local_offset_dir: str = ""  # rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep offsets; "" = ~/.rocketmq_offsets
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -272,16 +275,18 @@ class ConsumerConfig(_Group):
             ("pull_interval_ms", self.pull_interval_ms, 0, 65535),
         ):
             _require(low <= value <= high, f"{name} must be {low} to {high}", value)
-        _require(
-            self.threshold_messages_topic == -1 or 1 <= self.threshold_messages_topic <= 6_553_500,
-            "threshold_messages_topic must be -1 or 1 to 6553500",
-            self.threshold_messages_topic,
-        )
-        _require(
-            self.threshold_mib_topic == -1 or 1 <= self.threshold_mib_topic <= 102_400,
-            "threshold_mib_topic must be -1 or 1 to 102400",
-            self.threshold_mib_topic,
-        )
+        for name, value, high in (
+            ("threshold_messages_topic", self.threshold_messages_topic, 6_553_500),
+            ("threshold_mib_topic", self.threshold_mib_topic, 102_400),
+            ("threshold_messages_group", self.threshold_messages_group, 6_553_500),
+            ("threshold_mib_group", self.threshold_mib_group, 102_400),
+        ):
+            _require(value == -1 or 1 <= value <= high, f"{name} must be -1 or 1 to {high}", value)
+
+    @property
+    def offsets_root(self) -> str:
+        """The directory of broadcasting consumers' offsets."""
+        return self.local_offset_dir or os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")
 
 
 def put_environment(name: str, value: str) -> None:

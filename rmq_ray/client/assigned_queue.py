@@ -49,6 +49,7 @@ class QueueCounters:
     consumed_ok: int = 0
     consumed_failed: int = 0
     sent_back: int = 0
+    dropped: int = 0
     pulls: int = 0
 
 

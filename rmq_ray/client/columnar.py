@@ -11,12 +11,13 @@ takes 0.15 s to load. Invariant: row i is message i of the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_ray.client.assigned_queue import ReadyBatch
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.store.arrow_reader import to_batch
@@ -36,6 +37,16 @@ def rows_of(messages: Sequence[MessageExt], columns: Sequence[str] | None = None
     """``pyarrow.RecordBatch`` of messages of one page that were tried before: their own count of tries is told."""
     found = rows(messages[0].place[0], [message.place[1] for message in messages], columns)
     return _replaced(found, RECONSUME_TIMES, [message.reconsume_times for message in messages]) if RECONSUME_TIMES in found.schema.names else found
+
+
+def take(batch: ReadyBatch, columns: Sequence[str] | None) -> Any:
+    """What a listener gets with ``batch="arrow"``: the messages of ``batch`` as one ``pyarrow.RecordBatch``."""
+    return rows(batch.page, batch.indices, columns) if batch.messages is None else rows_of(batch.messages, columns)
+
+
+def as_columns(listener: Callable[[Any, Any], Any], columns: Sequence[str] | None) -> Callable[[Any, Any], Any]:
+    """For consumption that keeps messages: a listener of messages that hands columns to ``listener``."""
+    return lambda messages, ctx: listener(rows_of(messages, columns), ctx)
 
 
 def table(pieces: Iterable[tuple[Page, Sequence[int]]], columns: Sequence[str] | None = None) -> Any:

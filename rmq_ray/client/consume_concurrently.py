@@ -1,7 +1,7 @@
 """Concurrent consumption: threads that hand batches to the listener and settle what it answers (protocol-behaviour 15).
 
     ready queue ─> thread ─> listener ─> judge ─┬─ done ───────────────> finish: commit offset = smallest unfinished
-                                                └─ failed ─ send back ─┬─ taken by a broker ─> finish
+                                                └─ failed ─ send back ─┬─ taken by a broker, or dropped ─> finish
                                                                        └─ no ─> kept, again in 5 s, reconsume times + 1
 
 Decides the settlement of results. Does not pull, and does not decide what an answer of the listener means (``listener.judge``).
@@ -18,9 +18,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer_parts import ConsumerParts
+from rmq_ray.client.dropping import DropFailed
 from rmq_ray.client.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.send_back import SendBack
@@ -33,15 +35,26 @@ log = logging.getLogger("rmq_ray.client.consume")
 
 
 class ConcurrentConsumption:
-    """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished, without a lock."""
+    """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished, without a lock; ``take``: what of a
+    batch the listener gets, messages unless given.
+    """
 
-    def __init__(self, parts: ConsumerParts, listener: Listener, send_back: SendBack, drained: Callable[[AssignedQueue], None]) -> None:
+    def __init__(
+        self,
+        parts: ConsumerParts,
+        listener: Listener,
+        send_back: SendBack | DropFailed,
+        drained: Callable[[AssignedQueue], None],
+        take: Callable[[ReadyBatch, int], Any] = ReadyBatch.take,
+    ) -> None:
         self._parts = parts
         self._listener = listener
+        self._take = take
         self._send_back = send_back
         self._drained = drained
         self._ready: SimpleQueue[ReadyBatch | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._size = 0
         self._stopping = False
         self.listener_faults = 0
         """How often the listener raised or returned something that means nothing."""
@@ -50,10 +63,18 @@ class ConcurrentConsumption:
 
     def start(self) -> None:
         """Start ``concurrency`` daemon threads."""
-        for number in range(self._parts.config.concurrency):
+        self.resize(self._parts.config.concurrency)
+
+    def resize(self, concurrency: int) -> None:
+        """From now on so many threads; those that are too many end after what they are working on."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for number in range(self._size, concurrency):
             thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        for _ in range(concurrency, self._size):
+            self._ready.put(None)
+        self._size = concurrency
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
@@ -103,7 +124,7 @@ class ConcurrentConsumption:
                 work.last_begun = batch.first
         ctx = ConsumeContext(self._parts.group, work.queue)
         try:
-            answer = self._listener(batch.take(now_ms), ctx)
+            answer = self._listener(self._take(batch, now_ms), ctx)
         except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
             answer = error
         if answer is None and ctx.ack_index == ACK_ALL:
@@ -116,14 +137,14 @@ class ConcurrentConsumption:
             self._settle_failures(batch, verdict)
 
     def _finish(self, batch: ReadyBatch, done: int, failed: int) -> None:
-        """``failed`` messages were sent back, the others are done."""
+        """``failed`` messages were sent back or dropped, the others are done."""
         work = batch.owner
         with work.lock:
             if not work.process.dropped:
                 self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
-            work.counters.sent_back += failed
+            self._count_back(work, failed)
         if work.held_back:
             self._drained(work)
 
@@ -198,5 +219,11 @@ class ConcurrentConsumption:
         with work.lock:
             if not work.process.dropped:
                 self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
-            work.counters.sent_back += batch.count
+            self._count_back(work, batch.count)
         return True
+
+    def _count_back(self, work: AssignedQueue, count: int) -> None:
+        if self._send_back.stores:
+            work.counters.sent_back += count
+        else:
+            work.counters.dropped += count

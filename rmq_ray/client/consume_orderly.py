@@ -56,6 +56,7 @@ class OrderlyConsumption:
         self._idle = idle
         self._ready: SimpleQueue[AssignedQueue | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._size = 0
         self._stopping = False
         self.listener_faults = 0
         """How often the listener raised or returned something that means nothing."""
@@ -64,10 +65,18 @@ class OrderlyConsumption:
 
     def start(self) -> None:
         """Start ``concurrency`` daemon threads."""
-        for number in range(self._parts.config.concurrency):
+        self.resize(self._parts.config.concurrency)
+
+    def resize(self, concurrency: int) -> None:
+        """From now on so many threads; those that are too many end after what they are working on."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for number in range(self._size, concurrency):
             thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        for _ in range(concurrency, self._size):
+            self._ready.put(None)
+        self._size = concurrency
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Batches of one queue lie in its process queue."""

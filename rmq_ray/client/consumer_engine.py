@@ -4,7 +4,7 @@
         │ taken                                 │
       Puller ── batches ──> ConcurrentConsumption ──> listener
         │ lost        drained, resume │    │ done
-    Reconnector                       └    RemoteOffsetStore
+    Reconnector                       └    RemoteOffsetStore, or LocalFileOffsetStore
 
 Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer asks before it takes a queue.
 
@@ -18,7 +18,7 @@ next owner of a queue finds everything that was finished.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -30,39 +30,50 @@ from rmq_ray.client.consume_orderly import OrderlyConsumption
 from rmq_ray.client.consumer_options import PushSettings
 from rmq_ray.client.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
 from rmq_ray.client.delayed import DelayedCalls
+from rmq_ray.client.delivery import Delivery
+from rmq_ray.client.dropping import DropFailed
 from rmq_ray.client.flow_control import FlowControl
 from rmq_ray.client.listener import Listener
+from rmq_ray.client.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.offset_store import ReadOffset, RemoteOffsetStore
+from rmq_ray.client.pausing import Pausable
 from rmq_ray.client.puller import Pace, Puller
 from rmq_ray.client.queue_leases import QueueLeases
 from rmq_ray.client.rebalancer import Rebalancer
 from rmq_ray.client.reconnector import Reconnector
 from rmq_ray.client.send_back import SendBack
-from rmq_ray.errors import RemotingError
+from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import Membership
 
 PERSIST_TIMEOUT_MS = 10_000
+ADJUSTABLE = (
+    "concurrency", "max_span", "threshold_messages", "threshold_messages_group", "threshold_messages_topic", "threshold_mib", "threshold_mib_group",
+    "threshold_mib_topic",
+)  # fmt: skip
+"""Settings of ``ConsumerConfig`` that a running consumer takes."""
 
 log = logging.getLogger("rmq_ray.client.consumer")
 
 
 class ConsumerEngine:
-    """Of one started consumer. ``data``: what the heartbeat says of it."""
+    """Of one started consumer. ``data``: what the heartbeat says of it; ``local``: keeps the offsets of a broadcasting consumer."""
 
-    def __init__(
-        self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener, data: Callable[[], ConsumerData]
-    ) -> None:
+    def __init__(  # noqa: PLR0913 - what a consumer is made of
+        self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener,
+        data: Callable[[], ConsumerData], local: LocalFileOffsetStore | None = None,
+    ) -> None:  # fmt: skip
         config, clock, orderly = settings.config, client.clock, settings.orderly
         self.client = client
         self.offsets_moved = 0
+        self._limits = config
         self.parts = ConsumerParts(
             group,
             config,
             clock,
             client,
-            RemoteOffsetStore(group, client, self._lock_epoch) if orderly else RemoteOffsetStore(group, client),
+            local or (RemoteOffsetStore(group, client, self._lock_epoch) if orderly else RemoteOffsetStore(group, client)),
             DelayedCalls(clock, f"rmq-later-{group}"),
             FlowControl(config, inf if orderly else None),
             subscriptions,
@@ -71,12 +82,14 @@ class ConsumerEngine:
         self.puller = Puller(self.parts, self)
         send_back = SendBack(client, group, self.parts.retries_max, clock)
         drained = self.puller.resume_if_drained
+        self.delivery = delivery = Delivery(group, listener, settings, clock)
         self.leases = QueueLeases(self.parts, self._lock_lost) if orderly else None
         self.consumption: ConcurrentConsumption | OrderlyConsumption
         if self.leases is None:
-            self.consumption = ConcurrentConsumption(self.parts, listener, send_back, drained)
+            failed = DropFailed(group) if settings.broadcasting else send_back
+            self.consumption = ConcurrentConsumption(self.parts, delivery.call, failed, drained, delivery.take)
         else:
-            self.consumption = OrderlyConsumption(self.parts, listener, send_back, self.leases, drained, lambda _work: self.rebalancer.wake())
+            self.consumption = OrderlyConsumption(self.parts, delivery.of_messages, send_back, self.leases, drained, lambda _work: self.rebalancer.wake())
         member = Membership(group, client.client_id, settings.model, settings.strategy)
         self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, self.consumption.clean_overdue, leases=self.leases)
         self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
@@ -102,6 +115,7 @@ class ConsumerEngine:
         self.reconnector.stop()
         self.rebalancer.stop()
         ended = self.consumption.stop(timeout_ms)
+        self.delivery.close()
         self.parts.delayed.close()
         self._hand_offsets_over()
         if self.leases is not None:
@@ -112,6 +126,43 @@ class ConsumerEngine:
         if not ended:
             log.warning("listeners of group %s still ran after %d ms: their messages come again", self.parts.group, timeout_ms)
         return ended
+
+    # --- while it runs -----------------------------------------------------------------------------------------------------
+
+    def pause(self, what: Collection[Pausable]) -> None:
+        """No further pulls of these, or of anything when nothing is named."""
+        if what:
+            self.parts.pauses.add(what)
+        elif self.puller.pace is Pace.RUNNING:
+            self.puller.pace = Pace.PAUSED
+
+    def resume(self, what: Collection[Pausable]) -> None:
+        """Pull these again, or everything when nothing is named."""
+        if what:
+            self.parts.pauses.remove(what)
+        else:
+            self.parts.pauses.clear()
+            if self.puller.pace is Pace.PAUSED:
+                self.puller.pace = Pace.RUNNING
+        for work in self.parts.assigned.snapshot().values():
+            self.puller.pull(work)
+        self.rebalancer.wake()
+
+    def adjust(self, limits: Mapping[str, int]) -> None:
+        """Other limits; see ``PushConsumer.adjust``."""
+        for name in limits:
+            if name not in ADJUSTABLE:
+                raise ConfigError(f"{name!r} cannot be changed while the consumer runs; these can: {', '.join(ADJUSTABLE)}", name)
+        self._limits = self._limits.but(**limits)
+        self.parts.flow.adjust(self._limits)
+        if "concurrency" in limits:
+            self.consumption.resize(limits["concurrency"])
+        for work in self.parts.assigned.snapshot().values():
+            self.puller.resume_if_drained(work)
+
+    def owns_current_thread(self) -> bool:
+        """True in a thread that calls listeners: it cannot wait for itself."""
+        return self.consumption.owns_current_thread() or self.delivery.owns_current_thread()
 
     def _hand_offsets_over(self) -> None:
         """Every held queue's offset, answered; a broker that fails once is not asked for its other queues."""

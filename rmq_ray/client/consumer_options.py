@@ -1,16 +1,16 @@
 """The keyword arguments of a push consumer, checked and turned into settings.
 
-Decides which values are legal and what is not built yet; every refusal is a ``ConfigError`` that names the value and the remedy.
+Decides which values are legal; every refusal is a ``ConfigError`` that names the value and the remedy.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 
+from rmq_ray.client.consume_hooks import ConsumeHook, check_hooks
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.filters import Expression, Sql
@@ -19,18 +19,21 @@ from rmq_ray.protocol.allocation import AllocationStrategy, as_strategy
 from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
 
-NEXT_VERSION = "0.2.0"
 SUBSCRIPTIONS_MAX = 1_000
+ARROW_DEFAULTS = {"batch_size": 1_024, "pull_records": 1_024, "threshold_messages": 10_000, "max_span": 20_000}
+"""Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait."""
 
 
 class PushOptions(TypedDict, total=False):
     """What may be given to ``PushConsumer`` by keyword.
 
-    ``orderly``: one message of a queue at a time. ``model``: "clustering". ``concurrency``: consuming threads. ``batch_size``:
-    messages a call of the listener gets at most. ``start_from``: "last", "first" or "timestamp", where a group without stored
-    offsets begins. ``start_at``: datetime or ms since 1970 for "timestamp" (default 30 minutes ago). ``allocate``: "avg",
-    "avg_by_circle", "consistent_hash", another registered strategy's name, or a strategy. ``max_reconsume_times``: retries before the
-    dead-letter topic. ``batch``: "messages".
+    ``orderly``: one message of a queue at a time. ``model``: "clustering", or "broadcasting" (every consumer of the group gets every message).
+    ``concurrency``: consuming threads, or calls of a coroutine function at once. ``batch_size``: messages a call of the listener gets at
+    most. ``start_from``: "last", "first" or "timestamp", where a group without stored offsets begins. ``start_at``: datetime or ms since
+    1970 for "timestamp" (default 30 minutes ago). ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered
+    strategy's name, or a strategy. ``max_reconsume_times``: retries before the
+    dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (1024 unless
+    given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
     """
 
     orderly: bool
@@ -42,6 +45,8 @@ class PushOptions(TypedDict, total=False):
     allocate: str | AllocationStrategy
     max_reconsume_times: int
     batch: str
+    columns: Sequence[str]
+    hooks: Sequence[ConsumeHook]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,14 @@ class PushSettings:
     start_from: ConsumeFromWhere
     strategy: AllocationStrategy
     orderly: bool = False
+    columns: tuple[str, ...] | None = None
+    """Columns of the batches that the listener gets; None = it gets lists of messages."""
+    hooks: tuple[ConsumeHook, ...] = ()
+
+    @property
+    def broadcasting(self) -> bool:
+        """Every consumer of the group gets every message."""
+        return self.model is MessageModel.BROADCASTING
 
 
 def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[str, Any]) -> PushSettings:
@@ -61,11 +74,12 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     unknown = sorted(options.keys() - PushOptions.__annotations__.keys())
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r} of PushConsumer; known are {', '.join(sorted(PushOptions.__annotations__))}", unknown[0])
-    _refuse_unbuilt(options)
+    columns = _columns(options)
+    base = config or (ConsumerConfig(group) if columns is None else ConsumerConfig(group, **ARROW_DEFAULTS))
     changes = {name: options[name] for name in ("concurrency", "batch_size", "max_reconsume_times") if name in options}
     if "start_at" in options:
         changes["consume_timestamp_ms"] = _as_ms(options["start_at"])
-    settings = (config or ConsumerConfig(group)).but(group=group, **changes)
+    settings = base.but(group=group, **changes)
     if settings.max_reconsume_times < -1:
         raise ConfigError(
             f"max_reconsume_times must be -1 (16 times; without end when orderly) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times
@@ -74,15 +88,17 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     orderly = options.get("orderly", False)
     if not isinstance(orderly, bool):
         raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
-    return PushSettings(settings, MessageModel.CLUSTERING, _start_from(options.get("start_from", "last")), strategy, orderly)
+    model = _model(options.get("model", "clustering"))
+    if orderly and model is MessageModel.BROADCASTING:
+        raise ConfigError("orderly=True with model='broadcasting': nobody else consumes a broadcasting consumer's queues; use concurrency=1", "orderly")
+    start_from, hooks = _start_from(options.get("start_from", "last")), check_hooks(options.get("hooks", ()))
+    return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks)
 
 
 def check_listener(listener: object) -> None:
-    """A plain callable of two arguments."""
+    """A callable of two arguments, or a coroutine function of two."""
     if not callable(listener):
         raise ConfigError(f"listener {listener!r:.80} is not callable; give a function of (messages, ctx)", repr(listener)[:80])
-    if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004 - the method itself is asked for
-        raise ConfigError(f"listener {listener!r:.80} is a coroutine function; consuming threads call plain functions of (messages, ctx)", repr(listener)[:80])
 
 
 def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:
@@ -99,17 +115,30 @@ def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expres
     return checked
 
 
-def _refuse_unbuilt(options: Mapping[str, Any]) -> None:
-    model = options.get("model", "clustering")
-    if model == "broadcasting":
-        raise ConfigError(f"model='broadcasting' comes with version {NEXT_VERSION}; until then use model='clustering' with a group for each consumer", model)
-    if model != "clustering":
-        raise ConfigError(f"model must be 'clustering' or 'broadcasting', not {model!r}", model)
-    batch = options.get("batch", "messages")
-    if batch == "arrow":
-        raise ConfigError(f"batch='arrow' comes with version {NEXT_VERSION}; until then the listener gets a list of messages", batch)
-    if batch != "messages":
-        raise ConfigError(f"batch must be 'messages' or 'arrow', not {batch!r}", batch)
+def _model(name: object) -> MessageModel:
+    for model in MessageModel:
+        if model.value.lower() == name:
+            return model
+    raise ConfigError(f"model must be 'clustering' or 'broadcasting', not {name!r:.80}", repr(name)[:80])
+
+
+def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
+    batch, names = options.get("batch", "messages"), options.get("columns")
+    if batch not in ("messages", "arrow"):
+        raise ConfigError(f"batch must be 'messages' or 'arrow', not {batch!r:.80}", repr(batch)[:80])
+    if batch == "messages":
+        if names is not None:
+            raise ConfigError(f"columns={names!r:.80} without batch='arrow': only Arrow batches have columns", repr(names)[:80])
+        return None
+    from rmq_ray.model.arrow import COLUMNS  # pyarrow takes 0.15 s to load: only those who want columns wait for it
+
+    if names is None:
+        return COLUMNS
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if name not in COLUMNS:
+            raise ConfigError(f"there is no column {name!r:.80}; columns are {', '.join(COLUMNS)}", repr(name)[:80])
+    return found or COLUMNS
 
 
 def _start_from(name: object) -> ConsumeFromWhere:

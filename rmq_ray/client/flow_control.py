@@ -41,16 +41,31 @@ class FlowControl:
     def __init__(self, config: ConsumerConfig, span_max: float | None = None) -> None:
         self._config = config
         self._span_max = config.max_span if span_max is None else span_max
+        self._queues: dict[str, int] = {}
         self._by_topic: dict[str, Thresholds] = {}
         self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, self._span_max)
         self.held_back: Counter[Pressure] = Counter()
 
     def divide(self, topic: str, queues: int) -> None:
-        """This consumer now holds ``queues`` queues of ``topic``: a threshold given for the topic is divided among them."""
-        config = self._config
-        self._by_topic[topic] = Thresholds(
-            divided_threshold(config.threshold_messages_topic, queues, config.threshold_messages),
-            divided_threshold(config.threshold_mib_topic, queues, config.threshold_mib) * MIB,
+        """This consumer now holds ``queues`` queues of ``topic``: a threshold given for the topic, or the group, is divided among them."""
+        self._queues[topic] = queues
+        self._by_topic = {name: self._divided(count) for name, count in self._queues.items()}
+
+    def adjust(self, config: ConsumerConfig) -> None:
+        """Other thresholds from now on, for queues held now and later."""
+        if self._span_max == self._config.max_span:
+            self._span_max = config.max_span
+        self._config = config
+        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, self._span_max)
+        self._by_topic = {name: self._divided(count) for name, count in self._queues.items()}
+
+    def _divided(self, queues: int) -> Thresholds:
+        config, all_queues = self._config, sum(self._queues.values())
+        messages = divided_threshold(config.threshold_messages_topic, queues, config.threshold_messages)
+        mib = divided_threshold(config.threshold_mib_topic, queues, config.threshold_mib)
+        return Thresholds(
+            min(messages, divided_threshold(config.threshold_messages_group, all_queues, messages)),
+            min(mib, divided_threshold(config.threshold_mib_group, all_queues, mib)) * MIB,
             self._span_max,
         )
 

@@ -23,8 +23,9 @@ from rmq_ray.client.consumer_options import PushOptions, check_listener, check_s
 from rmq_ray.client.consumer_parts import SubscriptionTable
 from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.listener import Listener
+from rmq_ray.client.local_offset_store import LocalFileOffsetStore, LocalPlace
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.puller import Pace
+from rmq_ray.client.pausing import Pausable
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
@@ -36,6 +37,7 @@ from rmq_ray.ports import Discovery
 from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.store.files import FileSystem
 
 STOP_TIMEOUT_MS = 30_000
 PERSIST_TIMEOUT_MS = 10_000
@@ -76,7 +78,9 @@ class PushConsumer:
         self._subscriptions = SubscriptionTable()
         for topic, expression in check_subscriptions(subscriptions).items():
             self._subscriptions.put(topic, expression, clock.now_ms())
-        self._subscriptions.put(retry_topic(group), None, clock.now_ms())
+        if not self._settings.broadcasting:  # what fails there is dropped
+            self._subscriptions.put(retry_topic(group), None, clock.now_ms())
+        self._place: LocalPlace | None = None
         self._engine: ConsumerEngine | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -89,8 +93,9 @@ class PushConsumer:
         with self._life:
             if self._state is not ServiceState.CREATE_JUST:
                 raise ClientError(f"consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
-            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-            engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data)
+            client_id, local = self._claim_place()
+            client = ClientInstance.get_or_create(self._discovery, client_id, clock=self._clock)
+            engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data, local)
             client.register_consumer(self)
             self._state = ServiceState.START_FAILED
             self._engine = engine
@@ -100,6 +105,7 @@ class PushConsumer:
             except BaseException:
                 client.unregister_consumer(self._group)
                 client.release()
+                self._leave_place()
                 raise
             self._state = ServiceState.RUNNING
         engine.begin()
@@ -109,16 +115,38 @@ class PushConsumer:
         ``timeout_ms``: its messages come again. ``ClientError`` when called by the listener itself.
         """
         engine = self._engine
-        if engine is not None and engine.consumption.owns_current_thread():
+        if engine is not None and engine.owns_current_thread():
             raise ClientError("stop() was called by the listener, which it would wait for; call it from another thread", self._group)
         with self._life:
             was_running = self._state is ServiceState.RUNNING
             self._state = ServiceState.SHUTDOWN_ALREADY
         if not was_running or engine is None:
             return True
-        return engine.end(timeout_ms)
+        ended = engine.end(timeout_ms)
+        self._leave_place()
+        return ended
 
     close = stop
+
+    def _claim_place(self) -> tuple[str | None, LocalFileOffsetStore | None]:
+        """The client id, and where a broadcasting consumer keeps its offsets."""
+        if not self._settings.broadcasting:
+            return self._client_id, None
+        files = FileSystem()
+        place = LocalPlace.claim(self._settings.config.offsets_root, self._discovery.lookup(), self._group, self._client_id, files)
+        local = LocalFileOffsetStore(place.directory, files)
+        try:
+            local.load()
+        except BaseException:
+            place.release()
+            raise
+        self._place = place
+        return place.client_id, local
+
+    def _leave_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.release()
 
     def __enter__(self) -> Self:
         self.start()
@@ -173,18 +201,23 @@ class PushConsumer:
             raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
         self.rebalance_now()
 
-    def pause(self) -> None:
-        """No further pulls until ``resume``; what was pulled is still handed out."""
-        if self._engine is not None and self._engine.puller.pace is Pace.RUNNING:
-            self._engine.puller.pace = Pace.PAUSED
+    def pause(self, *what: Pausable) -> None:
+        """No further pulls of these topics and queues (all, when none is named) until ``resume``; what was pulled is still handed out."""
+        if self._engine is not None:
+            self._engine.pause(what)
 
-    def resume(self) -> None:
-        """Pull again, and rebalance."""
-        if self._engine is not None and self._engine.puller.pace is Pace.PAUSED:
-            self._engine.puller.pace = Pace.RUNNING
-            for work in self._engine.parts.assigned.snapshot().values():
-                self._engine.puller.pull(work)
-            self.rebalance_now()
+    def resume(self, *what: Pausable) -> None:
+        """Pull these again (everything, when nothing is named), and rebalance."""
+        if self._engine is not None:
+            self._engine.resume(what)
+
+    def adjust(self, **limits: int) -> None:
+        """Other limits from now on, while it runs: ``threshold_messages``, ``threshold_mib``, ``threshold_messages_topic``, ``threshold_mib_topic``,
+        ``threshold_messages_group``, ``threshold_mib_group``, ``max_span``, ``concurrency``; see ``ConsumerConfig``. ``ConfigError`` for others.
+        """
+        if self._engine is None:
+            raise ClientError(f"consumer of group {self._group!r} is {self._state.value}: give limits in its ConsumerConfig", self._group)
+        self._engine.adjust(limits)
 
     def stats(self) -> dict[str, Any]:
         """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the names."""

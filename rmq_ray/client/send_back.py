@@ -12,6 +12,7 @@ Invariants: True only when a broker said that it stored the copy. At worst (an a
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.listener import DEAD_LETTER_LEVEL
@@ -46,6 +47,8 @@ log = logging.getLogger("rmq_ray.client.send_back")
 
 class SendBack:
     """Of one consumer group. Blocks the calling (consuming) thread for up to 5 s a try."""
+
+    stores: ClassVar[bool] = True
 
     def __init__(self, client: ClientInstance, group: str, retries_max: int, clock: Clock) -> None:
         self._client = client

@@ -1,0 +1,29 @@
+"""What becomes of messages that a broadcasting consumer's listener could not process: nothing (protocol-behaviour 15).
+
+Every member of the group has the message; sent back, it would come to one of them only. So it is dropped, with a line in the log. Stands
+in for ``SendBack``; called by ``client.consume_concurrently``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from rmq_ray.client.received import MessageExt
+
+log = logging.getLogger("rmq_ray.client.consume")
+
+
+class DropFailed:
+    """Of one consumer group."""
+
+    stores: ClassVar[bool] = False
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def send_back(self, message: MessageExt, delay_level: int) -> bool:
+        """The message is done with; always true."""
+        place = f"{message.queue}, offset {message.queue_offset}"
+        log.warning("message %s (%s) failed in broadcasting group %s and is dropped: nobody gets it again", message.message_id, place, self._group)
+        return True
