@@ -99,7 +99,7 @@ class ConsumerApp:
         options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "runtime_env": dict(runtime_env) if runtime_env else None}
         settings = {**self.settings, "listener_args": (self.handler, tuple(args), single)}
         spec = FleetSpec(cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale)
-        fleet = gateway.create_worker(FleetShell, (spec,), {}, {"num_cpus": 0}, name=None if name is None else names.fleet(cluster, name))
+        fleet = gateway.create_worker(FleetShell, (gateway.pack(spec),), {}, {"num_cpus": 0}, name=None if name is None else names.fleet(cluster, name))
         try:
             gateway.call(fleet, "start", timeout_s, timeout_s=2 * timeout_s)
         except ClusterError:

@@ -51,9 +51,10 @@ class FleetSpec:
 
 
 class FleetShell:
-    """All state belongs to the actor's one loop."""
+    """All state belongs to the actor's one loop. ``packed``: a ``FleetSpec`` as ``gateway.pack`` makes it, so that Ray can restart the actor."""
 
-    def __init__(self, spec: FleetSpec) -> None:
+    def __init__(self, packed: bytes) -> None:
+        spec: FleetSpec = gateway.unpack(packed)
         self._spec = spec
         self._workers: list[Any] = []
         self._target = 0

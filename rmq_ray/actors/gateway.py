@@ -67,6 +67,16 @@ def create_worker(shell: type, arguments: tuple[Any, ...], keywords: dict[str, A
         raise ConfigError(f"Ray refuses the options of the actor: {error}", str(settings)) from error
 
 
+def pack(value: object) -> bytes:
+    """For an actor's constructor: Ray forgets arguments that hold handles or references once the actor runs, and could not restart it."""
+    return bytes(ray.cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+
+def unpack(data: bytes) -> Any:
+    """The value that ``pack`` was given."""
+    return ray.cloudpickle.loads(data)
+
+
 def kill_worker(handle: Any) -> None:
     """End an actor for good."""
     ray.kill(handle, no_restart=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmq_ray.cli import bench, brokers, doctor, groups, messages, running, stores, topics
+from rmq_ray.cli import bench, brokers, deploying, doctor, groups, messages, running, stores, topics
 from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -66,6 +66,8 @@ for command in (
     messages.produce,
     messages.consume,
     messages.message,
+    deploying.run,
+    deploying.workers,
     brokers.broker,
     stores.store,
     bench.bench,

@@ -279,3 +279,29 @@ def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Cli, Path]
     message = cli.fails("up", "--ray-port", str(free_port()), "--store", str(blocked / "below"))
     assert "file" in message and "[" in message
     assert processes_that_name(str(directory)) == []
+
+
+def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(cli: Cli, mq: rmq.Cluster, tmp_path: Path) -> None:
+    topic = f"run-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(topic, queues=2)
+    seen = tmp_path / "seen"
+    (tmp_path / "billing.py").write_text(
+        f"import rmq_ray as rmq\n@rmq.consumer({topic!r}, group={topic!r}, start_from='first')\n"
+        f"def bill(msg):\n    open({str(seen)!r}, 'ab').write(msg.body + b'\\n')\n"
+    )
+    running = cli.start("run", "billing:bill", "--cpus", "0.1", "--name", topic, cwd=tmp_path)
+    try:
+        cli.ok("produce", topic, text="a\nb\n")
+        eventually(lambda: seen.exists() and sorted(seen.read_bytes().split()) == [b"a", b"b"], 40)
+        assert len(cli.look("workers", "status", topic)) == 1
+        assert cli.look("workers", "scale", topic, "2")["actors"] == 2
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=COMMAND_S)
+    finally:
+        running.kill()
+    assert running.returncode == 0, out + err
+    assert topic in out and "draining" in err
+    assert mq.admin.group_clients(topic) == []
+    missing = CliRunner().invoke(main, [*cli.general, "workers", "status", topic])
+    assert missing.exit_code == 1 and "no workers are deployed" in missing.output
+    assert CliRunner().invoke(main, ["run", "nothing:here"]).exit_code == 2
