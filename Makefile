@@ -54,9 +54,10 @@ coverage: $(DEV) ## write docs/seed-coverage.md anew
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 in Java, in the same run
+bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1, in the same run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 
 clean: ## remove what was built and measured; the virtual environment stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target interop/kafka/target
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

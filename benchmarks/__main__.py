@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_rebalance, consume, dataframe, flush, growth, latency, produce, recovery
+from benchmarks import bench_rebalance, consume, dataframe, flush, growth, kafka_peer, latency, produce, recovery
 from benchmarks.report import markdown
 from benchmarks.scene import scene
 
@@ -27,7 +27,7 @@ PARTS = {
     "rebalance": bench_rebalance.run,
 }
 PEERS = {
-    "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k"],
+    "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k", *kafka_peer.BENCHES],
     "consume": ["consume", "consume_1k"],
     "latency": ["latency"],
     "flush": ["sync_flush_64"],
@@ -39,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
-    parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 on the same work, right before")
+    parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     parser.add_argument("--markdown", type=Path, default=None, help="also write them as a table to this file")
     parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
@@ -64,14 +64,17 @@ def main() -> int:
 
 
 def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Figures of the Java broker and client by name."""
-    if not names:
-        return {}
-    done = subprocess.run([sys.executable, "tools/interop.py", "bench", *names], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    for line in found:
-        print(f"    Apache RocketMQ 4.9.7, {line}", flush=True)
-    return {line["bench"]: line for line in found}
+    """Figures of other systems' brokers and clients by name."""
+    kafka = [name for name in names if name in kafka_peer.BENCHES]
+    java = [name for name in names if name not in kafka]
+    found = {}
+    for product, command in (("RocketMQ 4.9.7", ["tools/interop.py", "bench", *java]), ("Kafka 3.9.1", ["-m", "benchmarks.kafka_peer", *kafka])):
+        if command[-1] in names:
+            done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+            for line in [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]:
+                print(f"    Apache {product}, {line}", flush=True)
+                found[line["bench"]] = line
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Producing: batches, single sends, many threads, self-batched; against the bare path, a bare actor call, Ray's queue and Java."""
+"""Producing: batches, single sends, many threads, self-batched, columns; against the bare path, a bare actor call, Ray's queue, Java and Kafka."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 import rmq_ray as rmq
-from benchmarks import floors
+from benchmarks import columns, floors
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
 
@@ -34,6 +34,7 @@ def run(scene: Scene) -> None:
         single(scene, mq, queue_rate)
         threads(scene, mq)
         self_batched(scene, mq)
+        columns.run(scene, mq)
 
 
 def batches(scene: Scene, mq: rmq.Cluster) -> None:

@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Scene:
-    """``scale``: 1.0 = full length; smaller for a quick look. ``peers``: results of Apache RocketMQ's Java client by name."""
+    """``scale``: 1.0 = full length; smaller for a quick look. ``peers``: results of Apache RocketMQ's Java client and of Kafka's by name."""
 
     directory: Path
     report: Report
@@ -35,7 +35,7 @@ class Scene:
         return max(least, int(full * self.scale))
 
     def peer(self, name: str, what: str) -> float | None:
-        """A figure of the Java peer, None where it was not run."""
+        """A figure of a peer, None where it was not run."""
         return self.peers.get(name, {}).get(what)
 
     @contextmanager

@@ -1,0 +1,136 @@
+"""Apache Kafka 3.9.1 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer, on the same machine.
+
+    python -m benchmarks.kafka_peer [kafka_100] [kafka_1k] [--messages 1000000]     JSON lines
+
+The broker's jars come from Maven Central (interop/kafka/pom.xml, resolved once), librdkafka from PyPI's confluent-kafka (extra ``bench``). The producer is a
+process of its own with librdkafka's settings as they are, but for room: batches of value and key by ``produce_batch``, which is its quickest way from
+Python, the messages made once and sent again and again; the clock stops when the last one is acknowledged. Topics have 4 partitions, one copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
+TARGET = PROJECT / "target"
+BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
+BENCHES = {"kafka_100": 100, "kafka_1k": 1_024}
+PIECE = 2_000
+"""Messages of one ``produce_batch``."""
+ROUNDS = 3
+
+
+def class_path() -> str:
+    """Of Kafka's broker; resolved by Maven once."""
+    TARGET.mkdir(parents=True, exist_ok=True)
+    found = TARGET / "classpath.txt"
+    with (TARGET / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists() or found.stat().st_mtime < (PROJECT / "pom.xml").stat().st_mtime:
+            command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={found}"]
+            subprocess.run(command, cwd=PROJECT, check=True, timeout=BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL)
+    return found.read_text().strip()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@contextmanager
+def broker(directory: Path) -> Iterator[str]:
+    """A formatted, started node until the block ends; its address. Killed by its process id."""
+    port, controller = free_ports(2)
+    settings = directory / "server.properties"
+    settings.write_text(
+        f"process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\ncontroller.listener.names=CONTROLLER\n"
+        f"log.dirs={directory / 'log'}\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
+    )
+    java = ["java", "-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-cp", class_path()]
+    format_it = [*java, "kafka.tools.StorageTool", "format", "-t", "cmVuY2htYXJrc3BlZXIwMQ", "-c", str(settings)]
+    subprocess.run(format_it, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    node = subprocess.Popen([*java, "kafka.Kafka", str(settings)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_port(port, node)
+        yield f"127.0.0.1:{port}"
+    finally:
+        node.kill()
+        node.wait(30)
+
+
+def wait_for_port(port: int, node: subprocess.Popen[bytes]) -> None:
+    """Until the node listens; raises when it ended or takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and node.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"Kafka's broker does not listen on port {port} (exit code {node.poll()})")
+
+
+def produce(address: str, name: str, messages: int) -> dict[str, Any]:
+    """Acknowledged messages a second, best of the rounds: value and key."""
+    from confluent_kafka import Producer
+
+    size = BENCHES[name]
+    producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 21})
+    pieces = [[{"value": os.urandom(size), "key": b"o-%d" % (piece * PIECE + n)} for n in range(PIECE)] for piece in range(8)]
+    rates = []
+    for turn in range(ROUNDS + 1):  # the first one warms up
+        wanted = messages // 4 if turn == 0 else messages
+        begin = time.perf_counter()
+        for piece in range(wanted // PIECE):
+            taken = producer.produce_batch(f"bench-{name}", pieces[piece % len(pieces)])
+            assert taken == PIECE, f"librdkafka took {taken} of {PIECE} messages"
+            producer.poll(0)
+        left = producer.flush(60)
+        assert left == 0, f"{left} messages were not acknowledged"
+        rates.append(wanted / (time.perf_counter() - begin))
+    return {"bench": name, "per_second": max(rates[1:]), "messages": messages}
+
+
+def bench(names: list[str], messages: int) -> list[dict[str, Any]]:
+    """The broker here, the producer in a process of its own; one figure a name."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="rmq-kafka-") as directory, broker(Path(directory)) as address:
+        for name in names:
+            command = [sys.executable, "-m", "benchmarks.kafka_peer", name, "--messages", str(messages), "--address", address]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_TIMEOUT_S)
+            found += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Apache Kafka 3.9.1 beside this project")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; default all")
+    parser.add_argument("--messages", type=int, default=600_000)
+    parser.add_argument("--address", help="of a broker that runs; default: start one")
+    arguments = parser.parse_args()
+    names = arguments.names or list(BENCHES)
+    figures = [produce(arguments.address, name, arguments.messages) for name in names] if arguments.address else bench(names, arguments.messages)
+    for figure in figures:
+        print(json.dumps(figure), flush=True)
+
+
+if __name__ == "__main__":
+    main()
