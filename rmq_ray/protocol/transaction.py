@@ -126,9 +126,9 @@ def checks_of(properties: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def copy_for_check(properties: Mapping[str, str], half_offset: int) -> dict[str, str]:
-    """Properties of the copy that stands for the half at ``half_offset`` while its producer is asked."""
-    return {**properties, TRANSACTION_CHECK_TIMES: str(checks_of(properties) + 1), HALF_FROM: str(half_offset)}
+def copy_for_check(properties: Mapping[str, str], half_offset: int, counted: bool = True) -> dict[str, str]:
+    """Properties of the copy that stands for the half at ``half_offset`` while its producer is asked. ``counted``: there is somebody to be asked."""
+    return {**properties, TRANSACTION_CHECK_TIMES: str(checks_of(properties) + counted), HALF_FROM: str(half_offset)}
 
 
 def copy_for_immunity(properties: Mapping[str, str], half_offset: int) -> dict[str, str]:

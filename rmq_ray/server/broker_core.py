@@ -42,6 +42,7 @@ from rmq_ray.server.put_rate import PutRate
 from rmq_ray.server.query_handlers import QueryHandlers
 from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
 from rmq_ray.server.refusal import Refused
+from rmq_ray.server.reply_handlers import ReplyHandlers
 from rmq_ray.server.send_back import SendBack
 from rmq_ray.server.send_handlers import SendHandlers
 from rmq_ray.server.single_repeats import SingleRepeats
@@ -94,7 +95,7 @@ class BrokerCore:
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
         self.repeats = SingleRepeats(config.store, clock)
         asker = TransactionAsker(self.members, store_host)
-        self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker.ask)
+        self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
         self._started: list[Callable[[RmqError | None], None]] = []
@@ -246,6 +247,7 @@ class BrokerCore:
             path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host, self.config.reject_transactions
         )
         ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
+        replies = ReplyHandlers(path, self.writer, self.members, identity, self._store_host, self.answer, self.config.store_replies)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
         shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets, tables.filters)
         self.pulls = pulls = PullHandlers(
@@ -265,7 +267,8 @@ class BrokerCore:
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
             Code.END_TRANSACTION: ends.end,
-            Code.CONSUMER_SEND_MSG_BACK: back.send_back, Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
+            Code.SEND_REPLY_MESSAGE: replies.reply, Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2, Code.CONSUMER_SEND_MSG_BACK: back.send_back,
+            Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
             Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
             Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: locks.lock, Code.UNLOCK_BATCH_MQ: locks.unlock,
             Code.CHECK_CLIENT_CONFIG: pulls.check_client, Code.QUERY_CONSUMER_OFFSET: offsets.query, Code.UPDATE_CONSUMER_OFFSET: offsets.update,

@@ -15,7 +15,7 @@ from typing import cast
 from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, decode_properties, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.transaction import EndState, copy_for_check, real_target
+from rmq_ray.protocol.transaction import EndState, real_target
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.headers import CheckTransactionHeader, EndTransactionHeader
@@ -89,20 +89,21 @@ class TransactionHandlers:
 
 
 class TransactionAsker:
-    """Sends 39 to a live connection of the half's producer group, any of them."""
+    """Finds a live connection of the half's producer group, any of them, and sends it 39. Implements ``transaction_service.Asker``."""
 
     def __init__(self, members: Membership, host: tuple[str, int]) -> None:
         self._members = members
         self._host = host
         self._number = 0
 
-    def ask(self, half: Record, copy: AppendResult) -> bool:
-        """``half``: as it was found; ``copy``: where the record lies that stands for it now, whose offsets the answer must carry."""
-        properties = copy_for_check(decode_properties(half.properties), half.queue_offset)
-        target = real_target(properties)
-        peer = self._members.producers.next_connection(properties.get(PRODUCER_GROUP, ""), lambda found: not cast(Peer, found).closed)
-        if peer is None or target is None:
-            return False
+    def find(self, properties: dict[str, str]) -> Peer | None:
+        """Whom to ask about a half with these properties; None while nobody of its group is connected."""
+        found = self._members.producers.next_connection(properties.get(PRODUCER_GROUP, ""), lambda peer: not cast(Peer, peer).closed)
+        return cast("Peer | None", found)
+
+    def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
+        """``half``: as it was found; ``copy``: where the record with ``properties`` lies that stands for it now, whose offsets the answer must carry."""
+        target = real_target(properties) or (half.topic, half.queue_id)
         record = replace(
             half, topic=target[0], queue_id=target[1], queue_offset=copy.base_queue_offset, log_offset=copy.base_log_offset, store_ms=copy.store_ms,
             properties=encode_properties(properties),
@@ -110,8 +111,7 @@ class TransactionAsker:
         unique = properties.get(UNIQUE_KEY)
         header = CheckTransactionHeader(copy.base_queue_offset, copy.base_log_offset, unique, unique, offset_message_id(*self._host, copy.base_log_offset))
         self._number = (self._number + 1) & 0x7FFFFFFF
-        cast(Peer, peer).send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
-        return True
+        peer.send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
 
 
 def _checked(raw: bytes | None, header: EndTransactionHeader) -> Record:

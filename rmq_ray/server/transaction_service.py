@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, StoreError
 from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmq_ray.ports import Peer
 from rmq_ray.protocol.transaction import (
     SYSTEM_GROUP,
     CheckRules,
@@ -50,15 +51,25 @@ log = logging.getLogger("rmq_ray.server")
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
 TURN_HALVES_MAX = 64  # looked at in one turn of the loop
 OWED_MAX = 10_000
-Ask = Callable[[Record, AppendResult], bool]
-"""(the half with its properties, where its copy lies) -> whether somebody could be asked."""
+
+
+class Asker(Protocol):
+    """Who asks producers."""
+
+    def find(self, properties: dict[str, str]) -> Peer | None:
+        """A connected member of the half's group, None while there is none."""
+        ...
+
+    def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
+        """Send CHECK_TRANSACTION_STATE about ``half``, for which the record at ``copy`` with ``properties`` stands."""
+        ...
 
 
 class Transactions:
-    """``ask``: sends CHECK_TRANSACTION_STATE."""
+    """Of one broker."""
 
     def __init__(  # noqa: PLR0913 - what a half touches
-        self, config: BrokerConfig, keeper: StoreKeeper, writer: MessageWriter, topics: TopicTable, offsets: OffsetTable, counters: Counters, ask: Ask
+        self, config: BrokerConfig, keeper: StoreKeeper, writer: MessageWriter, topics: TopicTable, offsets: OffsetTable, counters: Counters, asker: Asker
     ) -> None:
         self._rules = CheckRules(config.transaction_timeout_ms, config.transaction_check_max, config.store.reserved_hours * 3_600_000)
         self._interval_ms = config.transaction_check_interval_ms
@@ -67,7 +78,7 @@ class Transactions:
         self._topics = topics
         self._offsets = offsets
         self._counters = counters
-        self._ask = ask
+        self._asker = asker
         self._owed: deque[Op] = deque()  # true in memory, not written for want of room
         self._round_ms = -1
         self._next_round_ms: float | None = None
@@ -231,11 +242,17 @@ class Transactions:
         elif verdict is Verdict.PUT_BACK:
             self._move(half, copy_for_immunity(properties, offset), offset)
         else:
-            self._counters.half_checks += 1
-            asked = copy_for_check(properties, offset)
-            if not self._ask(half, self._move(half, asked, offset)):
-                log.debug("nobody of the producer group is there to be asked about half message %d", offset)
+            self._check(half, properties, offset)
         return True
+
+    def _check(self, half: Record, properties: dict[str, str], offset: int) -> None:
+        """Ask somebody. While nobody of the group is connected the half only moves to the end of its queue: that is no check, it is not counted."""
+        peer = self._asker.find(properties)
+        asked = copy_for_check(properties, offset, counted=peer is not None)
+        copy = self._move(half, asked, offset)
+        if peer is not None:
+            self._counters.half_checks += 1
+            self._asker.ask(peer, half, asked, copy)
 
     def _move(self, half: Record, properties: dict[str, str], offset: int) -> AppendResult:
         """A copy at the end of the half queue stands for the half from now on."""

@@ -354,7 +354,14 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
         with Producer("web", discovery=discovery, send_timeout_ms=20_000) as producer:
             checker = Checker(COMMIT)
             producer.transaction(checker)
-            eventually(lambda: checker.asked, 30)
+            assert producer._core is not None
+            instance = producer._core.instance
+
+            def asked() -> bool:
+                instance.heartbeat()  # else each 30 s
+                return bool(checker.asked)
+
+            eventually(asked, every_s=0.2)
             threading.Event().wait(1.0)
 
     assert outcome_after_a_kill(tmp_path, step, work) == ([b"x"], 0)

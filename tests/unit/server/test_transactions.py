@@ -241,6 +241,19 @@ def test_after_the_last_check_a_half_is_given_up_visibly(tmp_path: Path) -> None
     bench.close()
 
 
+def test_while_nobody_of_the_group_is_there_a_half_waits_and_is_not_given_up(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, transaction_check_max=2).open()
+    header = half(bench)
+    for _ in range(5):
+        round_of_checks(bench)
+    assert bench.core.status()["half_messages"] == 1 and bench.core.counters.half_checks == 0
+    peer = producer(bench)
+    round_of_checks(bench)
+    check_of(peer)
+    assert end(bench, header).code == 0 and orders(bench) == [b"hello"]
+    bench.close()
+
+
 def test_many_halves_are_looked_at_in_several_turns(bench: Bench) -> None:
     peer = producer(bench)
     for number in range(150):
