@@ -76,6 +76,8 @@ class OffsetStore(Protocol):
 class OffsetRequests(Protocol):
     """The part of a client instance that the remote store needs."""
 
+    client_id: str
+
     def broker_address(self, broker_name: str, broker_id: int = 0) -> Address | None:
         """Of exactly this broker, None when no route has it."""
         ...
@@ -186,5 +188,5 @@ class RemoteOffsetStore:
         return OFFSET_UNKNOWN
 
     def _update_command(self, queue: MessageQueue, offset: int) -> Command:
-        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset, self._lock_epoch(queue))
+        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset, self._lock_epoch(queue), self._client.client_id)
         return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

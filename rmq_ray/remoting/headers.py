@@ -130,15 +130,18 @@ class QueryOffsetHeader(Header):
     queue_id: Int32
 
 
-@header(lock_epoch="rmqLockEpoch")
+@header(lock_epoch="rmqLockEpoch", client_id="rmqClient")
 class UpdateOffsetHeader(Header):
-    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was consumed in order."""
+    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was consumed in order. ``client_id`` (ours):
+    a consumer says so, whatever this connection has told before; tools leave it out.
+    """
 
     consumer_group: str
     topic: str
     queue_id: Int32
     commit_offset: int
     lock_epoch: int | None = None
+    client_id: str | None = None
 
 
 @header()

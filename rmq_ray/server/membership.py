@@ -26,13 +26,25 @@ class Membership:
         self._clock = clock
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
+        self._channels: dict[str, Peer] = {}
         self.locks = QueueLocks(lock_life_ms)
 
     def introduce(self, peer: Peer, client_id: str, group: str | None = None) -> None:
         """A heartbeat says who is at the other end, and in which consumer group."""
         peer.attributes[CLIENT_ID] = client_id
+        self._channels[client_id] = peer
         if group is not None:
             peer.attributes.setdefault(CONSUMER_GROUPS, set()).add(group)
+
+    def channel(self, client_id: str) -> Peer | None:
+        """The connection whose heartbeat gave this id last; None when it is gone."""
+        return self._channels.get(client_id)
+
+    def forget(self, peer: Peer) -> None:
+        """The connection is gone."""
+        client_id = peer.attributes.get(CLIENT_ID, "")
+        if self._channels.get(client_id) is peer:
+            del self._channels[client_id]
 
     def client_of(self, peer: Peer) -> Hashable:
         """The client id, or the connection where it never told one."""
@@ -54,11 +66,15 @@ class Membership:
             return None
         return self.locks.holder(group, MessageQueue(topic, self._broker_name, queue_id), self._clock.monotonic_ms())
 
-    def committing(self, peer: Peer, group: str, topic: str, queue_id: int, lock_epoch: int) -> tuple[Hashable, Hashable | None]:
-        """(who commits, who holds the queue). An epoch that is in force is its holder's proof, also before the connection's first heartbeat."""
+    def committing(  # noqa: PLR0913 - what a commit says of itself
+        self, peer: Peer, group: str, topic: str, queue_id: int, lock_epoch: int, client_id: str | None = None
+    ) -> tuple[Hashable, Hashable | None]:
+        """(who commits, who holds the queue). An epoch that is in force is its holder's proof, and a client id in the commit says who it is, also
+        before the connection's first heartbeat.
+        """
         if lock_epoch:
             return lock_epoch, lock_epoch
-        return self.client_of(peer), self.lock_holder(group, topic, queue_id)
+        return client_id or self.client_of(peer), self.lock_holder(group, topic, queue_id)
 
     def is_fenced(self, group: str, topic: str, queue_id: int, lock_epoch: int) -> bool:
         """Whether somebody else has had the queue since the lock of this epoch (> 0) was granted."""

@@ -48,7 +48,9 @@ class OffsetHandlers:
         return command.answer(fields={"offset": str(offset)})
 
     def update(self, command: Command, peer: Peer) -> Command:
-        """15: commits; consumers send it oneway. Of queues that this broker has: what clients make up would fill the table."""
+        """15: commits; consumers send it oneway, or say who they are: anybody else is an administrator. Of queues that this broker has: what
+        clients make up would fill the table.
+        """
         header = UpdateOffsetHeader.from_fields(command.fields)
         config = self._topics.get(header.topic)
         if config is None or not 0 <= header.queue_id < max(config.read_queues, config.write_queues):
@@ -62,8 +64,8 @@ class OffsetHandlers:
         store = self._keeper.store
         outcome = self._offsets.commit(
             header.topic, header.consumer_group, header.queue_id, header.commit_offset,
-            *self._members.committing(peer, header.consumer_group, header.topic, header.queue_id, header.lock_epoch or 0),
-            not header.lock_epoch and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
+            *self._members.committing(peer, header.consumer_group, header.topic, header.queue_id, header.lock_epoch or 0, header.client_id),
+            not header.lock_epoch and not header.client_id and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
             None if store is None else store.bounds(header.topic, header.queue_id)[1],
         )  # fmt: skip
         if outcome is Commit.REFUSED:

@@ -67,7 +67,7 @@ def test_persisting_all_tells_the_broker_one_way_and_forgets_queues_that_are_not
     offsets.persist_all(queues[1:])
     told = client.requests(UPDATE)
     assert [command.is_oneway for command in told] == [True, True]
-    assert told[0].fields == {"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "1"}
+    assert told[0].fields == {"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "1", "rmqClient": client.client_id}
     assert offsets.clone() == {queues[1]: 1, queues[2]: 2}
 
 

@@ -94,7 +94,8 @@ def test_a_queue_that_moves_away_is_dropped_and_its_offset_handed_over_before_it
     assert rig.rebalancer.rebalance()
     assert held(rig) == queues[:1]
     assert work.process.dropped
-    assert [command.fields for command in rig.client.requests(UPDATE)] == [{"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "25"}]
+    told = {"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "25", "rmqClient": rig.client.client_id}
+    assert [command.fields for command in rig.client.requests(UPDATE)] == [told]
     assert rig.offset(queues[1]) is None
 
 

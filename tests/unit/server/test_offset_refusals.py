@@ -35,3 +35,18 @@ def test_commits_for_queues_that_are_not_here_do_not_fill_the_table(bench: Bench
     fields = {"consumerGroup": "billing", "topic": topic, "queueId": str(queue_id), "commitOffset": "0"}
     assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields).code == ResponseCode.SYSTEM_ERROR
     assert bench.core.tables.offsets.tables() == {}
+
+
+def test_a_consumer_whose_connection_is_new_is_no_administrator(bench: Bench) -> None:
+    """It was paused, lost its connection and its queue, and hands its old offset over before its first heartbeat."""
+    bench.send(bodies_=[b"x"] * 9)
+    owner = FakePeer()
+    bench.heartbeat(owner, client_id="10.0.0.1@1")
+    bench.pull(peer=owner, offset=9)
+    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "rmqClient": "10.0.0.1@1"}
+    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields | {"commitOffset": "9"}, peer=owner).code == 0
+    late = fields | {"commitOffset": "1", "rmqClient": "10.0.0.2@2"}
+    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, late, peer=FakePeer()).code == ResponseCode.SYSTEM_ERROR
+    assert bench.core.tables.offsets.query("orders", "billing", 0) == 9
+    again = fields | {"commitOffset": "7"}
+    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, again, peer=FakePeer()).code == 0, "the queue's owner may, over a new connection too"
