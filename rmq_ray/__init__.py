@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.fleet import Workers
     from rmq_ray.actors.producer import ProducerActor
+    from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.pulled_batch import PulledBatch
     from rmq_ray.client.queue_questions import PullResult
     from rmq_ray.client.receipts import ReceivedMessage
     from rmq_ray.client.received import MessageExt
+    from rmq_ray.client.replying import reply
     from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
     from rmq_ray.client.transaction import Transaction
     from rmq_ray.client.transaction_producer import TransactionListener, TransactionSendResult
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         OffsetOutOfRange,
         ReceiptStale,
         RemotingError,
+        RequestTimeout,
         RmqError,
         SendError,
         SendTimeout,
@@ -86,7 +89,10 @@ __all__ = [
     "ConfigError",
     "ConsumeContext",
     "ConsumeError",
+    "ConsumeHook",
+    "ConsumeHookContext",
     "ConsumeResult",
+    "ConsumeStatus",
     "ConsumerActor",
     "ConsumerApp",
     "ConsumerConfig",
@@ -113,6 +119,7 @@ __all__ = [
     "ReceivedMessage",
     "Reject",
     "RemotingError",
+    "RequestTimeout",
     "RmqError",
     "SelectByMachineRoom",
     "SelectByRandom",
@@ -140,6 +147,7 @@ __all__ = [
     "connect",
     "consumer",
     "sql",
+    "reply",
     "select_by_hash",
     "start",
     "workers",
@@ -151,11 +159,13 @@ _HOMES = {
     "rmq_ray.actors.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.fleet": "Workers",
     "rmq_ray.actors.producer": "ProducerActor",
+    "rmq_ray.client.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.pulled_batch": "PulledBatch",
     "rmq_ray.client.queue_questions": "PullResult",
     "rmq_ray.client.receipts": "ReceivedMessage",
     "rmq_ray.client.received": "MessageExt",
+    "rmq_ray.client.replying": "reply",
     "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.client.transaction": "Transaction",
     "rmq_ray.client.transaction_producer": "TransactionListener TransactionSendResult",
@@ -163,7 +173,7 @@ _HOMES = {
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
-        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange ReceiptStale RemotingError RmqError SendError "
+        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange ReceiptStale RemotingError RequestTimeout RmqError SendError "
         "SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
         "TransactionEnded TransactionError TransactionUnknown"
     ),

@@ -164,6 +164,7 @@ class BrokerConfig(_Group):
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
     parked_pulls_max: int = 100_000
+    store_replies: bool = True  # storeReplyMessageEnable
     pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 

@@ -3,7 +3,8 @@
     RmqError
     ├── ConfigError                      a setting or topology file is wrong                          (caller)
     ├── ClientError                      misuse of a client object: wrong state, bad name, closed      (caller)
-    │   └── NoNameServer                 nobody told where the cluster is                              (caller)
+    │   ├── NoNameServer                 nobody told where the cluster is                              (caller)
+    │   └── NotARequest                  a reply to a message that asks for none                       (caller)
     ├── SendError                        a send that is definitely not stored
     │   ├── SendUnknown                  may be stored: connection lost after the frame left           (network)
     │   │   └── SendTimeout              may be stored: no answer within the time-out                  (network)
@@ -83,6 +84,12 @@ class NoNameServer(ClientError):
     """No name server address is known, so nothing can be found at all."""
 
     code = 10004
+
+
+class NotARequest(ClientError):
+    """A reply to a message that was sent without ``request``: nobody waits for it."""
+
+    code = 10007
 
 
 class SendError(RmqError):

@@ -16,13 +16,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from rmq_ray.client.async_frames import AsyncFrames
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.received import MessageExt
+from rmq_ray.client.request_reply import AskOptions, ask
 from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import split_batch
@@ -190,6 +192,13 @@ class AsyncProducer:
         if queue is not None and queue.topic != topic:
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
         return await frames.send_frames(parts, queue or frames.next_queue(queues), queue is not None, timeout_ms, self._steps)
+
+    async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
+        """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""
+        await self._ready()
+        assert self._core is not None
+        asked = await asyncio.to_thread(ask, self._core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options)
+        return await asked.wait_in_loop()
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

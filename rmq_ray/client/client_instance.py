@@ -85,6 +85,12 @@ class ClientInstance:
                 found = _registry.instances[client_id] = cls(discovery, client_id, limits or RemotingLimits(), clock)
             return found
 
+    @staticmethod
+    def running() -> list[ClientInstance]:
+        """The instances of this process that are running."""
+        with _registry.lock:
+            return [found for found in _registry.instances.values() if found.state is ServiceState.RUNNING]
+
     @property
     def state(self) -> ServiceState:
         """Where in its life the instance is."""
@@ -180,12 +186,12 @@ class ClientInstance:
         """Have the timer thread fetch the topic's route; returns at once. Asking again while it waits does nothing."""
         self.timers.soon(f"route of {topic}", lambda: self.routes.refresh_all({topic}))
 
-    def heartbeat(self) -> None:
-        """Tell every broker (masters only, without consumers) who lives here; skipped when another thread is at it.
+    def heartbeat(self, wait_s: float = 0.0) -> None:
+        """Tell every broker (masters only, without consumers) who lives here; skipped when another thread is at it for longer than ``wait_s``.
 
         Waits 3 s at most for the answers. A broker that does not answer is logged: the next turn tells it again.
         """
-        if not self._heartbeat_lock.acquire(blocking=False):
+        if not self._heartbeat_lock.acquire(timeout=wait_s):
             return
         try:
             body = encode_heartbeat(self._heartbeat_value())

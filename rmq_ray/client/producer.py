@@ -17,15 +17,17 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from rmq_ray.client import transaction
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Placement, Selector, is_special, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import NO_PROPERTIES, Selector, is_special, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.received import MessageExt
+from rmq_ray.client.request_reply import AskOptions, Reply, ask
 from rmq_ray.client.send_future import SendFuture
-from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendHook
+from rmq_ray.client.send_hooks import SendCheck, SendHook
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import FrameParts, split_batch
 from rmq_ray.client.transaction import Transaction
@@ -46,9 +48,8 @@ class Producer:
     """Sends messages of one producer group.
 
     ``group``: unique among producers of one client id. ``discovery``: where the name servers are. Settings are those of
-    ``ProducerConfig``, as ``config`` or as keywords. ``hooks``, ``checks``: see
-    ``client.send_hooks``; they are pickled with the producer. ``client_id``: None = a client of its own; equal ids share connections.
-    Times given to calls are seconds.
+    ``ProducerConfig``, as ``config`` or as keywords. ``client_id``: None = a client of its own; equal ids share connections. ``hooks``, ``checks``:
+    see ``client.send_hooks``; they are pickled with the producer. Times given to calls are seconds.
     """
 
     def __init__(  # noqa: PLR0913 - the settings of the outermost class
@@ -160,7 +161,7 @@ class Producer:
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
-            return self._send_in_steps(self._steps, core, message, placement, timeout_ms)
+            return self._steps.send(core, message, placement, timeout_ms)
         if placement is not None:
             core.place(message, placement, timeout_ms)
         return core.send(message, timeout_ms)
@@ -198,7 +199,7 @@ class Producer:
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
-            return self._send_async_in_steps(self._steps, core, message, placement, timeout_ms)
+            return self._steps.send_async(core, message, placement, timeout_ms)
         if placement is not None:
             core.place(message, placement, timeout_ms)
         return core.send_async(message, timeout_ms)
@@ -223,10 +224,7 @@ class Producer:
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
-            self._steps.name(message)
-            with self._steps.around(message, ONEWAY):
-                self._ready_in_steps(self._steps, core, message, placement, self._timeout_ms)
-                core.send_oneway(message, self._timeout_ms)
+            self._steps.send_oneway(core, message, placement, self._timeout_ms)
             return
         if placement is not None:
             core.place(message, placement, self._timeout_ms)
@@ -282,6 +280,19 @@ class Producer:
         """
         return transaction.begin((self._core or self._ready(), self._config, self._steps), checker, timeout)
 
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
+        """Send one message and wait for the reply of a consumer to it (``rmq_ray.reply``); ``timeout``: s, for both ways.
+
+        Raises ``RequestTimeout`` when no reply came, ``SendError`` when the request could not be sent.
+        """
+        return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).wait()
+
+    def request_async(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> Reply:
+        """The same without waiting: a future of the reply, which ends within ``timeout`` and a second."""
+        return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).reply
+
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _send_frames(  # noqa: PLR0913 - a batch
@@ -314,28 +325,6 @@ class Producer:
                 raise type(error)(f"{error}; the first {stored} messages are stored", topic, told(stored)) from error
             target = queue_with_namespace(namespace, results[-1].queue)
         return results
-
-    def _send_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
-        steps.name(message)
-        with steps.around(message, SYNC) as ctx:
-            self._ready_in_steps(steps, core, message, placement, timeout_ms)
-            ctx.result = result = core.send(message, timeout_ms)
-        return result
-
-    def _send_async_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendFuture:
-        steps.name(message)
-        with steps.around(message, ASYNC) as ctx:
-            self._ready_in_steps(steps, core, message, placement, timeout_ms)
-            future = core.send_async(message, timeout_ms)
-            steps.deferred(ctx, future)
-        return future
-
-    def _ready_in_steps(self, steps: SendSteps, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
-        """Give the message its queue, then compress it: selectors see the body that the user gave."""
-        whole = steps.placement(placement)
-        if whole is not None:
-            core.place(message, whole, timeout_ms)
-        steps.pack(message)
 
     def _ready(self) -> ProducerCore:
         """The core; made by the first call, and again after a fork."""

@@ -55,6 +55,8 @@ class ProducerCore:
         """Request code of a broker -> who answers it, in a reader thread."""
         self.transactions: object | None = None
         """The ``TransactionEngine``, once there is one."""
+        self.request_reply: object | None = None
+        """The ``Requests``, once there was one."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
         self.probe = self._make_probe()

@@ -19,7 +19,9 @@ from typing import cast
 
 from rmq_ray.client.compressing import Compressor
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector
-from rmq_ray.client.send_hooks import SendCheck, SendContext, SendHook
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.send_future import SendFuture
+from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendContext, SendHook
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig
@@ -48,6 +50,30 @@ class SendSteps:
         """The steps that the settings ask for; None when there are none."""
         wanted = hooks or checks or config.namespace or config.compression is not None or config.trace
         return cls(config, hooks, checks, clock) if wanted else None
+
+    def send(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
+        """All steps around a send that is waited for."""
+        self.name(message)
+        with self.around(message, SYNC) as ctx:
+            self._make_ready(core, message, placement, timeout_ms)
+            ctx.result = result = core.send(message, timeout_ms)
+        return result
+
+    def send_async(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendFuture:
+        """All steps around one with a future."""
+        self.name(message)
+        with self.around(message, ASYNC) as ctx:
+            self._make_ready(core, message, placement, timeout_ms)
+            future = core.send_async(message, timeout_ms)
+            self.deferred(ctx, future)
+        return future
+
+    def send_oneway(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+        """All steps around one without an answer."""
+        self.name(message)
+        with self.around(message, ONEWAY):
+            self._make_ready(core, message, placement, timeout_ms)
+            core.send_oneway(message, timeout_ms)
 
     def name(self, message: Outgoing) -> None:
         """Put the message's topic into the namespace."""
@@ -95,6 +121,13 @@ class SendSteps:
             future.add_done_callback(lambda ended: self._end_of(ctx, ended))
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _make_ready(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+        """Give the message its queue, then compress it: selectors see the body that the user gave."""
+        whole = self.placement(placement)
+        if whole is not None:
+            core.place(message, whole, timeout_ms)
+        self.pack(message)
 
     def _context(self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None) -> SendContext:  # noqa: PLR0913 - a call
         return SendContext(self._group, topic, mode, bodies[0], text, queue, len(bodies), sum(map(len, bodies)), self._clock.now_ms())

@@ -28,6 +28,8 @@ class Counters:
     half_unknown: int = 0
     half_checks: int = 0
     half_discarded: int = 0
+    replies: int = 0
+    replies_failed: int = 0
     refused_busy: int = 0
     scans: int = 0
     notices: int = 0

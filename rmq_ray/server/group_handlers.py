@@ -85,6 +85,7 @@ class GroupHandlers:
 
     def closed(self, peer: Peer) -> None:
         """The connection is gone: it leaves its groups at once."""
+        self._members.forget(peer)
         self._members.producers.closed(peer)
         for change in self._members.consumers.closed(peer):
             self._tell(change)

@@ -1,0 +1,257 @@
+"""Requests that wait for a reply message (protocol-behaviour 25): the asking side.
+
+    request("rpc", b"x") ──message with CORRELATION_ID, REPLY_TO_CLIENT, TTL──> topic ──> some consumer, which replies (``client.replying``)
+         │ waits                                                                                    │
+         └<── PUSH_REPLY_MESSAGE_TO_CLIENT 326, over the connection that sends heartbeats ── broker <──┘
+
+Decides which reply belongs to which request, and when a request is over. Called by both producers; the broker's pushes come in by
+``ProducerCore.handle_request``. A request is answered by whichever consumer got it first; further replies are dropped.
+
+Invariants: a pending request ends once: with its reply, ``RequestTimeout``, or what its send raised. At most ``PENDING_MAX`` wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypedDict
+
+from rmq_ray.client.outgoing import Outgoing, Selector, outgoing
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.received import MessageExt, restored
+from rmq_ray.client.send_steps import SendSteps
+from rmq_ray.clock import Clock
+from rmq_ray.errors import BrokerBusy, ClientError, ConsumeError, RequestTimeout
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.message import Message, SendResult, decode_properties
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers_reply import PushReplyHeader
+from rmq_ray.store.record import Record, encode_record
+
+CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
+SCAN_FIRST_MS, SCAN_MS = 3_000, 1_000
+PENDING_MAX = 65_536
+INTRODUCE_S = 3.0
+
+Reply = Future[MessageExt]
+
+
+@dataclass(slots=True)
+class Pending:
+    """One request that waits. ``deadline_ms``: monotonic."""
+
+    topic: str
+    deadline_ms: float
+    timeout_ms: float
+    reply: Reply
+    sent: bool = False
+
+
+class PendingRequests:
+    """The table of one producer. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Pending] = {}
+
+    def add(self, correlation_id: str, topic: str, timeout_ms: float) -> Pending:
+        """A request begins. ``BrokerBusy`` when too many wait."""
+        pending = Pending(topic, self._clock.monotonic_ms() + timeout_ms, timeout_ms, Future())
+        pending.reply.set_running_or_notify_cancel()  # so that cancel() is False: the request may be on its way
+        with self._lock:
+            if len(self._waiting) >= PENDING_MAX:
+                raise BrokerBusy(f"{PENDING_MAX} requests wait for their replies; nothing was sent, ask again later", topic)
+            self._waiting[correlation_id] = pending
+        return pending
+
+    def replied(self, correlation_id: str, message: MessageExt) -> bool:
+        """A reply came; False when nobody waits for it any more."""
+        pending = self._take(correlation_id)
+        if pending is not None:
+            pending.reply.set_result(message)
+        return pending is not None
+
+    def failed(self, correlation_id: str, error: BaseException) -> None:
+        """The request could not be sent."""
+        pending = self._take(correlation_id)
+        if pending is not None:
+            pending.reply.set_exception(error)
+
+    def expire(self) -> None:
+        """End those whose time is over."""
+        now = self._clock.monotonic_ms()
+        for correlation_id, pending in list(self._waiting.items()):
+            if pending.deadline_ms <= now and self._take(correlation_id) is not None:
+                pending.reply.set_exception(timed_out(pending))
+
+    def close(self) -> None:
+        """End all that wait."""
+        for correlation_id in list(self._waiting):
+            self.failed(correlation_id, ClientError("the producer was closed before the reply came"))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _take(self, correlation_id: str) -> Pending | None:
+        with self._lock:
+            return self._waiting.pop(correlation_id, None)
+
+
+class Requests:
+    """Requests of one producer core; made by its first request."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+        self._pending = PendingRequests(core.clock)
+        self._introduced: set[str] = set()
+        core.requests[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self.pushed
+        core.closers.append(self._pending.close)
+        core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
+
+    def begin(self, timeout_ms: float, message: Outgoing) -> tuple[str, Pending]:
+        """Make ``message`` a request that waits for ``timeout_ms``; the caller sends it with ``send_async`` and hands the future to ``sent``."""
+        self._introduce(message.topic, timeout_ms)
+        correlation_id = str(uuid.uuid4())
+        own = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: self._core.instance.client_id, TTL: str(int(timeout_ms))}
+        message.text += "".join(f"{name}\x01{value}\x02" for name, value in own.items())
+        message.special = True
+        return correlation_id, self._pending.add(correlation_id, message.topic, timeout_ms)
+
+    def sent(self, correlation_id: str, pending: Pending, future: Future[SendResult]) -> None:
+        """The send is on its way: its failure ends the request, its success does not."""
+
+        def ended(outcome: Future[SendResult]) -> None:
+            error = outcome.exception()
+            if error is None:
+                pending.sent = True
+            else:
+                self.abandon(correlation_id, error)
+
+        future.add_done_callback(ended)
+
+    def abandon(self, correlation_id: str, error: BaseException) -> None:
+        """The request was not sent."""
+        self._pending.failed(correlation_id, error)
+
+    def wait(self, correlation_id: str, pending: Pending) -> MessageExt:
+        """The reply. Raises ``RequestTimeout``, or what the send raised."""
+        left_s = max(0.0, pending.deadline_ms - self._core.clock.monotonic_ms()) / 1000
+        try:
+            return pending.reply.result(left_s)
+        except TimeoutError:
+            self._introduced.discard(pending.topic)
+            self._pending.failed(correlation_id, timed_out(pending))
+            return pending.reply.result(0)
+
+    def pushed(self, command: Command, _address: Address) -> Command:
+        """326, in a reader thread."""
+        header = PushReplyHeader.from_fields(command.fields)
+        message = _message(header, command.body_bytes())
+        self._pending.replied(decode_properties(header.properties or "").get(CORRELATION_ID, ""), message)
+        return command.answer(ResponseCode.SUCCESS)
+
+    def _introduce(self, topic: str, timeout_ms: float) -> None:
+        """Brokers push replies to clients that they know: tell those of a new topic who is here, before the first request."""
+        if topic not in self._introduced:
+            self._core.find_queues(topic, timeout_ms)
+            self._core.instance.heartbeat(INTRODUCE_S)
+            self._introduced.add(topic)
+
+
+def timed_out(pending: Pending) -> RequestTimeout:
+    """The error of a request without a reply."""
+    state = "was sent, but no reply came" if pending.sent else "was not answered"
+    return RequestTimeout(f"the request to topic {pending.topic!r} {state} within {pending.timeout_ms:.0f} ms; a consumer may still work on it", pending.topic)
+
+
+class AskOptions(TypedDict, total=False):
+    """Keywords of ``request``; see ``Producer.send``."""
+
+    tag: str | None
+    keys: Sequence[str]
+    properties: Mapping[str, str] | None
+    queue: MessageQueue | None
+    selector: Selector | None
+    arg: object
+    message_group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request on its way."""
+
+    requests: Requests
+    correlation_id: str
+    pending: Pending
+
+    @property
+    def reply(self) -> Reply:
+        """Its future."""
+        return self.pending.reply
+
+    def wait(self) -> MessageExt:
+        """Its reply; raises as ``Requests.wait``."""
+        return self.requests.wait(self.correlation_id, self.pending)
+
+    async def wait_in_loop(self) -> MessageExt:
+        """The same without blocking the loop."""
+        future = asyncio.wrap_future(self.pending.reply)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(future), self.pending.timeout_ms / 1000)
+        return self.wait()
+
+
+def ask(  # noqa: PLR0913 - a call
+    core: ProducerCore, steps: SendSteps | None, topic_or_message: str | Message, body: bytes | None, timeout_ms: float, options: AskOptions
+) -> Asked:
+    """Check and send a request; returns when it is handed to the connection."""
+    labels = (options.get("tag"), options.get("keys", ()), options.get("properties"))
+    message = outgoing(topic_or_message, body, labels, 0, core.config.body_bytes_max)
+    if message.special:
+        raise ClientError("a request cannot be delayed, sent without waiting for the store, or sent to a retry topic", message.topic)
+    ways = (options.get("queue"), options.get("selector"), options.get("arg"), options.get("message_group"))
+    placement = ways if any(way is not None for way in (ways[0], ways[1], ways[3])) else None
+    if steps is not None:
+        steps.name(message)
+    requests = requests_of(core)
+    correlation_id, pending = requests.begin(timeout_ms, message)
+    try:
+        if steps is not None:
+            future = steps.send_async(core, message, placement, timeout_ms)
+        else:
+            if placement is not None:
+                core.place(message, placement, timeout_ms)
+            future = core.send_async(message, timeout_ms)
+    except BaseException as error:
+        requests.abandon(correlation_id, error)
+        raise
+    requests.sent(correlation_id, pending, future)
+    return Asked(requests, correlation_id, pending)
+
+
+def requests_of(core: ProducerCore) -> Requests:
+    """The core's requests."""
+    found = core.request_reply
+    if not isinstance(found, Requests):
+        found = core.request_reply = Requests(core)
+    return found
+
+
+def _message(header: PushReplyHeader, body: bytes) -> MessageExt:
+    """The reply as any received message. ``ConsumeError`` when its fields make no record."""
+    try:
+        born, stored = Address.parse(header.born_host), Address.parse(header.store_host)
+        record = Record(
+            header.topic, header.queue_id, body, header.properties or "", header.flag, 0, 0, header.sys_flag, header.born_ms, (born.host, born.port),
+            header.store_ms, (stored.host, stored.port), header.reconsume_times or 0,
+        )  # fmt: skip
+        return restored(encode_record(record), (header.topic, "", header.queue_id), (0, 0), 0, header.reconsume_times or 0)
+    except ValueError as error:
+        raise ConsumeError(f"a reply with hosts {header.born_host!r} and {header.store_host!r} is no message: {error}") from error
