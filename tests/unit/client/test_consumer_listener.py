@@ -10,6 +10,7 @@ from rmq_ray.client.consumer_options import check_listener, check_subscriptions,
 from rmq_ray.client.listener import ACK_ALL, RECONSUME_LATER, SUCCESS, ConsumeContext, Reject, judge
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError, ConsumeError, SubscriptionInvalid
+from rmq_ray.model.arrow import COLUMNS
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 
@@ -85,11 +86,11 @@ def test_options_are_put_over_the_configuration() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"orderly": 1}, {"model": "broadcasting"}, {"batch": "arrow"}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
+        {"orderly": 1}, {"orderly": True, "model": "broadcasting"}, {"columns": ["body"]}, {"batch": "arrow", "columns": ["x"]}, {"hooks": [7]}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
         {"concurrency": 0}, {"batch_size": 1025}, {"max_reconsume_times": -2}, {"start_at": "now"}, {"cocurrency": 3},
     ],
 )  # fmt: skip
-def test_what_is_wrong_or_not_built_yet_is_a_configuration_error(options: dict[str, Any]) -> None:
+def test_what_is_wrong_is_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         push_settings("g", None, options)
 
@@ -108,7 +109,7 @@ def test_subscriptions_are_tag_expressions_of_legal_topics() -> None:
             check_subscriptions(subscriptions)
 
 
-def test_a_listener_is_a_plain_callable() -> None:
+def test_a_listener_is_a_callable_or_a_coroutine_function() -> None:
     async def coroutine(messages: Any, ctx: Any) -> None: ...
 
     class Callable:
@@ -116,6 +117,19 @@ def test_a_listener_is_a_plain_callable() -> None:
 
     check_listener(Callable())
     check_listener(lambda messages, ctx: None)
-    for wrong in (None, "f", coroutine):
+    check_listener(coroutine)
+    for wrong in (None, "f"):
         with pytest.raises(ConfigError):
             check_listener(wrong)
+
+
+def test_arrow_batches_are_pages_unless_the_settings_say_otherwise() -> None:
+    settings = push_settings("g", None, {"batch": "arrow"})
+    assert (settings.config.batch_size, settings.config.pull_records, settings.columns) == (1_024, 1_024, COLUMNS)
+    assert push_settings("g", None, {"batch": "arrow", "batch_size": 7, "columns": "body"}).columns == ("body",)
+    assert push_settings("g", ConsumerConfig("g"), {"batch": "arrow"}).config.batch_size == 1
+    assert push_settings("g", None, {}).columns is None
+
+
+def test_broadcasting_is_a_model() -> None:
+    assert push_settings("g", None, {"model": "broadcasting"}).broadcasting and not push_settings("g", None, {"model": "clustering"}).broadcasting
