@@ -17,7 +17,17 @@ from functools import partial
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.receipts import ClientLease, ReceivedMessage, Settler, SettleTask, messages_of
 from rmq_ray.client.received import Page, whole_bytes
-from rmq_ray.errors import ConnectFailed, ConsumeError, GroupInUse, GroupNotFound, NotAuthorized, RemotingError, SubscriptionStale, TooManyInFlight
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConsumeError,
+    GroupInUse,
+    GroupNotFound,
+    NotAuthorized,
+    RemotingError,
+    SubscriptionInvalid,
+    SubscriptionStale,
+    TooManyInFlight,
+)
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
@@ -31,6 +41,8 @@ REFUSALS = {
     ResponseCode.GROUP_IN_OTHER_USE: GroupInUse,
     ResponseCode.FLOW_CONTROL: TooManyInFlight,
     ResponseCode.SUBSCRIPTION_NOT_EXIST: SubscriptionStale,
+    ResponseCode.FILTER_DATA_NOT_EXIST: SubscriptionStale,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: SubscriptionInvalid,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
     ResponseCode.NO_PERMISSION: NotAuthorized,
 }

@@ -28,7 +28,7 @@ from rmq_ray.client.settling import BrokerSettler
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import ClientError, ConfigError, RemotingError, SubscriptionStale, TopicNotFound
 from rmq_ray.model.filters import Expression
-from rmq_ray.model.groups import SQL92, ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
+from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.subscriptions import parse_subscription
@@ -49,9 +49,9 @@ STARTS = {"first": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, "last": ConsumeFr
 class SimpleConsumer:
     """A worker of ``group`` on ``topic``. Use it as a context manager, or ``start`` and ``close``.
 
-    ``expression``: ``"*"`` or ``"tag || tag"``, the same in the whole group. ``start_from``: "first" or "last", where a group begins that never
-    consumed the topic. ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16). ``ack_timeout``: seconds
-    that settling a message is tried while its broker does not answer. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group. ``start_from``: "first" or "last", where a
+    group begins that never consumed the topic. ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16).
+    ``ack_timeout``: seconds that settling a message is tried while its broker does not answer. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
     def __init__(  # noqa: PLR0913 - settings by keyword
@@ -78,8 +78,6 @@ class SimpleConsumer:
             "ack_timeout": ack_timeout, "client_id": client_id,
         }  # fmt: skip
         self._subscription = parse_subscription(topic, expression, clock.now_ms())
-        if self._subscription.expression_type == SQL92:
-            raise ConfigError("simple consumers filter by tag; use a push or pull consumer for rmq_ray.sql(...)", self._subscription.expression)
         self._topic = topic
         self._group = group
         self._start_from = STARTS[start_from]

@@ -166,7 +166,8 @@ class PopQueue:
 
     def grant(self, lease: Lease, next_offset: int) -> None:
         """``lease`` takes messages from ``next_offset`` on; the next one begins at the new ``next_offset``."""
-        assert lease.offsets[0] >= self.next_offset and lease.offsets[-1] < next_offset, (self.next_offset, lease.offsets[0], next_offset)
+        if not self.next_offset <= lease.offsets[0] <= lease.offsets[-1] < next_offset:
+            raise ValueError(f"lease of {lease.offsets[0]} to {lease.offsets[-1]} between {self.next_offset} and {next_offset}")
         self._leases[lease.id] = lease
         self.next_offset = next_offset
         self.in_flight += lease.open.bit_count()
@@ -237,7 +238,7 @@ class PopTable:
         try:
             kind, key, arguments = EventKind(event[0]), (str(event[1]), str(event[2]), int(event[3])), event[4:]
             self._apply(kind, key, arguments)
-        except (IndexError, TypeError, KeyError, AssertionError) as error:
+        except (IndexError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{event!r:.120} is no event of a popped queue: {error}") from error
 
     def expired(self, now_ms: int, limit: int) -> list[Expired]:

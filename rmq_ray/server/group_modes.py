@@ -23,8 +23,8 @@ def refusal_to_join(found: ConsumerGroup | None, data: ConsumerData, connection:
     return f"group {data.group} is used by {used} consumers ({', '.join(others[:3])}); {wanted} consumers need another group, or stop those first"
 
 
-def refusal_to_pull(found: ConsumerGroup) -> str | None:
+def refusal_to_pull(found: ConsumerGroup | None) -> str | None:
     """Why a member's pull is not served; None when it is."""
-    if found.consume_type is not POP:
+    if found is None or found.consume_type is not POP:
         return None
     return f"group {found.name} is used by simple consumers ({', '.join(found.client_ids[:3])}); pull as another group, or stop them"

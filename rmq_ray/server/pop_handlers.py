@@ -28,12 +28,14 @@ from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, LeaseHead, PopRecords, Settle, pack_popped, pack_stale, unpack_pop, unpack_settle
+from rmq_ray.remoting.records import PullRecords
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.parked_pulls import ParkedPulls
 from rmq_ray.server.pop_ledger import PopLedger
 from rmq_ray.server.pop_waiting import PopWaiting, WaitingPop, Wish
+from rmq_ray.server.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull_handlers import PullTables
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
@@ -94,6 +96,7 @@ class PopHandlers:
         self._config = config
         self._answer = answer
         self._reads = reads
+        self._filters = PullFilters(tables.members, tables.filters, config.property_filter)
         self._move = move
         self._turn = 0
         self.waiting = PopWaiting(parked, offload.post, self._serve_waiting, self._wishes, self._give_up, clock, config.parked_pulls_max)
@@ -172,12 +175,12 @@ class PopHandlers:
                 ResponseCode.SUBSCRIPTION_NOT_EXIST if subscription is None else ResponseCode.GROUP_IN_OTHER_USE,
             )
 
-    def _codes(self, pop: PopRecords, topic: str) -> frozenset[int] | None:
-        """Tag codes that pass, None = all. What lies in the retry topic has passed before."""
-        if topic != pop.topic:
-            return None
-        found = self._tables.members.consumers.subscription(pop.group, pop.topic)
-        return None if found is None else found.codes or None
+    def _wanted(self, pop: PopRecords, topic: str) -> Wanted:
+        """What the group's subscription lets pass. What lies in the retry topic has passed before."""
+        group = self._tables.groups.find(pop.group)
+        if topic != pop.topic or group is None:
+            return EVERYTHING
+        return self._filters.subscribed(PullRecords(pop.group, pop.topic, 0, 0, 0, 0), group)
 
     # --- looking ---------------------------------------------------------------------------------------------------------
 
@@ -227,11 +230,11 @@ class PopHandlers:
         return low if pop.from_first or key[1] != pop.topic else high
 
     def _take(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: _Page) -> None:  # noqa: PLR0913 - one queue of one pop
-        codes = self._codes(pop, key[1])
+        wanted = self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
         for _ in range(READS_A_QUEUE):
             before = queue.next_offset
-            result = store.get_messages(key[1], key[2], before, count, page.size, codes)
+            result = _read(store, key, before, count, page.size, wanted)
             if self._granted(pop, key, queue, result, page) or not before < queue.next_offset < result.max_offset:
                 return
 
@@ -252,7 +255,7 @@ class PopHandlers:
         return True
 
     def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: _Page, command: Command, peer: Peer) -> None:  # noqa: PLR0913
-        offset, codes = queue.next_offset, self._codes(pop, key[1])
+        offset, wanted = queue.next_offset, self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
 
         def read(outcome: GetResult | Exception) -> None:
@@ -262,7 +265,7 @@ class PopHandlers:
 
         queue.reading = True
         try:
-            self._reads.submit(lambda: store.get_messages(key[1], key[2], offset, count, page.size, codes), read)
+            self._reads.submit(lambda: _read(store, key, offset, count, page.size, wanted), read)
         except RmqError:
             queue.reading = False
             raise
@@ -317,17 +320,25 @@ class PopHandlers:
         if store is None:
             return ()
         try:
-            found = list(self._queues(store, pop))
+            found, codes = list(self._queues(store, pop)), self._wanted(pop, pop.topic).codes
         except RmqError:
             return ()
         limit = self._config.pop_in_flight_max
-        return [(key[1], key[2], queue.next_offset, self._codes(pop, key[1])) for key, queue in found if not queue.reading and queue.in_flight < limit]
+        return [
+            (key[1], key[2], queue.next_offset, codes if key[1] == pop.topic else None) for key, queue in found if not queue.reading and queue.in_flight < limit
+        ]
 
     def _store(self) -> MessageStore:
         store = self._keeper.store
         if store is None:
             raise self._keeper.refusal()
         return store
+
+
+def _read(store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted) -> GetResult:  # noqa: PLR0913 - a read and its filter
+    if wanted.matches is not None:
+        return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
+    return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
 
 
 def _offsets(result: GetResult, first: int) -> Sequence[int]:

@@ -31,6 +31,7 @@ from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull,
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.epoch_guard import cut_offset
+from rmq_ray.server.group_modes import refusal_to_pull
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
@@ -265,6 +266,9 @@ class PullHandlers:
     def _filter(self, asked: PullRecords, group: GroupConfig) -> Wanted:
         if asked.sys_flag & INLINE:
             return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
+        popped = refusal_to_pull(self._tables.members.consumers.find(asked.group))
+        if popped is not None:
+            raise Refused(popped, ResponseCode.GROUP_IN_OTHER_USE)
         return self.filters.subscribed(asked, group)
 
     def _count(self, code: int, result: GetResult) -> None:
