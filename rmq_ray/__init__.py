@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
+    from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
     from rmq_ray.client.pulled_batch import PulledBatch
     from rmq_ray.client.queue_questions import PullResult
     from rmq_ray.client.receipts import ReceivedMessage
@@ -75,8 +76,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "COMMIT",
     "RECONSUME_LATER",
+    "ROLLBACK",
     "SUCCESS",
+    "SUSPEND_CURRENT_QUEUE_A_MOMENT",
     "AdminError",
     "AsyncProducer",
     "Autoscale",
@@ -91,6 +95,7 @@ __all__ = [
     "ConsumeError",
     "ConsumeHook",
     "ConsumeHookContext",
+    "ConsumeOrderlyResult",
     "ConsumeResult",
     "ConsumeStatus",
     "ConsumerActor",
@@ -107,6 +112,7 @@ __all__ = [
     "NotAssigned",
     "NotAuthorized",
     "OffsetOutOfRange",
+    "OrderlyContext",
     "Producer",
     "ProducerActor",
     "ProducerConfig",
@@ -146,9 +152,9 @@ __all__ = [
     "Workers",
     "connect",
     "consumer",
-    "sql",
     "reply",
     "select_by_hash",
+    "sql",
     "start",
     "workers",
 ]
@@ -161,6 +167,7 @@ _HOMES = {
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
+    "rmq_ray.client.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
     "rmq_ray.client.pulled_batch": "PulledBatch",
     "rmq_ray.client.queue_questions": "PullResult",
     "rmq_ray.client.receipts": "ReceivedMessage",

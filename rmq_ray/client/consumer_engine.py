@@ -38,7 +38,7 @@ from rmq_ray.client.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.pausing import Pausable
 from rmq_ray.client.puller import Pace, Puller
-from rmq_ray.client.queue_leases import QueueLeases
+from rmq_ray.client.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.rebalancer import Rebalancer
 from rmq_ray.client.reconnector import Reconnector
 from rmq_ray.client.send_back import SendBack
@@ -83,7 +83,7 @@ class ConsumerEngine:
         send_back = SendBack(client, group, self.parts.retries_max, clock)
         drained = self.puller.resume_if_drained
         self.delivery = delivery = Delivery(group, listener, settings, clock)
-        self.leases = QueueLeases(self.parts, self._lock_lost) if orderly else None
+        self.leases = (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost) if orderly else None
         self.consumption: ConcurrentConsumption | OrderlyConsumption
         if self.leases is None:
             failed = DropFailed(group) if settings.broadcasting else send_back
@@ -218,6 +218,10 @@ class ConsumerEngine:
         to anybody meanwhile: what is stored behind the cut was not consumed.
         """
         self.offsets_moved += 1
+        self.move(work, offset)
+
+    def move(self, work: AssignedQueue, offset: int) -> None:
+        """A queue that was dropped goes on at ``offset`` in 10 s. What is told meanwhile is never beyond it."""
         if self.parts.offsets.read(work.queue, ReadOffset.MEMORY) > offset:
             self.parts.offsets.update(work.queue, offset, increase_only=False)
         self.parts.delayed.after(self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset))

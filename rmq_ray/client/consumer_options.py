@@ -89,8 +89,6 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     if not isinstance(orderly, bool):
         raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
     model = _model(options.get("model", "clustering"))
-    if orderly and model is MessageModel.BROADCASTING:
-        raise ConfigError("orderly=True with model='broadcasting': nobody else consumes a broadcasting consumer's queues; use concurrency=1", "orderly")
     start_from, hooks = _start_from(options.get("start_from", "last")), check_hooks(options.get("hooks", ()))
     return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks)
 

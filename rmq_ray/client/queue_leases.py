@@ -180,6 +180,16 @@ class QueueLeases:
         return gate
 
 
+class OwnQueues(QueueLeases):
+    """Of a broadcasting consumer: it has every queue for itself, no broker is asked (protocol-behaviour 16: locks are for clustering)."""
+
+    def unlock(self, epochs: Mapping[MessageQueue, int]) -> None:
+        """There is nothing to give back."""
+
+    def _ask(self, broker_name: str, epochs: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        return dict(epochs)
+
+
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
     found: dict[str, list[MessageQueue]] = defaultdict(list)
     for queue in sorted(queues):

@@ -264,6 +264,40 @@ def test_a_listener_cannot_stop_its_own_consumer(cluster: LiveCluster) -> None:
     assert len(errors) == 4
 
 
+def test_a_broadcasting_consumer_has_every_queue_in_order_and_asks_no_broker_for_locks(cluster: LiveCluster, tmp_path: Path) -> None:
+    failing = Counter({b"8": 2})
+
+    def answer(messages: list[Any], ctx: Any) -> Any:
+        ctx.suspend_ms = 10
+        failing[messages[0].body] -= 1
+        return SUSPEND_CURRENT_QUEUE_A_MOMENT if failing[messages[0].body] >= 0 else None
+
+    history = History(answer)
+    send(cluster, 40)
+    config = ConsumerConfig("billing", local_offset_dir=str(tmp_path / "offsets"))
+    with consumer(cluster, history, "one", model="broadcasting", config=config) as one:
+        history.wait_for(40)
+        assert len(one.assignment()) == QUEUES and status(cluster)["queue_locks"] == 0
+        eventually(lambda: one.stats()["consumed_ok"] == 40)
+    check_order(history.calls)
+    assert history.offsets(0) == [0, 1, 2, 2, 2, *range(3, 10)]
+
+
+def test_columns_and_async_listeners_come_in_order_too(cluster: LiveCluster) -> None:
+    got: list[tuple[int, list[int]]] = []
+
+    async def columns(batch: Any, ctx: Any) -> None:
+        got.append((ctx.queue.queue_id, batch.column("queue_offset").to_pylist()))
+
+    send(cluster, 400)
+    with PushConsumer(
+        "columns", listener=columns, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", orderly=True, batch="arrow", batch_size=16
+    ):
+        eventually(lambda: sum(len(offsets) for _, offsets in got) == 400)
+    for queue_id in range(QUEUES):
+        assert [offset for owner, offsets in got if owner == queue_id for offset in offsets] == list(range(100))
+
+
 # --- processes that are killed ---------------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,24 @@ def test_queues_whose_lock_is_refused_are_left_and_tried_again_in_half_a_second(
     assert work is not None and work.lease is not None and work.lease.epoch > grant.epoch
 
 
+@pytest.mark.seed("S1-040")
+def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused_and_after_one_when_something_else_is_missing() -> None:
+    rig = joined()
+    rig.locks.lock("g", "other", [MessageQueue("orders", "broker-a", 2)], rig.clock.monotonic_ms())
+    dues: list[float] = []
+
+    def wait_until(due_ms: float) -> bool:
+        dues.append(due_ms - rig.clock.monotonic_ms())
+        rig.clock.advance_ms(max(0.0, dues[-1]))
+        if len(dues) == 3:
+            rig.client.answer(IDS, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR))
+        return len(dues) < 5
+
+    rig.balance._wait_until = wait_until  # type: ignore[method-assign]
+    rig.balance._run()
+    assert dues == [0, 500, 500, 1_000, 1_000]
+
+
 def test_a_broker_that_cannot_be_asked_gives_no_queue() -> None:
     rig = joined()
     rig.client.answer(LOCK, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR))
