@@ -1,0 +1,167 @@
+"""The parties that listen: the real ``BrokerCore`` over the real store on a disk in memory, and a name server that tells its routes.
+
+A broker is killed (what it wrote stays, what it kept in memory is gone) and started again on the same disk. Its work beside the loop runs
+at once; its timers run every ``TICK_MS`` of simulated time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.errors import RmqError
+from rmq_ray.model.ids import Address
+from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
+from rmq_ray.remoting.bodies import encode_route
+from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.server.broker_core import BrokerCore
+from rmq_ray.server.identity import Identity
+from rmq_ray.store.message_store import MessageStore
+from tests.support.crash_fs import CrashFileSystem
+from tests.support.inline_hold import InlineHold
+from tests.support.simulation.ledger import Ledger
+from tests.support.simulation.scheduler import Process, Scheduler
+from tests.support.simulation.wire import SimPeer
+
+TICK_MS = 400
+NAME_SERVER = Address("10.0.1.1", 9876)
+
+
+class InlineOffload:
+    """Work runs within the call; posts run as the next event."""
+
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
+        self._scheduler = scheduler
+        self._process = process
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        outcome: Any
+        try:
+            outcome = work()
+        except Exception as error:  # noqa: BLE001 - handed on as the outcome
+            outcome = error
+        done(outcome)
+
+    def post(self, call: Callable[[], None]) -> None:
+        self._scheduler.after(0, call, self._process)
+
+
+class SimStore(MessageStore):
+    """Without threads; tells the ledger what it stored."""
+
+    ledger: Ledger
+    name: str
+
+    def start(self, on_durable: Callable[[int], None], *, threads: bool = False) -> None:
+        super().start(on_durable, threads=False)
+
+    def append_message(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().append_message(message, *args, **kwargs)
+        self.ledger.stored(self.name, result.topic, result.queue_id, result.base_queue_offset, message.body, message.reconsume_times)
+        return result
+
+
+class SimCore(BrokerCore):
+    """Its store is a ``SimStore``."""
+
+    ledger: Ledger
+
+    def _make_store(self) -> MessageStore:
+        levels = self.levels
+        store = SimStore(
+            self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
+            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
+        )  # fmt: skip
+        store.ledger, store.name = self.ledger, self.identity.name
+        return store
+
+
+class SimBroker:
+    """One broker through all its lives. ``life`` 0 = it is down."""
+
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, name: str, address: Address, **settings: Any) -> None:
+        store = StoreConfig(
+            f"/{name}", segment_bytes=1 << 16, consume_queue_entries=64, index_slots=97, index_items=400, preallocate=False, index_enabled=False
+        )
+        self.config = BrokerConfig(store, name).but(**settings)
+        self.name = name
+        self.address = address
+        self.life = 0
+        self.process = Process(name)
+        self.core: SimCore | None = None
+        self.topics: dict[str, QueueData] = {}
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._lives = 0
+        self._disk = CrashFileSystem()
+
+    def start(self) -> None:
+        """Open the disk and serve."""
+        self.process = Process(self.name)  # what its last life had still to do is forgotten with it
+        self._lives += 1
+        clock = self._scheduler.clock
+        identity = Identity(self.name, 0, "default", str(self.address), boot_ms=clock.now_ms())
+        self.core = core = SimCore(
+            self.config, identity, (self.address.host, self.address.port), clock, InlineOffload(self._scheduler, self.process), InlineHold, self._disk
+        )
+        core.ledger = self._ledger
+        started: list[RmqError | None] = []
+        core.open(self._lives == 1, None, started.append)
+        assert core.keeper.store is not None, core.keeper.error
+        self.life = self._lives
+        self._ledger.watch(self.name, core, self._lives > 1)
+        self._tick(self.life)
+
+    def kill(self) -> None:
+        """kill -9: memory is gone, the page cache stays."""
+        self._ledger.broker_killed(self.name)
+        self.life, self.core = 0, None
+        self._scheduler.kill(self.process)
+        self._disk = self._disk.after_kill()
+
+    def handle(self, command: Command, peer: SimPeer) -> Command | None:
+        """A request arrived."""
+        assert self.core is not None
+        answer = self.core.handle(command, peer)
+        for name in (self.core.tables.topics.names()) if len(self.core.tables.topics) != len(self.topics) else ():
+            config = self.core.tables.topics.get(name)
+            self.topics[name] = QueueData(self.name, config.read_queues, config.write_queues, int(config.permission))
+        return answer
+
+    def closed(self, peer: SimPeer) -> None:
+        """A connection ended."""
+        if self.core is not None:
+            self.core.closed(peer)
+
+    def _tick(self, life: int) -> None:
+        if life != self.life or self.core is None:
+            return
+        store, hold = self.core.keeper.store, self.core.pulls.parked.hold
+        if store is not None:
+            store.flush_step()
+        if isinstance(hold, InlineHold):
+            hold.tick(self.core.clock.now_ms())
+        self.core.tick()
+        self._scheduler.after(TICK_MS, lambda: self._tick(life), self.process)
+
+
+class SimNameServer:
+    """Tells the routes of all brokers, living or not: it learns of a death late."""
+
+    def __init__(self, brokers: list[SimBroker]) -> None:
+        self.process = Process("name-server")
+        self.life = 1
+        self._brokers = brokers
+
+    def handle(self, command: Command, peer: SimPeer) -> Command | None:
+        topic = (command.fields or {}).get("topic", "")
+        having = [broker for broker in self._brokers if topic in broker.topics]
+        if not having:
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
+        datas = tuple(BrokerData("default", broker.name, {0: str(broker.address)}) for broker in having)
+        return command.answer(body=encode_route(TopicRoute(tuple(broker.topics[topic] for broker in having), datas)))
+
+    def closed(self, peer: SimPeer) -> None:
+        """Nothing is kept about connections."""

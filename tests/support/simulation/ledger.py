@@ -1,0 +1,253 @@
+"""What really happened in a simulated history, and the checkers that compare it with the promises.
+
+The ledger sees what brokers store, commit and lock, and what listeners get and answer. It knows nothing of how the product decides.
+
+    acknowledged survives   every send that was acknowledged lies at its offset at the end, and offsets are dense
+    at least once           nothing counts as consumed before a listener was done with it or its copy for another try was stored
+    offsets                 go back only by the word of the latest puller (ordered: of the lock's holder), or at a broker's death as far
+                            as the last saving
+    zombies                 a commit of an ordered queue comes from whom the lock was granted to last
+    order                   of an ordered queue nothing is handed out before everything in front of it is settled, and not to two at once
+    locks                   a queue is granted to another client only when it was given up or its holder was silent for long enough
+    accounting              at rest: sent = acknowledged + dead-lettered (+ filtered), nothing waits, every queue has one owner
+    dead letters            only after all tries, or a rejection
+    hand-over               without any fault, whoever lets go of a queue has told its offset before
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
+from rmq_ray.server.offset_table import Commit
+
+VIOLATIONS_MAX = 20
+SAVED_WITHIN_MS = 11_000  # offsets are saved 10 s after a start, then every 5 s
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record: the number of its message, and how often that had failed."""
+
+    number: int
+    times: int
+
+
+@dataclass(slots=True)
+class Holder:
+    """Who was granted a queue's lock last."""
+
+    client_id: str
+    epoch: int
+    asked_ms: float
+    given_up: bool = False
+
+
+class Ledger:
+    """Of one history. ``topic``: the one that is consumed; ``violations``: what broke a promise, in words."""
+
+    def __init__(self, clock: Clock, topic: str, orderly: bool, tries_max: int, lock_ms: int) -> None:
+        self.clock = clock
+        self.topic = topic
+        self.orderly = orderly
+        self.calm = True
+        self.violations: list[str] = []
+        self.sent: dict[int, tuple[str, int, int]] = {}
+        self.unwanted: set[int] = set()
+        self.acked: set[int] = set()
+        self.begun: Counter[int] = Counter()
+        self.rejected: set[int] = set()
+        self.copies: dict[int, int] = {}
+        """Number -> the greatest count of failures of a stored copy."""
+        self.dead: Counter[int] = Counter()
+        self.records: dict[tuple[str, str, int], list[Stored]] = defaultdict(list)
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.events: Counter[str] = Counter()
+        self._tries_max = tries_max
+        self._lock_ms = lock_ms
+        self._pullers: dict[tuple[str, str, int], Any] = {}
+        self._changes: dict[tuple[str, str, int], list[tuple[float, int]]] = defaultdict(list)
+        self._died_ms: dict[str, float] = {}
+        self._stopped_ms: Counter[str] = Counter()
+        self._holders: dict[tuple[str, str, int], Holder] = {}
+        self._settled_to: Counter[tuple[str, str, int]] = Counter()
+
+    def violated(self, what: str) -> None:
+        """A promise was broken."""
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(f"at {self.clock.monotonic_ms() / 1000:.1f} s: {what}")
+
+    # --- what brokers do -----------------------------------------------------------------------------------------------------
+
+    def stored(self, broker: str, topic: str, queue_id: int, offset: int, body: bytes, times: int) -> None:
+        """A record is in a log."""
+        if not body.isdigit():
+            return  # an event of the broker's own
+        number = int(body)
+        if topic == self.topic or topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            known = self.records[broker, topic, queue_id]
+            if offset != len(known):
+                self.violated(f"{topic} queue {queue_id} of {broker}: message {number} got offset {offset}, the next free one is {len(known)}")
+            known.append(Stored(number, times))
+        if topic != self.topic:
+            self.copies[number] = max(self.copies.get(number, 0), times)
+        if topic.startswith(DLQ_PREFIX):
+            self.dead[number] += 1
+            if number not in self.rejected and self.begun[number] <= self._tries_max:
+                self.violated(f"message {number} is a dead letter after {self.begun[number]} of {self._tries_max + 1} tries")
+
+    def watch(self, broker: str, core: Any, again: bool) -> None:
+        """A broker serves: see its commits, pulls and locks from here on. ``again``: it was killed before."""
+        offsets, locks = core.tables.offsets, core.members.locks
+        commit, pulled, lock, unlock = offsets.commit, offsets.pulled, locks.lock, locks.unlock
+
+        def watched_commit(topic: str, group: str, queue_id: int, offset: int, client: Any, *args: Any, **kwargs: Any) -> Commit:
+            before = offsets.query(topic, group, queue_id)
+            outcome: Commit = commit(topic, group, queue_id, offset, client, *args, **kwargs)
+            self._commit((broker, topic, queue_id), before, offsets.query(topic, group, queue_id), client)
+            return outcome
+
+        def watched_pulled(topic: str, group: str, queue_id: int, client: Any, *args: Any) -> Any:
+            self._pullers[broker, topic, queue_id] = client
+            return pulled(topic, group, queue_id, client, *args)
+
+        def watched_lock(group: str, client_id: str, queues: Any, now_ms: float, *args: Any, **kwargs: Any) -> Any:
+            granted = lock(group, client_id, queues, now_ms, *args, **kwargs)
+            for grant in granted:
+                self._granted((broker, grant.queue.topic, grant.queue.queue_id), client_id, grant.epoch)
+            return granted
+
+        def watched_unlock(group: str, client_id: str, queues: Any, *args: Any) -> Any:
+            for queue in queues:
+                held = self._holders.get((broker, queue.topic, queue.queue_id))
+                if held is not None and held.client_id == client_id:
+                    held.given_up = True
+            return unlock(group, client_id, queues, *args)
+
+        offsets.commit, offsets.pulled, locks.lock, locks.unlock = watched_commit, watched_pulled, watched_lock, watched_unlock
+        if again:
+            self._restored(broker, {(broker, topic, queue): at for (topic, _), queues in offsets.tables().items() for queue, at in queues.items()})
+
+    def broker_stopped(self, broker: str, duration_ms: float) -> None:
+        """It does nothing for so long, nor does it save."""
+        self._stopped_ms[broker] += duration_ms
+
+    def broker_killed(self, broker: str) -> None:
+        """Its memory is gone."""
+        self._died_ms[broker] = self.clock.monotonic_ms()
+        for held in [held for key, held in self._holders.items() if key[0] == broker]:
+            held.asked_ms = max(held.asked_ms, self.clock.monotonic_ms())
+
+    def _restored(self, broker: str, tables: dict[tuple[str, str, int], int]) -> None:
+        limit_ms = self._died_ms[broker] - SAVED_WITHIN_MS - self._stopped_ms.pop(broker, 0)
+        for key, changes in self._changes.items():
+            if key[0] != broker:
+                continue
+            old = [value for at_ms, value in changes if at_ms <= limit_ms]
+            least = min(old[-1:] + [value for at_ms, value in changes if at_ms > limit_ms], default=0) if old else 0
+            restored = tables.get(key, 0)
+            if restored < least:
+                self.violated(
+                    f"{key}: after the restart the offset is {restored}, although {least} was reached {self._died_ms[broker] - limit_ms:.0f} ms before it died"
+                )
+            self.committed[key] = restored
+            changes.append((self.clock.monotonic_ms(), restored))
+
+    def _commit(self, key: tuple[str, str, int], before: int | None, after: int | None, client: Any) -> None:
+        if after is None or after == before:
+            return
+        self.committed[key] = after
+        self._changes[key].append((self.clock.monotonic_ms(), after))
+        if before is not None and after < before:
+            self.events["lowered"] += 1
+            if not self.orderly and self._pullers.get(key) != client:
+                self.violated(f"{key}: {client} put the offset back from {before} to {after}, {self._pullers.get(key)} pulled last")
+        held = self._holders.get(key)
+        if self.orderly and held is not None and client not in (held.client_id, held.epoch):
+            self.violated(f"{key}: the commit {after} of {client} counts, although the lock is {held.client_id}'s")
+        records = self.records[key]
+        for offset in range(before or 0, min(after, len(records))):
+            if not self._settled(records[offset]):
+                self.violated(f"{key}: {client} committed {after} past message {records[offset].number} at {offset}, which nobody is done with")
+                break
+        if after > len(records):
+            self.violated(f"{key}: commit {after} beyond the end {len(records)}")
+
+    def _granted(self, key: tuple[str, str, int], client_id: str, epoch: int) -> None:
+        now_ms, held = self.clock.monotonic_ms(), self._holders.get(key)
+        if held is not None and held.client_id != client_id and not held.given_up and now_ms - held.asked_ms <= self._lock_ms:
+            self.violated(f"{key}: locked for {client_id}, although {held.client_id} asked {now_ms - held.asked_ms:.0f} ms ago")
+        self._holders[key] = Holder(client_id, epoch, now_ms)
+
+    def _settled(self, record: Stored) -> bool:
+        number = record.number
+        return number in self.acked or self.copies.get(number, -1) > record.times or number in self.unwanted
+
+    # --- what listeners do ---------------------------------------------------------------------------------------------------
+
+    def begin(self, client_id: str, queue: MessageQueue, messages: list[Any], may_be_late: bool) -> None:
+        """A listener gets messages. ``may_be_late``: its process has just been stopped and went on."""
+        for message in messages:
+            number = int(message.body)
+            self.begun[number] += 1
+            self.events["handed out"] += 1
+            self.events["duplicates"] += number in self.acked
+            if number in self.unwanted:
+                self.violated(f"message {number} was handed out, although its tag was not subscribed")
+        if self.orderly:
+            self._begin_in_order((queue.broker_name, queue.topic, queue.queue_id), client_id, messages[0].queue_offset, may_be_late)
+
+    def done(self, messages: list[Any]) -> None:
+        """A listener succeeded."""
+        self.acked.update(int(message.body) for message in messages)
+
+    def handed_over(self, queue: MessageQueue, finished: int, since_ms: float) -> None:
+        """A consumer has let go of a queue in which it was done with everything below ``finished``; it began to at ``since_ms``."""
+        key = (queue.broker_name, queue.topic, queue.queue_id)
+        told = max([value for at_ms, value in self._changes[key] if at_ms >= since_ms] + [self.committed.get(key, 0)])
+        while told < finished and self.records[key][told].number in self.unwanted:
+            told += 1
+        if self.calm and told < finished:
+            self.violated(f"{key}: let go at {told}, although everything below {finished} was done with and nothing had gone wrong")
+
+    def _begin_in_order(self, key: tuple[str, str, int], client_id: str, offset: int, may_be_late: bool) -> None:
+        records = self.records[key]
+        while self._settled_to[key] < offset and self._settled(records[self._settled_to[key]]):
+            self._settled_to[key] += 1
+        if self._settled_to[key] < offset:
+            at = self._settled_to[key]
+            self.violated(f"{key}: offset {offset} is handed out before message {records[at].number} at {at} is settled")
+        held = self._holders.get(key)
+        if not may_be_late and (held is None or held.client_id != client_id):
+            self.violated(f"{key}: offset {offset} is handed out by {client_id}, the lock is {held.client_id if held else 'nobody'}'s")
+
+    # --- the end ---------------------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> bool:
+        """Nothing waits: everything stored is settled, and the offsets say so."""
+        return all(self.committed.get(key, 0) >= len(records) for key, records in self.records.items() if not key[1].startswith(DLQ_PREFIX)) and all(
+            number in self.acked or self.dead[number] or number in self.unwanted for number in self.copies | {n: 0 for n in self.sent}
+        )
+
+    def check_end(self, found: dict[tuple[str, str, int], list[int]], owners: dict[MessageQueue, list[str]]) -> None:
+        """``found``: what the stores hold; ``owners``: who holds each queue of the topic."""
+        for number, (broker, queue_id, offset) in sorted(self.sent.items()):
+            here = found.get((broker, self.topic, queue_id), [])
+            if offset >= len(here) or here[offset] != number:
+                self.violated(f"message {number} was acknowledged at {broker} queue {queue_id} offset {offset} and is not there")
+            if number not in self.acked and not self.dead[number] and number not in self.unwanted:
+                self.violated(
+                    f"message {number} was never processed: {self.begun[number]} tries, committed {self.committed.get((broker, self.topic, queue_id))}"
+                )
+        for key, records in sorted(self.records.items()):
+            if found.get(key, []) != [record.number for record in records]:
+                self.violated(f"{key}: the store holds other messages than were stored")
+            if not key[1].startswith(DLQ_PREFIX) and self.committed.get(key, 0) != len(records):
+                self.violated(f"{key}: at rest the offset is {self.committed.get(key, 0)} of {len(records)}")
+        for queue, holders in sorted(owners.items()):
+            if len(holders) != 1:
+                self.violated(f"{queue} has {len(holders)} owners at rest: {', '.join(holders) or 'none'}")
