@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker import Broker
 from rmq_ray.server.name_server_runner import NameServerRunner
 from rmq_ray.store.message_store import MessageStore
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"s" * 32
@@ -106,6 +109,7 @@ class LiveProcess:
 
     def __init__(self, directory: Path, argument: object = 60_000, module: str = "tests.support.live_cluster") -> None:
         """``argument``: of the program; the lock time in ms."""
+        eventually(lambda: all(map(_is_free, directory.glob("broker-*"))))
         command = [sys.executable, "-m", module, str(directory), str(argument)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout is not None
@@ -126,6 +130,18 @@ class LiveProcess:
         self._process.wait(WAIT_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def _is_free(store: Path) -> bool:
+    """Whether nobody has the store. The kernel closes the files of a killed process a little after it says that it has ended."""
+    descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 if __name__ == "__main__":
