@@ -79,6 +79,9 @@ class StoreConfig(_Group):
     flush: FlushMode = FlushMode.ASYNC_FLUSH
     segment_bytes: int = GIB  # mappedFileSizeCommitLog
     consume_queue_entries: int = 300_000  # entries of 20 bytes a file
+    consume_queue_ext: bool = False  # enableConsumeQueueExt: entries refer to units with store time and bit map of SQL filters
+    consume_queue_ext_bytes: int = 48 * MIB  # mappedFileSizeConsumeQueueExt
+    filter_bit_maps: bool = False  # enableCalcFilterBitMap: needs consume_queue_ext
     index_slots: int = 5_000_000
     index_items: int = 20_000_000
     index_enabled: bool = True  # messageIndexEnable
@@ -105,6 +108,8 @@ class StoreConfig(_Group):
     def __post_init__(self) -> None:
         _require(bool(self.path), "store path must be given", self.path)
         _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
+        _require(65_536 <= self.consume_queue_ext_bytes < 1 << 31, "consume_queue_ext_bytes must be 64 KiB to 2 GiB", self.consume_queue_ext_bytes)
+        _require(self.consume_queue_ext or not self.filter_bit_maps, "filter_bit_maps needs consume_queue_ext=True", self.filter_bit_maps)
         _require(self.consume_queue_entries >= 16, "consume_queue_entries must be at least 16", self.consume_queue_entries)
         _require(
             0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1,
@@ -160,7 +165,7 @@ class BrokerConfig(_Group):
     channel_expiry_ms: int = 120_000
     housekeeping_ms: int = 10_000
     queue_lock_ms: int = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be replaced
-    pull_records_max: int = 1_024  # our pulls; foreign ones keep RocketMQ's 32
+    pull_records_max: int = 8_192  # our pulls; foreign ones keep RocketMQ's 32
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
     parked_pulls_max: int = 100_000
@@ -268,8 +273,8 @@ class ConsumerConfig(_Group):
     def __post_init__(self) -> None:
         for name, value, low, high in (
             ("concurrency", self.concurrency, 1, 1000),
-            ("batch_size", self.batch_size, 1, 1024),
-            ("pull_records", self.pull_records, 1, 1024),
+            ("batch_size", self.batch_size, 1, 8192),  # of messages: 1024
+            ("pull_records", self.pull_records, 1, 8192),
             ("max_span", self.max_span, 1, 65535),
             ("threshold_messages", self.threshold_messages, 1, 65535),
             ("threshold_mib", self.threshold_mib, 1, 1024),

@@ -17,7 +17,7 @@ from typing import Any
 
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.groups import SQL92, Subscription
-from rmq_ray.protocol.bloom_filter import BloomData, filter_for
+from rmq_ray.protocol.bloom_filter import BloomData, filter_for, is_hit
 from rmq_ray.protocol.filter_sql92 import SqlFilter, compile_filter
 
 FILTERS_MAX = 10_000
@@ -43,9 +43,9 @@ class FilterData:
         """As the consumer wrote it."""
         return self.compiled.expression
 
-    def was_live(self, store_ms: int) -> bool:
-        """Whether a message stored then was matched against this filter at its arrival."""
-        return store_ms > self.born_ms
+    def may_match(self, store_ms: int, bit_map: bytes) -> bool:
+        """False when the bit map of a message that was stored while this filter lived rules it out. Dead filters are kept up as well."""
+        return store_ms <= self.born_ms or is_hit(self.bloom, bit_map)
 
 
 class FilterTable:
@@ -55,6 +55,7 @@ class FilterTable:
         self._topics: dict[str, dict[str, FilterData]] = {}
         self._bloom = filter_for()
         self._count = 0
+        self._newest_ms = 0  # of the messages that have bit maps; a filter is born after them, also by a clock that was set back
         self.dirty = False
 
     def __len__(self) -> int:
@@ -68,12 +69,14 @@ class FilterTable:
         """All filters on a topic: what a message's bit map is made of."""
         return list(self._topics.get(topic, {}).values())
 
-    def bit_map(self, topic: str, properties: bytes) -> bytes | None:
-        """The bit map of a message with these properties; None where nobody filters the topic."""
-        found = self._topics.get(topic)
-        if not found:
-            return None
-        return self._bloom.bit_map([data.bloom for data in found.values() if data.compiled.matches(properties)])
+    def has_filters(self, topic: str) -> bool:
+        """Whether any group filters the topic."""
+        return topic in self._topics
+
+    def bit_map(self, topic: str, properties: bytes, store_ms: int) -> bytes:
+        """The bit map of a message with these properties that was stored at ``store_ms``."""
+        self._newest_ms = max(self._newest_ms, store_ms)
+        return self._bloom.bit_map([data.bloom for data in self.of_topic(topic) if data.compiled.matches(properties)])
 
     def register(self, group: str, subscriptions: Iterable[Subscription], now_ms: int) -> None:
         """A heartbeat of the group: SQL filters are taken in, those it no longer names die. Malformed ones are left out."""
@@ -124,7 +127,8 @@ class FilterTable:
             log.warning("the filter of group %s on %s is refused: %s", group, subscription.topic, error)
             self._remove(subscription.topic, group)
             return
-        data = FilterData(group, subscription.topic, compiled, self._bloom.data_of(group, subscription.topic), now_ms, subscription.version)
+        bloom, born_ms = self._bloom.data_of(group, subscription.topic), max(now_ms, self._newest_ms)
+        data = FilterData(group, subscription.topic, compiled, bloom, born_ms, subscription.version)
         self._insert(data)
 
     def _kept(self, known: FilterData, told: Subscription) -> bool:

@@ -28,6 +28,7 @@ from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.delay_service import DelayService
 from rmq_ray.server.group_handlers import GroupHandlers
+from rmq_ray.server.group_operations import GroupOperations
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.lock_handlers import LockHandlers
@@ -234,6 +235,7 @@ class BrokerCore:
         return MessageStore(
             self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
             delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
+            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None,
         )  # fmt: skip
 
     def _make_handlers(self, make_hold: Callable[[OnWake], Hold]) -> dict[int, Handler]:
@@ -264,6 +266,7 @@ class BrokerCore:
         topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, tables.save_topics, tables.save_groups, self.answer)
         queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.answer_from, self.clock)
         admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
+        operations = GroupOperations(keeper, identity, tables.topics, tables.offsets, self.members, self.clock, self.answer_from)
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
             Code.END_TRANSACTION: ends.end,
@@ -281,7 +284,7 @@ class BrokerCore:
             Code.GET_TOPIC_STATS_INFO: queries.topic_stats, Code.GET_CONSUME_STATS: queries.consume_stats, Code.GET_CONSUMER_CONNECTION_LIST: queries.consumers,
             Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
             Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
-            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **self.pops.handlers(),
+            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **self.pops.handlers(), **operations.handlers(),
         }  # fmt: skip
 
     def _set_timers(self) -> None:

@@ -24,10 +24,12 @@ from rmq_ray.server.refusal import Refused
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``codes``: tag codes, None = all. ``matches``: a condition over property strings, None = none; it rules out records, codes rule out entries."""
+    """``codes``: tag codes, None = all. ``matches``: a condition over property strings, None = none; it rules out records,
+    codes rule out entries, and ``hit(store time, bit map)`` does so where bit maps are kept."""
 
     codes: frozenset[int] | None = None
     matches: Callable[[bytes], bool] | None = None
+    hit: Callable[[int, bytes], bool] | None = None
 
 
 EVERYTHING = Wanted()
@@ -85,7 +87,7 @@ class PullFilters:
         if data.client_version < asked.sub_version:
             raise Refused(f"the filter of {asked.group} on {asked.topic} is not the latest; send a heartbeat first", ResponseCode.FILTER_DATA_NOT_LATEST)
         self._require_enabled()
-        return Wanted(matches=data.compiled.matches)
+        return Wanted(matches=data.compiled.matches, hit=data.may_match)
 
     def _fault(self, expression: str) -> str:
         try:

@@ -201,7 +201,7 @@ class PullHandlers:
         else:
             count, size = asked.count_max, asked.bytes_max
         if wanted.matches is not None:
-            return store.get_matching(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.matches, foreign=not pull.ours)
+            return store.get_matching(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.matches, not pull.ours, wanted.hit)
         return store.get_messages(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.codes, foreign=not pull.ours)
 
     def _records_body(self, result: GetResult, store: MessageStore, suggested: int) -> tuple[bytes | bytearray | memoryview, ...]:

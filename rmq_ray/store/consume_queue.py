@@ -16,12 +16,14 @@ removed, so that a queue never forgets its maximum. One thread appends and cuts;
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import File, FileSystem
+from rmq_ray.store.record_batch import Array
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = ENTRY.size  # 20
@@ -91,8 +93,9 @@ class ConsumeQueue:
         self._min = self._first_kept(self._first_start // ENTRY_BYTES)
         self._log_end = self._end_before(self._max)
 
-    def append(self, first_offset: int, entries: bytes | bytearray | memoryview) -> int:
-        """Write entries for queue offsets from ``first_offset`` on, one ``pwrite`` per file; returns how many were new.
+    def append(self, first_offset: int, entries: bytes | bytearray | memoryview, store_ms: int | Array = 0, bit_maps: Sequence[bytes] | None = None) -> int:
+        """Write entries for queue offsets from ``first_offset`` on, one ``pwrite`` per file; returns how many were new. ``store_ms``, of all or of
+        each, and ``bit_maps`` are for queues with extension units.
 
         Entries that the queue has already (by queue offset or by log offset) are ignored. Where the log lost records,
         blank entries take their place. On return readers see the entries; they are durable after ``flush``.
@@ -126,6 +129,13 @@ class ConsumeQueue:
             return self._read_over(at, stop)
         except StoreMissing:
             return b""  # retention was faster; the caller looks at min_offset again
+
+    def resolve(self, entries: bytes, hit: Callable[[int, bytes], bool] | None = None, lost: int = 0) -> bytes:
+        """Entries as ``read`` gave them, with tags codes in the place of addresses (``lost`` where a unit is), and blank where
+        ``hit(store time, bit map)`` is False. Here there are no addresses; see ``extended_queue``.
+        """
+        del hit, lost
+        return entries
 
     def truncate_from(self, log_offset: int) -> int:
         """Drop the entries of records that begin at ``log_offset`` or behind it (the log was cut there); returns how many."""

@@ -13,18 +13,22 @@ needed; a record is queued before it is indexed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_ray.store.consume_queue import ENTRIES, ENTRY
-from rmq_ray.store.index_service import IndexService, hash_keys, hash_unique_keys
+from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.queue_table import QueueTable
 from rmq_ray.store.record_batch import Array, CheckedFrame
 
 _MANY = 16  # from here numpy's fixed cost is less than a loop's
 UNKNOWN_LEVEL_DELAY_MS = 1_000
+CODED_TOPICS = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
+"""Topics whose entries carry a number of their own in place of the tag's code: mostly the time at which they are due."""
+_CODE_DIGITS_MAX = 19
 _QUEUED = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
@@ -36,6 +40,8 @@ class Dispatcher:
         self._index = index
         self._delay_ms = delay_ms
         self._level_max = level_max
+        self.bit_maps: Callable[[CheckedFrame, int, int], Sequence[bytes] | None] | None = None
+        """Makes the bit maps of a frame's extension units, of (frame, log offset, store time); None where there are none."""
         self.store_ms = 0
         """Store time of the last queued record: RocketMQ's ``logicsMsgTimestamp``."""
 
@@ -46,7 +52,8 @@ class Dispatcher:
         kind = sys_flag & SysFlag.TRANSACTION_MASK
         new = 0
         if kind in _QUEUED:
-            new = self._queues.get_or_create(frame.topic, frame.queue_id).append(queue_offset, _entries(frame, log_offset))
+            bit_maps = self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
+            new = self._queues.get_or_create(frame.topic, frame.queue_id).append(queue_offset, _entries(frame, log_offset), store_ms, bit_maps)
             self.store_ms = store_ms
         if kind != SysFlag.TRANSACTION_ROLLBACK and self._index is not None:
             if frame.unique is not None and len(frame.unique):
@@ -54,6 +61,12 @@ class Dispatcher:
             elif frame.keys:
                 self._index_few(self._index, frame, log_offset, store_ms)
         return new
+
+    def own_code(self, topic: str, text: str, store_ms: int) -> int:
+        """Code of a record in one of ``CODED_TOPICS``, from the property that decides it; 0 when it makes no sense."""
+        if topic != TIMER_TOPIC:
+            return self.delay_tags_code(text, store_ms)
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < _CODE_DIGITS_MAX else 0
 
     def delay_tags_code(self, delay_text: str, store_ms: int) -> int:
         """Tags code of a record in the schedule topic: when it is due, in ms. 0 when the text is no level from 1 on."""
@@ -97,9 +110,15 @@ def _hashes(frame: CheckedFrame) -> tuple[Array, Array]:
     assert frame.unique is not None
     hashes = hash_unique_keys(frame.topic, frame.unique)
     unique_rows: Array = np.arange(len(hashes)) if frame.unique_rows is None else frame.unique_rows
-    if not frame.keys:
+    if not frame.keys and not frame.hashed_keys:
         return hashes, unique_rows
-    rows = np.concatenate((unique_rows, np.array([row for row, _ in frame.keys], np.int64)))
-    hashes = np.concatenate((hashes, hash_keys(frame.topic, [key for _, key in frame.keys])))
+    all_rows, all_hashes = [unique_rows], [hashes]
+    for keys in frame.hashed_keys:
+        all_rows.append(keys.rows)
+        all_hashes.append(hash_hashed_keys(frame.topic, keys))
+    if frame.keys:
+        all_rows.append(np.array([row for row, _ in frame.keys], np.int64))
+        all_hashes.append(hash_keys(frame.topic, [key for _, key in frame.keys]))
+    rows, hashes = np.concatenate(all_rows), np.concatenate(all_hashes)
     order = np.argsort(rows, kind="stable")
     return hashes[order], rows[order]

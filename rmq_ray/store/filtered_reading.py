@@ -15,6 +15,7 @@ import numpy as np
 
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.extended_queue import Hit
 from rmq_ray.store.reading import FOREIGN_CAPS, FOREIGN_UNITS, GetResult, LogReader
 from rmq_ray.store.record import HEADER_BYTES
 from rmq_ray.store.record_batch import Array
@@ -30,17 +31,24 @@ Matches = Callable[[bytes], bool]
 
 
 def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
-    reader: LogReader, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False
-) -> GetResult:
-    """As ``LogReader.get_messages``. NO_MATCHED_MESSAGE when none of the records that were gone through passes: go on at ``next_offset``."""
+    reader: LogReader, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False,
+    hit: Hit | None = None,
+) -> GetResult:  # fmt: skip
+    """As ``LogReader.get_messages``; ``hit`` spares records that a bit map rules out. NO_MATCHED_MESSAGE when none of the records that were
+    gone through passes: go on at ``next_offset``.
+    """
     if foreign:
         max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
     found = _Found(max_count, max_bytes)
     units, scanned_bytes, at = FOREIGN_UNITS if foreign else UNITS, 0, offset
     while True:  # ends: ``units`` falls by at least 1 each round
-        page = reader.get_messages(topic, queue_id, at, min(PAGE_RECORDS, units), PAGE_BYTES, None)
+        page = reader.get_messages(topic, queue_id, at, min(PAGE_RECORDS, units), PAGE_BYTES, None, hit=hit)
         if page.status is not GetMessageStatus.FOUND:
-            break
+            passed = page.next_offset - at if page.status is GetMessageStatus.NO_MATCHED_MESSAGE else 0  # bit maps ruled all of them out
+            units, at = units - passed, at + passed
+            if passed <= 0 or units <= 0 or at >= page.max_offset:
+                break
+            continue
         full_at = found.take(page, matches)
         at = page.next_offset if full_at is None else full_at
         units -= page.count

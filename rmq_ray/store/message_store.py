@@ -25,6 +25,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
 from rmq_ray.model.ids import FrameId
+from rmq_ray.store.bit_maps import BitMapper
 from rmq_ray.store.checkpointer import Checkpointer, Snapshot
 from rmq_ray.store.deduplication import StoredFrame
 from rmq_ray.store.files import Bytes, FileSystem
@@ -66,22 +67,17 @@ class AppendResult:
 
 
 class MessageStore(StoreReads):
-    """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay level (schedule topic)."""
+    """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay level (schedule topic). ``bit_mapper``:
+    the SQL filters that new entries' bit maps are made of, None = no bit maps.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts that tests replace
-        self,
-        config: StoreConfig,
-        clock: Clock,
-        *,
-        broker_name: str,
-        store_host: tuple[str, int],
-        files: FileSystem | None = None,
-        boot_id: str | None = None,
-        delay_ms: DelayOfLevel | None = None,
-        delay_level_max: int = 18,
-    ) -> None:
+        self, config: StoreConfig, clock: Clock, *, broker_name: str, store_host: tuple[str, int], files: FileSystem | None = None,
+        boot_id: str | None = None, delay_ms: DelayOfLevel | None = None, delay_level_max: int = 18, bit_mapper: BitMapper | None = None,
+    ) -> None:  # fmt: skip
         files = files or FileSystem()
-        self._around = Surroundings(config, files, clock, files.boot_id() if boot_id is None else boot_id, delay_ms or (lambda _level: None), delay_level_max)
+        boot = files.boot_id() if boot_id is None else boot_id
+        self._around = Surroundings(config, files, clock, boot, delay_ms or (lambda _level: None), delay_level_max, bit_mapper)
         super().__init__(config)
         self._clock = clock
         self._broker_name = broker_name
@@ -95,8 +91,7 @@ class MessageStore(StoreReads):
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._waiting: deque[tuple[CheckedFrame, int, int, int, int]] = deque()
         self._replicated: int | None = None
-        self._last_ms = 0
-        self._last_record = -1
+        self._last_ms, self._last_record = 0, -1
         self._threads = True
         self.report = RecoveryReport()
         """Of the last recovery."""
@@ -296,7 +291,7 @@ class MessageStore(StoreReads):
         queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0) if is_queued(encoded.sys_flag) else 0
         patch_messages(encoded, queue_offset, log_offset, store_ms)
         if encoded.delay is not None:
-            frame.tag_codes[0] = parts.dispatcher.delay_tags_code(encoded.delay, store_ms) or frame.tag_codes[0]
+            frame.tag_codes[0] = parts.dispatcher.own_code(frame.topic, encoded.delay, store_ms) or frame.tag_codes[0]
         result = self._write(parts, encoded.records, frame, (queue_offset, log_offset), store_ms, encoded.sys_flag)
         result.log_offsets = tuple(log_offset + start for start in frame.starts)
         return result

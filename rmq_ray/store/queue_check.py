@@ -20,6 +20,7 @@ from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.consume_queue_ext import ADDRESS_MAX
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.log_scan import ScannedRecords
@@ -137,7 +138,7 @@ class QueueCheck:
         here = entries[: len(actual)]
         same = (here["log_offset"] == actual["log_offset"]) & (here["size"] == actual["size"])
         if has_code:  # the schedule topic's code is a time that depends on the broker's delay levels
-            same &= here["code"] == actual["code"]
+            same &= (here["code"] == actual["code"]) | (actual["code"] <= ADDRESS_MAX)
         checked.matched += int(np.count_nonzero(same))
         for row in np.flatnonzero(~same)[:_NAMED_MAX].tolist():
             said, right = actual[row].tolist(), here[row].tolist()

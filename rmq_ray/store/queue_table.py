@@ -12,6 +12,8 @@ import re
 
 from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.store.consume_queue import ConsumeQueue
+from rmq_ray.store.consume_queue_ext import ConsumeQueueExt
+from rmq_ray.store.extended_queue import ExtendedQueue, ExtSettings
 from rmq_ray.store.file_cache import OPEN_FILES_MAX, FileCache
 from rmq_ray.store.files import FileSystem
 
@@ -25,9 +27,10 @@ def is_storable(topic: str, queue_id: int) -> bool:
 
 
 class QueueTable:
-    """Queues by (topic, queue id). ``files_max``: open descriptors over all queues."""
+    """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where extension units are, None = never looked for."""
 
-    def __init__(self, root: str, entries_per_file: int, files: FileSystem, files_max: int = OPEN_FILES_MAX) -> None:
+    def __init__(self, root: str, entries_per_file: int, files: FileSystem, files_max: int = OPEN_FILES_MAX, ext: ExtSettings | None = None) -> None:
+        self._ext = ext
         self.root = root
         self._entries_per_file = entries_per_file
         self._files = files
@@ -45,7 +48,7 @@ class QueueTable:
             if not is_storable(topic, queue_id):
                 limits = f"topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to {QUEUE_ID_MAX}"
                 raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: {limits}", topic)
-            queue = self._queues[topic, queue_id] = ConsumeQueue(f"{self.root}/{topic}/{queue_id}", self._entries_per_file, self._files, self._cache)
+            queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
         return queue
 
     def all(self) -> list[tuple[str, int, ConsumeQueue]]:
@@ -63,7 +66,7 @@ class QueueTable:
                 continue
             for name in self._files.list_dir(f"{self.root}/{topic}"):
                 if name.isdigit() and int(name) <= QUEUE_ID_MAX:
-                    queue = ConsumeQueue(f"{self.root}/{topic}/{name}", self._entries_per_file, self._files, self._cache)
+                    queue = self._make(topic, int(name))
                     queue.load()
                     self._queues[topic, int(name)] = queue
 
@@ -120,7 +123,10 @@ class QueueTable:
         """
         keys = [key for key in list(self._queues) if key[0] == topic]
         for key in keys:
-            self._queues.pop(key).close()
+            queue = self._queues.pop(key)
+            if isinstance(queue, ExtendedQueue):
+                queue.ext.delete()
+            queue.close()
         if keys and self._files.exists(f"{self.root}/{topic}"):
             self._files.rename(f"{self.root}/{topic}", directory)
         return len(keys)
@@ -161,6 +167,15 @@ class QueueTable:
     def close(self) -> None:
         """Let go of open files; the table is not used afterwards."""
         self._cache.close()
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory, ext = f"{self.root}/{topic}/{queue_id}", self._ext
+        if ext is not None:
+            units = f"{ext.root}/{topic}/{queue_id}"
+            if ext.enabled or self._files.is_dir(units):
+                unit_files = ConsumeQueueExt(units, ext.file_bytes, self._files, self._cache)
+                return ExtendedQueue(directory, self._entries_per_file, self._files, self._cache, unit_files, ext.enabled)
+        return ConsumeQueue(directory, self._entries_per_file, self._files, self._cache)
 
     def _max_of(self, key: tuple[str, int]) -> int:
         queue = self._queues.get(key)

@@ -21,6 +21,7 @@ from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.body_crcs import body_crcs
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.extended_queue import Hit
 from rmq_ray.store.quarantine import Quarantine
 from rmq_ray.store.queue_table import QueueTable
 from rmq_ray.store.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, find_fault, headers_at
@@ -66,11 +67,13 @@ class LogReader:
         self._memory_bytes = int(memory_bytes * IN_MEMORY_RATIO)
 
     def get_messages(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False
-    ) -> GetResult:
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False,
+        hit: Hit | None = None,
+    ) -> GetResult:  # fmt: skip
         """Records from queue offset ``offset`` on, at most ``max_count`` and ``max_bytes`` (the first one always).
 
-        ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply.
+        ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply. ``hit(store time, bit map)``: whether a record may be
+        wanted, asked where there are extension units.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -84,6 +87,8 @@ class LogReader:
         if not raw:
             following = queue.entries_per_file
             return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, offset + following - offset % following, low, high)
+        if codes is not None or hit is not None:
+            raw = queue.resolve(raw, hit, next(iter(codes)) if codes else 0)  # a code that is not known any more counts as wanted
         if foreign:
             max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
         return self._read_entries(queue, offset, raw, max_count, max_bytes, codes, foreign)

@@ -13,10 +13,9 @@ import logging
 import numpy as np
 
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.consume_queue import ENTRIES
 from rmq_ray.store.dispatcher import Dispatcher
-from rmq_ray.store.index_service import IndexService, hash_keys, hash_unique_keys
+from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.queue_table import QueueTable, is_storable
 from rmq_ray.store.record_batch import Array
@@ -57,9 +56,9 @@ class Redispatcher:
             self._put(self._index, records, np.concatenate(hashes), np.concatenate(rows), kind != SysFlag.TRANSACTION_ROLLBACK)
 
     def _codes(self, topic: str, facts: ManyFacts, group: ScannedRecords) -> Array:
-        if topic == SCHEDULE_TOPIC:
-            for row, level in facts.delays:
-                code = self._dispatcher.delay_tags_code(level, int(group.store_ms[row]))
+        if topic in CODED_TOPICS:
+            for row, text in facts.delays:
+                code = self._dispatcher.own_code(topic, text, int(group.store_ms[row]))
                 facts.tag_codes[row] = code or facts.tag_codes[row]
         return facts.tag_codes
 
@@ -68,9 +67,9 @@ class Redispatcher:
         entries["log_offset"] = group.starts + group.base
         entries["size"] = group.ends - group.starts
         entries["code"] = codes
-        offsets = group.queue_offsets
+        offsets, store_ms = group.queue_offsets, group.store_ms
         if not queued.all():
-            entries, offsets = entries[queued], offsets[queued]
+            entries, offsets, store_ms = entries[queued], offsets[queued], store_ms[queued]
         if not len(offsets):
             return
         breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
@@ -80,7 +79,7 @@ class Redispatcher:
             if first == 0 and queue.max_offset > 0 and int(entries["log_offset"][begin]) >= queue.max_log_offset:
                 logger.warning("queue %s/%d starts again at 0: its topic was deleted and made anew", topic, queue_id)
                 queue.delete()
-            queue.append(first, entries[begin:end].tobytes())
+            queue.append(first, entries[begin:end].tobytes(), store_ms[begin:end])
 
     def _put(self, index: IndexService, records: ScannedRecords, hashes: Array, rows: Array, indexed: Array) -> None:
         """In log order, one call for records of one store time."""
@@ -117,6 +116,9 @@ def collect_hashes(topic: str, facts: ManyFacts, members: Array, hashes: list[Ar
     if facts.unique is not None and len(facts.unique):
         hashes.append(hash_unique_keys(topic, facts.unique))
         rows.append(members if facts.unique_rows is None else members[facts.unique_rows])
+    for keys in facts.hashed:
+        hashes.append(hash_hashed_keys(topic, keys))
+        rows.append(members[keys.rows])
     if facts.keys:
         hashes.append(hash_keys(topic, [key for _, key in facts.keys]))
         rows.append(members[np.array([row for row, _ in facts.keys], np.int64)])

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreFull
+from rmq_ray.store.bit_maps import BitMapper, bit_maps_from
 from rmq_ray.store.checkpoint import Checkpoint, load_checkpoint
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.deduplication import DeduplicationCache
 from rmq_ray.store.dispatcher import Dispatcher
 from rmq_ray.store.epoch_file import EpochFile
+from rmq_ray.store.extended_queue import ExtSettings
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.index_service import IndexService
@@ -53,6 +55,7 @@ class Surroundings:
     boot_id: str
     delay_ms: DelayOfLevel
     delay_level_max: int
+    bit_mapper: BitMapper | None = None
 
     @property
     def root(self) -> str:
@@ -92,7 +95,8 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     same_boot = ours is not None and ours.boot_id == around.boot_id != ""
     durable = ours.log_position if ours is not None and (ours.synced or same_boot) else 0
     check_reaches(chain, durable)
-    queues = QueueTable(f"{root}/consumequeue", config.consume_queue_entries, files)
+    ext = ExtSettings(f"{root}/consumequeue_ext", config.consume_queue_ext_bytes, config.consume_queue_ext)
+    queues = QueueTable(f"{root}/consumequeue", config.consume_queue_entries, files, ext=ext)
     queues.load_all()
     begin, index = _choose_begin(around, chain, queues, ours if durable else None, report)
     parts = _build(around, chain, queues, index)
@@ -124,8 +128,11 @@ def _build(around: Surroundings, chain: SegmentChain, queues: QueueTable, index:
     quarantine.load()
     epochs = EpochFile(f"{ours}/epochs", files)
     epochs.load()
+    dispatcher = Dispatcher(queues, index, around.delay_ms, around.delay_level_max)
+    if around.bit_mapper is not None and config.consume_queue_ext:
+        dispatcher.bit_maps = bit_maps_from(log, around.bit_mapper)
     return StoreParts(
-        chain, log, queues, index, Dispatcher(queues, index, around.delay_ms, around.delay_level_max),
+        chain, log, queues, index, dispatcher,
         DeduplicationCache(config.deduplication_frames, config.deduplication_keep_ms), epochs, quarantine,
         LogReader(log, queues, quarantine, files.memory_bytes()), Retention(chain, queues, index, files, config, around.clock),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreFailed, StoreNotReady
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from rmq_ray.store.extended_queue import Hit
 from rmq_ray.store.filtered_reading import Matches, get_matching
 from rmq_ray.store.querying import offset_by_time, query_by_key, store_ms_of
 from rmq_ray.store.reading import GetResult
@@ -89,10 +90,11 @@ class StoreReads:
         return self.readable().reader.get_messages(topic, queue_id, offset, max_count, max_bytes, codes, foreign)
 
     def get_matching(  # noqa: PLR0913 - get_messages and the condition
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False
-    ) -> GetResult:
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False,
+        hit: Hit | None = None,
+    ) -> GetResult:  # fmt: skip
         """See ``filtered_reading.get_matching``: the records whose property string (UTF-8) passes ``matches``."""
-        return get_matching(self.readable().reader, topic, queue_id, offset, max_count, max_bytes, matches, foreign)
+        return get_matching(self.readable().reader, topic, queue_id, offset, max_count, max_bytes, matches, foreign, hit)
 
     def record_at(self, log_offset: int) -> bytes | None:
         """The visible record that begins at ``log_offset``; None when there is none, or its CRC is wrong."""
