@@ -244,12 +244,10 @@ class PopLedger:
             if cut is not None:
                 queue.cut(cut)
             stored = self._offsets.query(key[1], key[0], key[2])
-            if stored is None:
-                del self.table.queues[key]  # the group or the topic was deleted
-            elif stored > queue.commit_offset:
-                queue.reset(stored)
+            if stored is not None and stored > queue.commit_offset:
+                queue.reset(stored)  # the journal lost its end with the host's power
                 queue.committed = stored
-            else:
+            else:  # the offsets' file is up to 5 s behind, or was never written
                 self._commit(key, queue.commit_offset)
             self._last_id = max([self._last_id, *(lease.id for lease in queue.leases()), *(lease_id for lease_id, _ in queue.finished())])
         log.info("%d messages are out at workers", sum(queue.in_flight for queue in self.table.queues.values()))
