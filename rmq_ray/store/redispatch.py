@@ -14,7 +14,7 @@ import numpy as np
 
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.consume_queue import ENTRIES
-from rmq_ray.store.dispatcher import Dispatcher
+from rmq_ray.store.dispatcher import CODED_TOPICS, Dispatcher
 from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.queue_table import QueueTable, is_storable
