@@ -1,4 +1,4 @@
-"""``produce``, ``consume``, ``message find | get``: lines in, lines out, single messages."""
+"""``produce``, ``consume``, ``message find | get | trace``: lines in, lines out, single messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.received import MessageExt
 from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.model.topics import TRACE_TOPIC
 
 GROUP = "rmq-ray-cli"
 COLUMNS = ["broker", "topic", "queue", "queue_offset", "message_id", "tag", "keys", "properties", "body"]
+TRACE_COLUMNS = "time_ms kind group topic message_id tag keys store_host body_bytes cost_ms success retries request_id code".split()
 DETAILS = ["log_offset", "size", "store_ms", "born_ms", "reconsume_times"]
 UNANSWERED_MAX = 10_000
 """Lines of standard input that may be under way."""
@@ -198,7 +200,7 @@ def _plain_row(message: MessageExt) -> Any:
 
 @click.group()
 def message() -> None:
-    """Single messages: find, get."""
+    """Single messages: find, get, trace."""
 
 
 @message.command("find")
@@ -210,6 +212,19 @@ def message() -> None:
 def find(options: Options, topic: str, key: str, limit: int) -> None:
     """Messages of TOPIC with a business KEY (a message id is a key too)."""
     output.rows(options.admin.find_messages(topic, key, limit=limit), COLUMNS if options.style == "table" else COLUMNS + DETAILS, options.style)
+
+
+@message.command("trace")
+@click.argument("message_id")
+@click.option("--topic", default=TRACE_TOPIC, show_default=True, help="Where traced clients write.")
+@pass_options
+@told
+def trace(options: Options, message_id: str, topic: str) -> None:
+    """What became of a message (its id or a business key), as traced producers and consumers wrote it."""
+    rows = options.admin.message_trace(message_id, topic=topic)
+    if not rows:
+        raise click.ClickException(f"topic {topic} has no trace of {message_id}: nobody traced it (trace=True, ConsumeTrace()), or it is not written yet")
+    output.rows([{name: row.get(name) for name in TRACE_COLUMNS} for row in rows], TRACE_COLUMNS, options.style)
 
 
 @message.command("get")

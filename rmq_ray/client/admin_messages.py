@@ -5,11 +5,14 @@ Called by: ``admin``. Blocking. Rows have the columns of ``store.record_rows``, 
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rmq_ray.client.admin_link import AdminLink, body_of
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address
+from rmq_ray.model.topics import TRACE_TOPIC
+from rmq_ray.model.trace import decode
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Buffer, Command
@@ -37,6 +40,19 @@ class AdminMessages(AdminLink):
             if answer.code == ResponseCode.SUCCESS:
                 rows += _rows(broker, body_of(answer))
         return sorted(rows, key=lambda row: -int(row["store_ms"]))[:limit]
+
+    def message_trace(self, message_id: str, *, topic: str = TRACE_TOPIC) -> list[dict[str, Any]]:
+        """What traced clients wrote of a message, by its message id or a business key: rows in the order of their times.
+
+        Columns: ``time_ms``, ``kind`` (Pub, SubBefore, SubAfter), ``group``, ``message_id`` and the record's other fields.
+        """
+        found = self.find_messages(topic, message_id, limit=FOUND_MAX)
+        records = {record for row in found if row["body"] for record in decode(row["body"])}
+        wanted = [record for record in records if message_id == record.message_id or message_id in record.keys.split()]
+        rows = [{"time_ms": record.ms, "kind": type(record).__name__, "group": record.group, **asdict(record)} for record in wanted]
+        for row in rows:
+            del row["ms"]
+        return sorted(rows, key=lambda row: (row["time_ms"], row["kind"] == "SubAfter"))
 
     def message_at(self, offset_message_id: str) -> dict[str, Any]:
         """The message with an offset message id (``SendResult.offset_message_id``): broker address and log offset, 32 hex digits.

@@ -238,6 +238,8 @@ class AsyncProducer:
                 raise
             finally:
                 self._starting = None
+            if self._steps is not None:
+                self._steps.watch(core)
             self._core = core
             self._frames = AsyncFrames(core, self._limits or RemotingLimits())
             self._state = ServiceState.RUNNING

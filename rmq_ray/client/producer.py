@@ -345,6 +345,8 @@ class Producer:
         except ClientError:
             self._state = ServiceState.CREATE_JUST
             raise
+        if self._steps is not None:
+            self._steps.watch(core)
         self._core = core
         self._state = ServiceState.RUNNING
         return core

@@ -10,6 +10,7 @@ its load will not be sent again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from rmq_ray.client.batching import Accumulator, encode_load
@@ -59,6 +60,8 @@ class ProducerCore:
         """The ``Requests``, once there was one."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
+        self.finishers: list[Callable[[], None]] = []
+        """What ends behind the last send."""
         self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
@@ -99,8 +102,11 @@ class ProducerCore:
         self.launcher.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
         if self.probe is not None:
             self.probe.stop()
+        self._run_callbacks()
         self.worker.close()
         self.launcher.abandon("the producer was closed before the broker answered")
+        for finish in self.finishers:
+            finish()
         self.instance.unregister_producer(self.group)
         self.instance.release()
 
@@ -254,6 +260,13 @@ class ProducerCore:
         self.launcher.admit(job)
         self.launcher.launch(job)
         return SendFuture(outcome, 0)
+
+    def _run_callbacks(self) -> None:
+        """Users' callbacks of sends that have ended run before the worker stops; a callback that closes the producer does not wait for itself."""
+        if not self.worker.is_current_thread:
+            through = threading.Event()
+            self.worker.after(0.0, through.set)
+            through.wait(CLOSE_SLACK_MS / 1000)
 
     def _isolated(self, broker_name: str) -> None:
         if self.probe is not None:

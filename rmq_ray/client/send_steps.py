@@ -23,6 +23,7 @@ from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_future import SendFuture
 from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendContext, SendHook
 from rmq_ray.client.splitting import FrameParts
+from rmq_ray.client.trace import SendTrace
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, RmqError
@@ -38,7 +39,9 @@ class SendSteps:
     """Of one producer. Thread-safe as far as the hooks are."""
 
     def __init__(self, config: ProducerConfig, hooks: Sequence[SendHook], checks: Sequence[SendCheck], clock: Clock) -> None:
-        self.hooks = list(hooks)
+        self._own = tuple(hooks)
+        self.hooks: tuple[SendHook, ...] = self._own
+        self._trace = config.trace
         self._checks = tuple(checks)
         self._group = config.group
         self._namespace = config.namespace
@@ -50,6 +53,11 @@ class SendSteps:
         """The steps that the settings ask for; None when there are none."""
         wanted = hooks or checks or config.namespace or config.compression is not None or config.trace
         return cls(config, hooks, checks, clock) if wanted else None
+
+    def watch(self, core: ProducerCore) -> None:
+        """The producer's core has started: trace its sends, if that was asked for."""
+        if self._trace:
+            self.hooks = (*self._own, SendTrace(core))
 
     def send(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
         """All steps around a send that is waited for."""

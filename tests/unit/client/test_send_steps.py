@@ -49,7 +49,6 @@ def test_a_producer_without_any_of_them_has_no_steps() -> None:
     assert SendSteps.of(ProducerConfig(), (), (), ManualClock()) is None
 
 
-@pytest.mark.seed("S3-084")
 def test_hooks_run_around_the_send_and_in_reverse_order_after_it() -> None:
     log: list[tuple[str, str]] = []
     clock = ManualClock()
