@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.fleet import Workers
     from rmq_ray.actors.producer import ProducerActor
+    from rmq_ray.client.admin_groups import LikeGroup, Offset
     from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
@@ -104,6 +105,7 @@ __all__ = [
     "GroupInUse",
     "GroupNotFound",
     "LocalTransactionState",
+    "LikeGroup",
     "Message",
     "MessageExt",
     "MessageIllegal",
@@ -111,6 +113,7 @@ __all__ = [
     "MessageTooLarge",
     "NotAssigned",
     "NotAuthorized",
+    "Offset",
     "OffsetOutOfRange",
     "OrderlyContext",
     "Producer",
@@ -166,6 +169,7 @@ _HOMES = {
     "rmq_ray.actors.fleet": "Workers",
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
+    "rmq_ray.client.admin_groups": "LikeGroup Offset",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
     "rmq_ray.client.pulled_batch": "PulledBatch",

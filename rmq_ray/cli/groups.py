@@ -1,18 +1,20 @@
-"""``group list | describe | lag | seek | delete``."""
+"""``group list | describe | lag | seek | skip | clone | delete``."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.client.admin_groups import LikeGroup, Offset, SeekTarget
 
 
 @click.group()
 def group() -> None:
-    """Consumer groups: list, describe, lag, seek, delete."""
+    """Consumer groups: list, describe, lag, seek, skip, clone, delete."""
 
 
 @group.command("list")
@@ -50,17 +52,41 @@ def lag(options: Options, name: str) -> None:
 @group.command()
 @click.argument("name")
 @click.argument("topic")
-@click.option("--to", required=True, metavar="first|last|TIME", help="TIME like 2024-05-01T12:00:00 (local, or with +02:00), or ms since the epoch.")
+@click.option(
+    "--to", required=True, metavar="first|last|TIME|offset:N|group:NAME", help="TIME like 2024-05-01T12:00:00 (local, or with +02:00), or ms since the epoch."
+)
 @click.option("--execute", is_flag=True, help="Move it; without this only what would happen is shown.")
 @pass_options
 @told
 def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> None:
-    """Move where a group goes on in a topic. A dry run unless --execute; the group's consumers must be stopped."""
-    target = _target(to)
-    rows = options.admin.seek_group(name, topic, target, execute=execute)
-    output.rows(rows, ["broker", "queue", "committed", "target", "moved_by"], options.style)
-    if not execute:
-        click.echo("nothing was moved: say --execute to do it", err=True)
+    """Move where a group goes on in a topic. A dry run unless --execute.
+
+    Running push consumers are told and go on there about 10 s later; members that pull or pop must be stopped first.
+    """
+    _moved(options, options.admin.seek_group(name, topic, _target(to), execute=execute), execute)
+
+
+@group.command()
+@click.argument("name")
+@click.argument("topic")
+@click.option("--execute", is_flag=True, help="Do it; without this only what would happen is shown.")
+@pass_options
+@told
+def skip(options: Options, name: str, topic: str, execute: bool) -> None:
+    """Give up a group's backlog in a topic: it goes on behind the last message. A dry run unless --execute."""
+    _moved(options, options.admin.skip_group(name, topic, execute=execute), execute)
+
+
+@group.command()
+@click.argument("source")
+@click.argument("target")
+@click.argument("topic")
+@click.option("--execute", is_flag=True, help="Do it; without this only what would happen is shown.")
+@pass_options
+@told
+def clone(options: Options, source: str, target: str, topic: str, execute: bool) -> None:
+    """Let group TARGET go on where SOURCE is in a topic; nobody may consume with TARGET. A dry run unless --execute."""
+    _moved(options, options.admin.clone_group(source, target, topic, execute=execute), execute)
 
 
 @group.command()
@@ -74,7 +100,18 @@ def delete(options: Options, name: str) -> None:
     output.record({"group": name, "state": "deleted"}, options.style)
 
 
-def _target(text: str) -> str | int:
+def _moved(options: Options, rows: list[dict[str, Any]], executed: bool) -> None:
+    output.rows(rows, ["broker", "queue", "committed", "target", "moved_by"], options.style)
+    if not executed:
+        click.echo("nothing was moved: say --execute to do it", err=True)
+
+
+def _target(text: str) -> SeekTarget:
+    kind, _, value = text.partition(":")
+    if kind == "group" and value:
+        return LikeGroup(value)
+    if kind == "offset" and value.isdigit():
+        return Offset(int(value))
     if text in ("first", "last"):
         return text
     if text.isdigit():
@@ -82,4 +119,6 @@ def _target(text: str) -> str | int:
     try:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is neither first, last, ms since the epoch nor a time like 2024-05-01T12:00:00", param_hint="--to") from None
+        raise click.BadParameter(
+            f"{text!r} is neither first, last, offset:N, group:NAME, ms since the epoch nor a time like 2024-05-01T12:00:00", param_hint="--to"
+        ) from None

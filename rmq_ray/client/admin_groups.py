@@ -1,11 +1,15 @@
 """Administration of consumer groups: who they are, how far they are, where they go on (protocol-behaviour 18).
 
-Decides: that a group's position is moved only while nobody consumes with it (a running consumer would commit its own over it).
+Decides: how a group's position is moved: by its running members where there are some (222 makes each drop its queues and go on elsewhere; a
+commit from outside would be overwritten by theirs), directly otherwise. Nothing moves without ``execute``.
 Called by: ``admin``. Blocking; rows are dicts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rmq_ray.client.admin_link import AdminLink, body_of
@@ -14,6 +18,8 @@ from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs
+from rmq_ray.remoting.bodies_groups import encode_offsets
+from rmq_ray.remoting.body_json import parse
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import (
@@ -25,10 +31,27 @@ from rmq_ray.remoting.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
+from rmq_ray.remoting.headers_groups import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
 
 FIRST, LAST = "first", "last"
-SeekTarget = str | int
-"""``"first"``, ``"last"`` or a store time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The same queue offset in every queue."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LikeGroup:
+    """Where another group is."""
+
+    group: str
+
+
+SeekTarget = str | int | datetime | Offset | LikeGroup | Mapping[MessageQueue, int]
+"""``"first"``, ``"last"``, a store time, offsets, or another group; see ``AdminGroups.seek_group``."""
 
 
 class AdminGroups(AdminLink):
@@ -89,18 +112,20 @@ class AdminGroups(AdminLink):
     def seek_group(self, group: str, topic: str, to: SeekTarget, *, execute: bool = False) -> list[dict[str, Any]]:
         """Where the group would go on in each queue of a topic, and with ``execute`` moves it there: broker, queue, committed, target, moved_by.
 
-        ``to``: "first" and "last" message that is there, or a store time in ms since the epoch (the first message stored then or later).
-        Raises ``AdminError`` while a consumer of the group runs (with ``execute``), ``GroupNotFound``, ``TopicNotFound``.
+        ``to``: "first" and "last" message that is there; a store time, ``datetime`` or ms since the epoch (the first message stored then or
+        later); ``Offset(n)`` for every queue; a mapping ``MessageQueue -> offset``; ``LikeGroup(name)``, where another group is now (queues without a position
+        of it stay). Targets are bounded by what a queue has. A group whose push consumers run is moved by them, 10 s later, when running
+        listeners are through; groups of other members must be stopped. Raises ``AdminError`` then, ``GroupNotFound``, ``TopicNotFound``, ``ClientError``.
         """
         check_topic(topic)
-        if isinstance(to, str) and to not in (FIRST, LAST):
-            raise ClientError(f"position {to!r} must be 'first', 'last' or a time in ms since the epoch", to)
+        wanted = self._wanted(to, topic)
         committed = self._progress(group, topic)
         self._require_group(group)
-        if execute and (clients := {row["client_id"] for row in self.group_clients(group)}):
-            raise AdminError(f"{len(clients)} consumers of group {group!r} are running and would commit their own positions: stop them first", group)
-        targets = {queue: self._target(queue, to) for queue in sorted(committed)}
-        if execute:
+        clients = {row["client_id"] for row in self.group_clients(group)} if execute else set()
+        targets = {queue: self._target(queue, wanted, committed[queue].consumer_offset) for queue in sorted(committed)}
+        if clients:
+            self._move_members(group, topic, targets)
+        elif execute:
             for queue, target in targets.items():
                 self._commit(group, queue, target)
         return [
@@ -113,6 +138,59 @@ class AdminGroups(AdminLink):
             }
             for queue, target in targets.items()
         ]
+
+    def skip_group(self, group: str, topic: str, *, execute: bool = False) -> list[dict[str, Any]]:
+        """Give up the backlog of a group in a topic: it goes on behind the last message that is there now. Like ``seek_group(..., "last")``."""
+        return self.seek_group(group, topic, LAST, execute=execute)
+
+    def clone_group(self, source: str, target: str, topic: str, *, execute: bool = False) -> list[dict[str, Any]]:
+        """Let ``target`` go on where ``source`` is in a topic; a ``target`` that no broker knows yet begins there.
+
+        A row for each queue: broker, queue, committed (of ``target``, 0 = none), target, moved_by; queues without a position of ``source`` are left out.
+        ``AdminError`` while members of ``target`` run (with ``execute``), ``GroupNotFound`` for ``source``.
+        """
+        check_topic(topic)
+        check_group(target)
+        self._require_group(source)
+        if execute and target in self.groups(system=True) and (clients := self.group_clients(target)):
+            raise AdminError(f"{len(clients)} consumers of group {target!r} are running and would commit their own positions: stop them first", target)
+        found, present = self._progress(source, topic), self._progress(target, topic)
+        if execute:
+            for queue in sorted(found):
+                self._commit(target, queue, found[queue].consumer_offset)
+        rows = []
+        for queue in sorted(found):
+            there = present[queue].consumer_offset if queue in present else 0
+            offset = found[queue].consumer_offset
+            rows.append({"broker": queue.broker_name, "queue": queue.queue_id, "committed": there, "target": offset, "moved_by": offset - there})
+        return rows
+
+    def consume_directly(self, group: str, client_id: str, offset_message_id: str, broker: str) -> dict[str, Any]:
+        """Let one running member of a group consume one stored message again, now; nothing is committed by it.
+
+        ``offset_message_id``: of ``SendResult.offset_message_id`` or ``message get``; ``broker``: the broker name that has it. Returns RocketMQ's
+        ``consumeResult`` (CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION), ``spentTimeMills``, ``remark``. ``AdminError`` where member or message is missing.
+        """
+        check_group(group)
+        header = ConsumeDirectlyHeader(group, client_id, offset_message_id, broker)
+        if broker not in self.masters():
+            raise AdminError(f"there is no broker {broker!r}: {', '.join(self.masters())} run", broker)
+        command = Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields=header.to_fields())
+        answer = self._ask(self.masters()[broker], command, f"{client_id} of {group!r} did not consume the message")
+        return parse(body_of(answer))
+
+    def running_info(self, group: str, client_id: str) -> dict[str, Any]:
+        """What a running member says of itself, RocketMQ's members: ``properties``, ``mqTable``, ``statusTable``. ``AdminError`` where it does not run."""
+        check_group(group)
+        fields = RunningInfoHeader(group, client_id).to_fields()
+        refusal: AdminError | None = None
+        for broker, address in self.masters().items():
+            try:
+                command = Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields=fields)
+                return parse(body_of(self._ask(address, command, f"broker {broker} does not reach {client_id}")))
+            except AdminError as error:
+                refusal = error
+        raise refusal or AdminError(f"{client_id} is no member of {group!r}", group)
 
     def delete_group(self, group: str) -> None:
         """Forget the group and its positions on every master. ``AdminError`` while a consumer of it runs, ``GroupNotFound``."""
@@ -142,15 +220,44 @@ class AdminGroups(AdminLink):
             found.update(decode_consume_stats(body_of(self._ask(address, command, f"broker {broker} did not tell the lag of {group!r}"))))
         return found
 
-    def _target(self, queue: MessageQueue, to: SeekTarget) -> int:
+    def _wanted(self, to: SeekTarget, topic: str) -> SeekTarget:
+        """The target, checked; that of another group as its offsets."""
+        if isinstance(to, LikeGroup):
+            self._require_group(to.group)
+            return {queue: progress.consumer_offset for queue, progress in self._progress(to.group, topic).items()}
+        if isinstance(to, datetime):
+            return int(to.timestamp() * 1000)
+        if (isinstance(to, str) and to not in (FIRST, LAST)) or isinstance(to, bool) or not isinstance(to, str | int | Offset | Mapping):
+            raise ClientError(
+                f"position {to!r} must be 'first', 'last', a time (datetime or ms since the epoch), Offset(n), offsets by queue, or LikeGroup(name)"
+            )
+        return to
+
+    def _target(self, queue: MessageQueue, to: SeekTarget, now: int) -> int:
+        if isinstance(to, Mapping | Offset):
+            low, high = self._bound(queue, RequestCode.GET_MIN_OFFSET), self._bound(queue, RequestCode.GET_MAX_OFFSET)
+            return min(max(low, to.get(queue, now) if isinstance(to, Mapping) else to.offset), high)
         if isinstance(to, str):
-            code = RequestCode.GET_MIN_OFFSET if to == FIRST else RequestCode.GET_MAX_OFFSET
-            command = Command(code, fields=QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_fields())
-        else:
-            fields = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=to).to_fields()
-            command = Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=fields)
+            return self._bound(queue, RequestCode.GET_MIN_OFFSET if to == FIRST else RequestCode.GET_MAX_OFFSET)
+        assert isinstance(to, int)
+        fields = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=to).to_fields()
+        return self._offset(queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=fields))
+
+    def _bound(self, queue: MessageQueue, code: RequestCode) -> int:
+        return self._offset(queue, Command(code, fields=QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_fields()))
+
+    def _offset(self, queue: MessageQueue, command: Command) -> int:
         answer = self._ask(self.masters()[queue.broker_name], command, f"broker {queue.broker_name} did not tell the offsets of {queue}")
         return OffsetAnswer.from_fields(answer.fields).offset
+
+    def _move_members(self, group: str, topic: str, targets: Mapping[MessageQueue, int]) -> None:
+        """Each broker tells the members (222 with our body)."""
+        for broker, address in self.masters().items():
+            own = {queue: target for queue, target in targets.items() if queue.broker_name == broker}
+            if own:
+                fields = ResetOffsetHeader(topic, group, -1, force=True).to_fields()
+                command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields=fields, body=encode_offsets(own))
+                self._ask(address, command, f"broker {broker} did not move {group!r}: stop its consumers and try again")
 
     def _commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         header = UpdateOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset)

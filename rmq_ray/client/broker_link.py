@@ -94,6 +94,11 @@ class BrokerLink:
         """See ``ClientInstance.oneway``."""
         self._need(self._brokers).oneway(address, command)
 
+    def answer(self, address: Address, command: Command) -> None:
+        """Answer a request of a broker that was not answered at once."""
+        if self._brokers is not None:
+            self._brokers.answer(address, command)
+
     def drop(self, address: Address) -> None:
         """Close the connection to a broker that no route names any more."""
         if self._brokers is not None:

@@ -25,6 +25,7 @@ from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.listener import Listener
 from rmq_ray.client.local_offset_store import LocalFileOffsetStore, LocalPlace
 from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.operations import Operations
 from rmq_ray.client.pausing import Pausable
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
@@ -82,6 +83,7 @@ class PushConsumer:
             self._subscriptions.put(retry_topic(group), None, clock.now_ms())
         self._place: LocalPlace | None = None
         self._engine: ConsumerEngine | None = None
+        self._operations: Operations | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -251,9 +253,12 @@ class PushConsumer:
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """See ``ManagedConsumer``."""
-        if command.is_oneway:
-            return None
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
+        engine = self._engine
+        if engine is None:
+            return None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"consumer of group {self._group} is {self._state.value}")
+        if self._operations is None:
+            self._operations = Operations(engine, self._settings.orderly)
+        return self._operations.handle(command, address)
 
 
 def _rebuilt(group: str, arguments: dict[str, Any]) -> PushConsumer:

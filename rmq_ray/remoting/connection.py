@@ -134,6 +134,11 @@ class Connection:
         if self._dead is not None:
             raise lost(self._name, self._dead)
 
+    def answer(self, command: Command) -> None:
+        """The answer to a request of the server that took longer; nothing when the connection is dead."""
+        if self.alive:
+            self._outbox.put(encode(command), None)
+
     def close(self) -> None:
         """End the connection; what waits ends with ``ConnectionLost``. In a forked child only the child's copy goes."""
         if self._pid != os.getpid():

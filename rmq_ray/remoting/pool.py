@@ -70,6 +70,12 @@ class ConnectionPool:
         """See ``Connection.oneway``."""
         self._with(address, lambda connection: connection.oneway(command))
 
+    def answer(self, address: Address, command: Command) -> None:
+        """See ``Connection.answer``; never connects: whoever asked on an older connection has forgotten it."""
+        slot = self._slots.get(address)
+        if slot is not None and slot.connection is not None:
+            slot.connection.answer(command)
+
     def drop(self, address: Address) -> None:
         """Close the connection to an address that is not needed any more."""
         slot = self._slots.pop(address, None)

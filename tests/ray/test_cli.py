@@ -123,7 +123,7 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     assert [json.loads(consumer.stdout.readline())["body"] for _ in range(10)] == [str(i) for i in range(10)]
     (member,) = cli.json("group", "describe", group)
     assert member["broker"] == "broker-a" and str(consumer.pid) in member["client_id"]
-    assert "stop them first" in cli.fails("group", "seek", group, topic, "--to", "first", "--execute")
+    assert "stop them first" in cli.fails("group", "clone", group, group, topic, "--execute")
     assert "stop them first" in cli.fails("group", "delete", group, "-y")
     consumer.send_signal(signal.SIGINT)
     assert consumer.wait(30) == 0
@@ -136,6 +136,10 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     assert cli.json("group", "seek", group, topic, "--to", "first", "--execute") == dry
     assert len(cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines()) == 10
     assert cli.look("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[0]["target"] in (9, 10)
+    assert cli.look("group", "seek", group, topic, "--to", "offset:3", "--execute")[0]["moved_by"] == -7
+    assert cli.look("group", "clone", group, f"{group}-copy", topic, "--execute")[0]["target"] == 3
+    assert cli.look("group", "seek", group, topic, "--to", f"group:{group}-copy")[0]["moved_by"] == 0
+    assert cli.look("group", "skip", group, topic, "--execute")[0]["target"] == 10
     cli.ok("group", "delete", group, "-y")
     assert {"group": group} not in cli.look("group", "list")
     assert "no broker knows" in cli.fails("group", "lag", group)
