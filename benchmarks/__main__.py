@@ -28,7 +28,7 @@ PARTS = {
 }
 PEERS = {
     "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k", *kafka_peer.BENCHES],
-    "consume": ["consume", "consume_1k"],
+    "consume": ["consume", "consume_1k", "consume_one"],
     "latency": ["latency"],
     "flush": ["sync_flush_64"],
 }

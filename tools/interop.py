@@ -119,7 +119,7 @@ def bench(names: Sequence[str]) -> None:
             subprocess.run(client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout)
 
 
-BENCHES = ("sync_1", "sync_64", "async", "batch_100", "batch_1k", "consume", "consume_1k", "latency", "sync_flush_64")
+BENCHES = ("sync_1", "sync_64", "async", "batch_100", "batch_1k", "consume", "consume_1k", "consume_one", "latency", "sync_flush_64")
 
 
 def main() -> None:

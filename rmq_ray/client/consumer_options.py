@@ -20,7 +20,9 @@ from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
 
 SUBSCRIPTIONS_MAX = 1_000
-ARROW_DEFAULTS = {"batch_size": 1_024, "pull_records": 1_024, "threshold_messages": 10_000, "max_span": 20_000}
+MESSAGES_MAX = 1_024
+"""Messages of one call, as in RocketMQ; rows may be more."""
+ARROW_DEFAULTS = {"batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
 """Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait."""
 
 
@@ -32,7 +34,7 @@ class PushOptions(TypedDict, total=False):
     most. ``start_from``: "last", "first" or "timestamp", where a group without stored offsets begins. ``start_at``: datetime or ms since
     1970 for "timestamp" (default 30 minutes ago). ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered
     strategy's name, or a strategy. ``max_reconsume_times``: retries before the
-    dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (1024 unless
+    dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (8192 unless
     given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
     """
 
@@ -80,6 +82,10 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     if "start_at" in options:
         changes["consume_timestamp_ms"] = _as_ms(options["start_at"])
     settings = base.but(group=group, **changes)
+    if columns is None and settings.batch_size > MESSAGES_MAX:
+        raise ConfigError(
+            f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; with batch='arrow' up to 8192 rows", settings.batch_size
+        )
     if settings.max_reconsume_times < -1:
         raise ConfigError(
             f"max_reconsume_times must be -1 (16 times; without end when orderly) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times

@@ -17,7 +17,8 @@ from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere
 from rmq_ray.protocol.allocation import AllocationStrategy
 
-PAGE_RECORDS = 1_024
+PAGE_RECORDS = 8_192  # of one pull, whose bytes are limited too
+CALL = {"batch": "arrow"}  # whole pages, not batches of messages
 HELD_BACK_MS = 1_000  # a full queue is pulled again when messages are polled, not by the clock
 AUTO_COMMIT_MIN_MS = 1_000
 PASSED_ON = ("start_from", "start_at", "allocate")
@@ -60,7 +61,7 @@ def pull_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r} of PullConsumer; known are {', '.join(sorted(PullOptions.__annotations__))}", unknown[0])
     base = config or ConsumerConfig(group, pull_records=PAGE_RECORDS, flow_control_delay_ms=HELD_BACK_MS)
-    common = push_settings(group, base.but(batch_size=PAGE_RECORDS), {name: options[name] for name in PASSED_ON if name in options})
+    common = push_settings(group, base.but(batch_size=PAGE_RECORDS), CALL | {name: options[name] for name in PASSED_ON if name in options})
     interval_ms = _number(options, "auto_commit_interval_ms", 5_000, AUTO_COMMIT_MIN_MS, 86_400_000)
     messages = _number(options, "prefetch_messages", 10_000, 1, 10_000_000)
     mib = _number(options, "prefetch_mib", 128, 1, 65_536)

@@ -86,7 +86,7 @@ def test_options_are_put_over_the_configuration() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"orderly": 1}, {"orderly": True, "model": "broadcasting"}, {"columns": ["body"]}, {"batch": "arrow", "columns": ["x"]}, {"hooks": [7]}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
+        {"orderly": 1}, {"columns": ["body"]}, {"batch": "arrow", "columns": ["x"]}, {"hooks": [7]}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
         {"concurrency": 0}, {"batch_size": 1025}, {"max_reconsume_times": -2}, {"start_at": "now"}, {"cocurrency": 3},
     ],
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_listener_is_a_callable_or_a_coroutine_function() -> None:
 
 def test_arrow_batches_are_pages_unless_the_settings_say_otherwise() -> None:
     settings = push_settings("g", None, {"batch": "arrow"})
-    assert (settings.config.batch_size, settings.config.pull_records, settings.columns) == (1_024, 1_024, COLUMNS)
+    assert (settings.config.batch_size, settings.config.pull_records, settings.columns) == (8_192, 8_192, COLUMNS)
     assert push_settings("g", None, {"batch": "arrow", "batch_size": 7, "columns": "body"}).columns == ("body",)
     assert push_settings("g", ConsumerConfig("g"), {"batch": "arrow"}).config.batch_size == 1
     assert push_settings("g", None, {}).columns is None

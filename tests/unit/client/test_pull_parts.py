@@ -43,7 +43,7 @@ def test_settings_are_those_of_lite_pull_unless_given() -> None:
     settings = pull_settings("g", None, {})
     assert (settings.auto_commit, settings.auto_commit_interval_ms, settings.prefetch_messages) == (True, 5_000, 10_000)
     assert (settings.config.threshold_messages, settings.config.threshold_mib, settings.config.max_span) == (1_000, 100, 2_000)
-    assert (settings.config.batch_size, settings.start_from) == (1_024, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+    assert (settings.config.batch_size, settings.start_from) == (8_192, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
     given = pull_settings("g", ConsumerConfig("other", pull_records=32), {"start_from": "timestamp", "start_at": datetime(2026, 1, 1, tzinfo=UTC)})
     assert (given.config.group, given.config.pull_records, given.config.consume_timestamp_ms) == ("g", 32, 1_767_225_600_000)
 

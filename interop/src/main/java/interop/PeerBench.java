@@ -56,8 +56,9 @@ public final class PeerBench {
             case "async" -> async(name);
             case "batch_100" -> batch(name, 100, 1_000);
             case "batch_1k" -> batch(name, 1_024, 400);
-            case "consume" -> consume(name, 100, 1_000, 600_000);
-            case "consume_1k" -> consume(name, 1_024, 400, 240_000);
+            case "consume" -> consume(name, 100, 1_000, 600_000, 32);
+            case "consume_1k" -> consume(name, 1_024, 400, 240_000, 32);
+            case "consume_one" -> consume(name, 100, 1_000, 400_000, 1);
             case "latency" -> latency(name);
             default -> throw new IllegalArgumentException(name);
         }
@@ -182,8 +183,8 @@ public final class PeerBench {
         return messages;
     }
 
-    /** A backlog, taken by a push consumer in pieces of 32. */
-    private void consume(String name, int size, int batch, int backlog) throws Exception {
+    /** A backlog, taken by a push consumer in pieces of {@code listenerBatch}. */
+    private void consume(String name, int size, int batch, int backlog, int listenerBatch) throws Exception {
         for (int sent = 0; sent < backlog; sent += batch) {
             producer.send(messages(name, size, batch));
         }
@@ -197,7 +198,7 @@ public final class PeerBench {
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
-        consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.setConsumeMessageBatchMaxSize(listenerBatch);
         consumer.start();
         finished.await(40, TimeUnit.SECONDS);
         print(name, done.get(), (System.nanoTime() - first.get()) / 1_000_000.0, 0, new long[0]);
