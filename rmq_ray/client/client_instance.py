@@ -225,8 +225,9 @@ class ClientInstance:
         return Heartbeat(self.client_id, tuple(sorted(self._producers)), consumers)
 
     def _heard(self, answer: Command) -> None:
-        """A broker's answer to a heartbeat: it may say that other members of a group subscribe differently. Told once for each such text."""
-        conflict = (answer.fields or {}).get(CONFLICT_FIELD, "")
+        """A broker's answer to a heartbeat: it may say that others of a group subscribe differently, or consume in another way. Told once for each text."""
+        refused = (answer.remark or "") if answer.code == ResponseCode.GROUP_IN_OTHER_USE else ""
+        conflict = (answer.fields or {}).get(CONFLICT_FIELD, "") or refused
         if conflict and conflict != self._conflict:
             log.warning("%s", conflict)
         self._conflict = conflict or self._conflict

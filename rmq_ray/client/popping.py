@@ -72,7 +72,7 @@ class Popper:
         raise _refusal(broker_name, answer)
 
     def watch(self, brokers: Sequence[str], pop: PopRecords, seen: int, timeout_ms: float) -> int:
-        """Wait until one of the brokers has something, or cannot be asked; the number of the news, to be given the next time."""
+        """Wait until one of the brokers has something, or does not hold any longer; the number of the news, to be given the next time."""
         for broker_name in brokers:
             with self._told:
                 if broker_name in self._watched:
@@ -93,12 +93,11 @@ class Popper:
             self._news += 1
             self._told.notify_all()
 
-    def _tell(self, broker_name: str, outcome: Command | RemotingError) -> None:
+    def _tell(self, broker_name: str, _outcome: Command | RemotingError) -> None:
         with self._told:
-            self._watched.discard(broker_name)
-            if isinstance(outcome, RemotingError) or outcome.code != ResponseCode.PULL_NOT_FOUND:
-                self._news += 1
-                self._told.notify_all()
+            self._watched.discard(broker_name)  # whatever it said: who waits asks again
+            self._news += 1
+            self._told.notify_all()
 
     def _messages(self, broker_name: str, leased: LeasedRecords, raw: bytes, start: int) -> list[ReceivedMessage]:
         """The messages of a lease whose records are ``raw`` from byte ``start`` on.
