@@ -70,6 +70,16 @@ if TYPE_CHECKING:
     from rmq_ray.model.ids import MessageQueue
     from rmq_ray.model.message import Message, SendResult, SendStatus
     from rmq_ray.model.pulling import PullStatus
+    from rmq_ray.protocol.allocation import (
+        Averagely,
+        AveragelyByCircle,
+        ByConfig,
+        ByMachineRoom,
+        ConsistentHash,
+        MachineRoomNearby,
+        OnlyHosts,
+        RoomTable,
+    )
     from rmq_ray.protocol.autoscale import Autoscale
     from rmq_ray.protocol.subscriptions import sql
     from rmq_ray.protocol.transaction import LocalTransactionState
@@ -85,13 +95,18 @@ __all__ = [
     "AdminError",
     "AsyncProducer",
     "Autoscale",
+    "Averagely",
+    "AveragelyByCircle",
     "BrokerBusy",
     "BrokerConfig",
+    "ByConfig",
+    "ByMachineRoom",
     "ClientError",
     "Cluster",
     "ClusterError",
     "CommitFailed",
     "ConfigError",
+    "ConsistentHash",
     "ConsumeContext",
     "ConsumeError",
     "ConsumeHook",
@@ -106,6 +121,7 @@ __all__ = [
     "GroupNotFound",
     "LocalTransactionState",
     "LikeGroup",
+    "MachineRoomNearby",
     "Message",
     "MessageExt",
     "MessageIllegal",
@@ -115,6 +131,7 @@ __all__ = [
     "NotAuthorized",
     "Offset",
     "OffsetOutOfRange",
+    "OnlyHosts",
     "OrderlyContext",
     "Producer",
     "ProducerActor",
@@ -130,6 +147,7 @@ __all__ = [
     "RemotingError",
     "RequestTimeout",
     "RmqError",
+    "RoomTable",
     "SelectByMachineRoom",
     "SelectByRandom",
     "SendError",
@@ -189,6 +207,7 @@ _HOMES = {
         "TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
+    "rmq_ray.protocol.allocation": "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby OnlyHosts RoomTable",
     "rmq_ray.model.message": "Message SendResult SendStatus",
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",
