@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rmq_ray as rmq
+from benchmarks.popping import simple_rate
 from benchmarks.produce import batched_rate
 from benchmarks.report import Figure
 from benchmarks.scene import Scene
@@ -30,7 +31,9 @@ def run(scene: Scene) -> None:
             batched_rate(mq, topic, messages, size, batch)
             java = scene.peer(peer, "per_second")
             tell = Teller(scene, "Java push", java)
-            tell(f"push consume {label}, listener batch 32", consume_rate(mq, topic, messages), 1.2)
+            pushed = consume_rate(mq, topic, messages)
+            tell(f"push consume {label}, listener batch 32", pushed, 1.2)
+            Teller(scene, "push consume", pushed)(f"simple consume {label}, 2 workers", simple_rate(mq, topic, messages), 0.5)
             tell(f"push consume {label}, Arrow batches", arrow_rate(mq, topic, messages), 6.0 if size == 100 else None)
             tell(f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None)
             tell(f"poll {label}, to_arrow", pull_rate(mq, topic, messages, bodies_of_columns), None)
