@@ -17,11 +17,12 @@ final class Stores {
     private Stores() {
     }
 
-    /** Sizes of the files: bytes of a log file, entries of a consume queue file, slots and items of an index file. */
-    record Geometry(int segmentBytes, int queueEntries, int slots, int items) {
+    /** Sizes of the files: bytes of a log file, entries of a consume queue file, slots and items of an index file, bytes of an extension file (0: none). */
+    record Geometry(int segmentBytes, int queueEntries, int slots, int items, int extBytes) {
         static Geometry parse(String text) {
             String[] part = text.split(",");
-            return new Geometry(Integer.parseInt(part[0]), Integer.parseInt(part[1]), Integer.parseInt(part[2]), Integer.parseInt(part[3]));
+            int extBytes = part.length > 4 ? Integer.parseInt(part[4]) : 0;
+            return new Geometry(Integer.parseInt(part[0]), Integer.parseInt(part[1]), Integer.parseInt(part[2]), Integer.parseInt(part[3]), extBytes);
         }
     }
 
@@ -50,6 +51,10 @@ final class Stores {
         config.setMaxHashSlotNum(geometry.slots());
         config.setMaxIndexNum(geometry.items());
         config.setFlushDiskType(FlushDiskType.valueOf(flush));
+        if (geometry.extBytes() > 0) {
+            config.setEnableConsumeQueueExt(true);
+            config.setMappedFileSizeConsumeQueueExt(geometry.extBytes());
+        }
         config.setHaListenPort(0);
         config.setDiskMaxUsedSpaceRatio(95);
         config.setFileReservedTime(24 * 365 * 100);
