@@ -134,7 +134,7 @@ def _check_many(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedF
     crc = frame_crc(sizes.astype(">i4").tobytes(), crcs.tobytes())
     return CheckedFrame(
         topic.decode(), queue_id, count, length, sizes, starts, facts.tag_codes, mark.frame_id if mark else None, crc,
-        mark_at + MARK_OFFSET_AT if mark else -1, facts.unique, facts.unique_rows, facts.keys,
+        mark_at + MARK_OFFSET_AT if mark else -1, facts.unique, facts.unique_rows, facts.keys, facts.hashed,
     )  # fmt: skip
 
 

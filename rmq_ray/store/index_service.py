@@ -26,6 +26,8 @@ from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.index_file import Array, Durable, IndexFile, IndexHeader
+from rmq_ray.store.record_batch import KeyHashes
+from rmq_ray.store.text_hashes import hash_texts_at, powers, shifts
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -62,12 +64,17 @@ def hash_key(topic: str, key: str) -> int:
 
 def hash_unique_keys(topic: str, keys: Array) -> Array:
     """``hash_key`` of many keys of 32 ASCII characters: uint8[n, 32] -> int32[n]."""
-    return _positive(keys.astype(np.uint32) @ _powers(UNIQUE_KEY_CHARS) + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK))
+    return _positive(keys.astype(np.uint32) @ powers(UNIQUE_KEY_CHARS) + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK))
 
 
 def hash_keys(topic: str, keys: Sequence[str]) -> Array:
     """``hash_key`` of many keys: int32[n]."""
     return hash_texts([f"{topic}#{key}" for key in keys])
+
+
+def hash_hashed_keys(topic: str, keys: KeyHashes) -> Array:
+    """``hash_key`` of keys whose own hash is known: int32[n]."""
+    return _positive(shifts(keys.lengths) * np.uint32(_head_hash(topic, "")) + keys.hashes)
 
 
 def hash_texts(texts: Sequence[str]) -> Array:
@@ -79,24 +86,15 @@ def hash_texts(texts: Sequence[str]) -> Array:
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     if (lengths == lengths[0]).all():
         length = int(lengths[0])
-        return _positive(data.reshape(-1, length).astype(np.uint32) @ _powers(length))
+        return _positive(data.reshape(-1, length).astype(np.uint32) @ powers(length))
     begins = np.cumsum(lengths) - lengths
-    raw = np.zeros(len(texts), np.uint32)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        raw[rows] = data[begins[rows, None] + np.arange(length)].astype(np.uint32) @ _powers(length)
-    return _positive(raw)
+    return _positive(hash_texts_at(data, begins, begins + lengths))
 
 
 def _positive(raw: Array) -> Array:
     hashes = np.abs(raw.view(np.int32))
     hashes[hashes < 0] = 0  # the absolute value of the least int is itself
     return hashes
-
-
-@lru_cache(maxsize=256)
-def _powers(length: int) -> Array:
-    return np.array([pow(31, length - 1 - n, 1 << 32) for n in range(length)], np.uint32)
 
 
 @lru_cache(maxsize=4096)

@@ -46,14 +46,22 @@ class FrameMark(NamedTuple):
     log_offset: int
 
 
+class KeyHashes(NamedTuple):
+    """Business keys of records, one each, as what the index needs: which record, Java's hash of the key (uint32), its length in UTF-16 units."""
+
+    rows: Array
+    hashes: Array
+    lengths: Array
+
+
 @dataclass(slots=True)
 class CheckedFrame:
     """What the checker learnt about records that lie back to back in one buffer, and what dispatch needs of them.
 
     ``sizes``, ``starts`` (bytes, relative to the first record) and ``tag_codes``: lists when there are few records, numpy int64
     arrays when there are many. ``unique``: uint8[m, 32], the unique keys of the records ``unique_rows`` (None = of all). ``keys``:
-    (record, key) of all other keys to index, and of unique keys where ``unique`` is None. ``mark_at``: byte of the mark's offset digits, -1 without a
-    mark. ``crc``: of sizes and BODYCRCs, the same before and after patching.
+    (record, key) of other keys to index, and of unique keys where ``unique`` is None; ``hashed_keys``: of those that were not looked at as
+    text. ``mark_at``: byte of the mark's offset digits, -1 without a mark. ``crc``: of sizes and BODYCRCs, the same before and after patching.
     """
 
     topic: str
@@ -69,6 +77,7 @@ class CheckedFrame:
     unique: Array | None = None
     unique_rows: Array | None = None
     keys: list[tuple[int, str]] = field(default_factory=list)
+    hashed_keys: list[KeyHashes] = field(default_factory=list)
 
 
 def pack_mark(frame_id: FrameId, count: int) -> bytes:

@@ -11,16 +11,18 @@ or the same in many records; it is parsed once. Strings without that ending are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from rmq_ray.errors import MessageIllegal
-from rmq_ray.model.message import DELAY, KEYS, PREENCODED_PROPERTIES, RESERVED_PROPERTIES, TAGS, UNIQUE_KEY, decode_properties
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.model.message import DELAY, KEYS, PREENCODED_PROPERTIES, RESERVED_PROPERTIES, TAGS, TIMER_OUT_MS, UNIQUE_KEY, decode_properties
 from rmq_ray.model.message import FRAME as MARK
+from rmq_ray.store.alike_properties import ROWS_MIN, alike_facts
 from rmq_ray.store.record import tags_code
-from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array, KeyHashes
 
 _SHARED_MIN = 64  # records that must share a head before it is worth a numpy call
 _SHARED_HEADS_MAX = 16
@@ -31,7 +33,7 @@ _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 @dataclass(frozen=True, slots=True)
 class PropertyFacts:
-    """Of one property string: the tag's code, the unique key, the business keys, the delay level as written."""
+    """Of one property string: the tag's code, the unique key, the business keys, the due time or else the delay level as written."""
 
     tag_code: int = 0
     unique: str | None = None
@@ -44,13 +46,14 @@ _NOTHING = PropertyFacts()
 
 @dataclass(slots=True)
 class ManyFacts:
-    """Of many: see ``CheckedFrame`` for the fields. ``delays``: (record, level as written) where there is one."""
+    """Of many: see ``CheckedFrame`` for the fields (``hashed`` is its ``hashed_keys``). ``delays``: (record, level as written) where there is one."""
 
     tag_codes: Array
     unique: Array | None
     unique_rows: Array | None
     keys: list[tuple[int, str]]
     delays: list[tuple[int, str]]
+    hashed: list[KeyHashes] = field(default_factory=list)
 
 
 @lru_cache(maxsize=8192)
@@ -92,7 +95,7 @@ def stored_facts(text: bytes) -> PropertyFacts:
 def _facts(text: str) -> PropertyFacts:
     found = decode_properties(text)
     keys = tuple(key for key in found.get(KEYS, "").split(" ") if key)
-    return PropertyFacts(tags_code(found.get(TAGS)), found.get(UNIQUE_KEY), keys, found.get(DELAY))
+    return PropertyFacts(tags_code(found.get(TAGS)), found.get(UNIQUE_KEY), keys, found.get(TIMER_OUT_MS) or found.get(DELAY))
 
 
 def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callable[[bytes], PropertyFacts]) -> ManyFacts:
@@ -109,17 +112,22 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
     if same is not None:
         facts = facts_of(same)
         found.tag_codes.fill(facts.tag_code)
-        if facts.keys:
-            found.keys = [(row, key) for row in range(count) for key in facts.keys]
+        found.hashed = [_same_key(np.arange(count), key) for key in facts.keys]
         if facts.delay is not None:
             found.delays = [(row, facts.delay) for row in range(count)]
         return found
     rest = np.flatnonzero((lengths > 0) | ~has)
     if count >= _SHARED_MIN:
         rest = _take_shared(view, data, found, rest, (begins, heads_end, has), facts_of)
+        rest = _take_alike(view, found, rest, (begins, heads_end, has))
     for row, begin, end in zip(rest.tolist(), begins[rest].tolist(), heads_end[rest].tolist(), strict=True):
         _take_one(found, row, facts_of(bytes(view[begin:end])))
     return found
+
+
+def _same_key(rows: Array, key: str) -> KeyHashes:
+    units = len(key) if key.isascii() else len(key.encode("utf-16-be", "surrogatepass")) // 2
+    return KeyHashes(rows, np.full(len(rows), java_hash(key) & 0xFFFFFFFF, np.uint32), np.full(len(rows), units))
 
 
 def _take_one(found: ManyFacts, row: int, facts: PropertyFacts) -> None:
@@ -151,10 +159,28 @@ def _take_shared(
             break
         facts = facts_of(head)
         found.tag_codes[same] = facts.tag_code
-        found.keys += [(member, key) for member in same.tolist() for key in facts.keys] if facts.keys else []
+        found.hashed += [_same_key(same, key) for key in facts.keys]
         found.delays += [(member, facts.delay) for member in same.tolist()] if facts.delay is not None else []
         rest = np.setdiff1d(rest, same, assume_unique=True)
     return rest
+
+
+def _take_alike(view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]) -> Array:
+    """Heads that differ in values only; returns the rows that remain."""
+    begins, ends, has = where
+    plain = rest[has[rest]]
+    if len(plain) < ROWS_MIN:
+        return rest
+    left = np.zeros(len(begins), np.bool_)
+    left[rest] = True
+    for alike in alike_facts(view, begins[plain], ends[plain]):
+        rows = plain[alike.rows]
+        left[rows] = False
+        if alike.tag_codes is not None:
+            found.tag_codes[rows] = alike.tag_codes
+        if alike.keys is not None:
+            found.hashed.append(alike.keys._replace(rows=plain[alike.keys.rows]))
+    return np.flatnonzero(left)
 
 
 def _unique_tails(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import zlib
 
@@ -16,6 +17,7 @@ from rmq_ray.model.ids import FrameId
 from rmq_ray.store import frame_check
 from rmq_ray.store.frame_check import check_frame, patch_frame
 from rmq_ray.store.frame_encoder import encode_frame
+from rmq_ray.store.index_service import hash_hashed_keys, hash_key
 from rmq_ray.store.record import decode_record, pack_host_v4
 from rmq_ray.store.record_batch import MARK_BYTES, Array, CheckedFrame, FrameMark, frame_crc, pack_mark, read_mark, strip_mark
 
@@ -39,6 +41,12 @@ def judged_slowly(records: bytearray, sizes: Array) -> CheckedFrame:
 PROPERTY = st.sampled_from(["", "TAGS\x01a", "KEYS\x01k1 k2\x02TAGS\x01ü", "x\x01y\x02CLUSTER\x01c", "TAGS\x01a\x02"])
 TAIL = st.sampled_from([f"UNIQ_KEY\x01{KEY}", f"UNIQ_KEY\x01{KEY[::-1]}", "UNIQ_KEY\x01short", ""])
 MESSAGES = st.lists(st.tuples(st.binary(max_size=40), PROPERTY, TAIL), min_size=1, max_size=50)
+WORD = st.text("abc-17", min_size=1, max_size=5)
+VARIED = st.one_of(
+    st.builds("KEYS\x01{}\x02TAGS\x01{}".format, WORD, WORD), st.builds("KEYS\x01{}\x02TAGS\x01{}\x02r\x01{}".format, WORD, WORD, st.just("two words")),
+    st.builds("TAGS\x01{}".format, WORD), st.builds("KEYS\x01{} {}".format, WORD, WORD), st.builds("x\x01{}\x02CLUSTER\x01c".format, WORD), PROPERTY,
+)  # fmt: skip
+MANY = st.tuples(st.lists(VARIED, min_size=3, max_size=40), st.integers(100, 260), st.randoms(use_true_random=False))
 
 
 @settings(deadline=None, max_examples=60)
@@ -62,9 +70,22 @@ def test_an_encoded_frame_is_accepted_and_decodes_to_its_messages(messages: list
     assert mark == FrameMark(FRAME, len(messages), 5000)
 
 
+@settings(deadline=None, max_examples=40)
+@given(MANY)
+def test_strings_that_differ_in_their_values_are_learnt_by_columns_just_the_same(many: tuple[list[str], int, random.Random]) -> None:
+    heads, count, rng = many
+    chosen = rng.choices(heads[:2], k=count // 2) + rng.choices(heads, k=count - count // 2)
+    rng.shuffle(chosen)
+    compare_both_ways([(b"x", head, f"UNIQ_KEY\x01{KEY[:-4]}{n:04X}") for n, head in enumerate(chosen)])
+
+
 @settings(deadline=None, max_examples=30)
 @given(MESSAGES)
 def test_both_ways_of_checking_learn_the_same(messages: list[tuple[bytes, str, str]]) -> None:
+    compare_both_ways(messages)
+
+
+def compare_both_ways(messages: list[tuple[bytes, str, str]]) -> None:
     properties = [head + ("\x02" if head and tail and not head.endswith("\x02") else "") + tail for _, head, tail in messages]
     data, sizes = encode_frame("T", 0, [body for body, _, _ in messages], properties, 1, FRAME)
     slow = judged_slowly(bytearray(data), sizes)
@@ -81,8 +102,11 @@ def test_both_ways_of_checking_learn_the_same(messages: list[tuple[bytes, str, s
     assert slow.starts == fast.starts.tolist() and slow.sizes == fast.sizes.tolist() and slow.tag_codes == fast.tag_codes.tolist()
     rows = range(fast.count) if fast.unique_rows is None else fast.unique_rows.tolist()
     assert fast.unique is not None
-    found = [(row, bytes(key).decode()) for row, key in zip(rows, fast.unique, strict=True)] + fast.keys
-    assert sorted(found) == sorted(slow.keys)
+    found = [(row, hash_key("T", bytes(key).decode())) for row, key in zip(rows, fast.unique, strict=True)]
+    found += [(row, hash_key("T", key)) for row, key in fast.keys]
+    for keys in fast.hashed_keys:
+        found += zip(keys.rows.tolist(), hash_hashed_keys("T", keys).tolist(), strict=True)
+    assert sorted(found) == sorted((row, hash_key("T", key)) for row, key in slow.keys)
 
 
 @settings(deadline=None, max_examples=300)
