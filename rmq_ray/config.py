@@ -158,6 +158,11 @@ class BrokerConfig(_Group):
     offset_persist_ms: int = 5_000
     delay_persist_ms: int = 10_000
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    timer_max_delay_hours: int = 24 * 365  # delay and deliver_at; RocketMQ 5 has 3 days (timerMaxDelaySec)
+    timer_window_ms: int = 600_000  # waiting messages that are due within it are in memory
+    timer_window_messages: int = 1_000_000  # but at most so many, 24 bytes each
+    timer_checkpoint_ms: int = 1_000  # delivered since then: delivered again after a crash
+    timer_roll_hours: int = 48  # timerRollWindowSlot: who waits longer gets a new record, before retention takes the old one
     transaction_timeout_ms: int = 6_000  # transactionTimeOut: a half message is not asked about while it is younger
     transaction_check_interval_ms: int = 60_000  # transactionCheckInterval
     transaction_check_max: int = 15  # transactionCheckMax; then TRANS_CHECK_MAX_TIME_TOPIC
@@ -269,6 +274,7 @@ class ConsumerConfig(_Group):
     offset_illegal_delay_ms: int = 10_000
     consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago
     local_offset_dir: str = ""  # rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep offsets; "" = ~/.rocketmq_offsets
+    namespace: str = ""  # put before every topic and group name: ns%orders
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

@@ -15,6 +15,7 @@ from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.filters import Expression, Sql
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
+from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.allocation import AllocationStrategy, as_strategy
 from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
@@ -22,7 +23,7 @@ from rmq_ray.protocol.validators import check_group, check_topic
 SUBSCRIPTIONS_MAX = 1_000
 MESSAGES_MAX = 1_024
 """Messages of one call, as in RocketMQ; rows may be more."""
-ARROW_DEFAULTS = {"batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
+ARROW_DEFAULTS: dict[str, Any] = {"batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
 """Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait."""
 
 
@@ -36,6 +37,7 @@ class PushOptions(TypedDict, total=False):
     strategy's name, or a strategy. ``max_reconsume_times``: retries before the
     dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (8192 unless
     given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
+    ``namespace``: put before the group and every topic, and taken off the topic of what the listener gets.
     """
 
     orderly: bool
@@ -49,6 +51,7 @@ class PushOptions(TypedDict, total=False):
     batch: str
     columns: Sequence[str]
     hooks: Sequence[ConsumeHook]
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,9 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     changes = {name: options[name] for name in ("concurrency", "batch_size", "max_reconsume_times") if name in options}
     if "start_at" in options:
         changes["consume_timestamp_ms"] = _as_ms(options["start_at"])
-    settings = base.but(group=group, **changes)
+    namespace = options.get("namespace", base.namespace)
+    settings = base.but(group=with_namespace(namespace, group), namespace=namespace, **changes)
+    check_group(settings.group)
     if columns is None and settings.batch_size > MESSAGES_MAX:
         raise ConfigError(
             f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; with batch='arrow' up to 8192 rows", settings.batch_size

@@ -270,6 +270,7 @@ class Puller:
         """Page, tag check, batches; all of it is in the process queue on return."""
         raw, start = whole_bytes(answer.records)
         page = Page(work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset))
+        page.namespace = self._parts.config.namespace
         subscription = self._parts.subscriptions.get(work.queue.topic)
         tags = subscription.tags if subscription is not None else frozenset()
         indices: Sequence[int] = page.tagged(tags) if tags else range(len(page))

@@ -33,6 +33,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.subscriptions import parse_subscription
@@ -69,7 +70,7 @@ class PushConsumer:
         self._settings = push_settings(group, config, options)
         check_listener(listener)
         self._arguments = {"listener": listener, "subscriptions": subscriptions, "discovery": discovery, "config": config, "client_id": client_id, **options}
-        self._group = group
+        self._group = group = self._settings.config.group
         self._listener = listener
         self._discovery = discovery
         self._client_id = client_id
@@ -78,7 +79,7 @@ class PushConsumer:
         self._life = threading.Lock()
         self._subscriptions = SubscriptionTable()
         for topic, expression in check_subscriptions(subscriptions).items():
-            self._subscriptions.put(topic, expression, clock.now_ms())
+            self._subscriptions.put(self._whole(topic), expression, clock.now_ms())
         if not self._settings.broadcasting:  # what fails there is dropped
             self._subscriptions.put(retry_topic(group), None, clock.now_ms())
         self._place: LocalPlace | None = None
@@ -189,7 +190,9 @@ class PushConsumer:
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
         """Add a topic, or change its filter; a running consumer rebalances at once. ``SubscriptionInvalid`` changes nothing."""
-        wanted = parse_subscription(topic, check_subscriptions({topic: expression})[topic])
+        check_subscriptions({topic: expression})
+        topic = self._whole(topic)
+        wanted = parse_subscription(topic, expression)
         if self._engine is not None:
             check_filters(self._engine.client, self._group, (wanted,))
         self._subscriptions.put(topic, expression, self._clock.now_ms())
@@ -199,6 +202,7 @@ class PushConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         """Give a topic up: its queues are dropped at the next rebalance, which comes at once."""
+        topic = self._whole(topic)
         if topic == retry_topic(self._group) or not self._subscriptions.remove(topic):
             raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
         self.rebalance_now()
@@ -225,6 +229,10 @@ class PushConsumer:
         """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the names."""
         found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})
+
+    def _whole(self, topic: str) -> str:
+        """The topic's name as brokers know it."""
+        return with_namespace(self._settings.config.namespace, topic)
 
     # --- as the client instance sees it ----------------------------------------------------------------------------------
 

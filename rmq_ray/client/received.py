@@ -37,6 +37,7 @@ from rmq_ray.model.message import (
     SysFlag,
     decode_properties,
 )
+from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import RETRY_PREFIX
 from rmq_ray.store.compression import decompress
 from rmq_ray.store.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
@@ -61,7 +62,7 @@ class Page:
     records of that many and that long.
     """
 
-    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "offsets", "queue", "raw", "retry", "sizes")
+    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "namespace", "offsets", "queue", "raw", "retry", "sizes")
 
     def __init__(self, queue: MessageQueue, raw: bytes, sizes: np.ndarray[Any, Any], start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
         self.queue = queue
@@ -70,6 +71,8 @@ class Page:
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         self.compressed = False
+        self.namespace = ""
+        """What its consumer takes off topics before users see them."""
         self.at: list[int]  # plain ints: indexing a numpy array costs 10 times as much
         self.body_at: list[int]
         self.body_end: list[int]
@@ -189,7 +192,8 @@ class MessageExt:
     def topic(self) -> str:
         """The topic it was sent to, also when it comes from the group's retry topic."""
         page = self._page
-        return self.all_properties.get(RETRY_TOPIC, page.queue.topic) if page.retry else page.queue.topic
+        topic = self.all_properties.get(RETRY_TOPIC, page.queue.topic) if page.retry else page.queue.topic
+        return without_namespace(page.namespace, topic) if page.namespace else topic
 
     @property
     def body(self) -> bytes:
@@ -350,7 +354,7 @@ class MessageExt:
         page, i = self._page, self._i
         record = page.raw[page.at[i] : page.at[i + 1]]
         queue = (page.queue.topic, page.queue.broker_name, page.queue.queue_id)
-        return restored, (record, queue, (int(page.bounds[0]), int(page.bounds[1])), self._started_ms, self.reconsume_times)
+        return restored, (record, queue, (int(page.bounds[0]), int(page.bounds[1])), self._started_ms, self.reconsume_times, page.namespace)
 
     def __repr__(self) -> str:
         place = f"queue_id={self.queue.queue_id}, queue_offset={self.queue_offset}"
@@ -369,9 +373,12 @@ def whole_bytes(records: memoryview) -> tuple[bytes, int]:
     return (frame, len(frame) - len(records)) if isinstance(frame, bytes) else (bytes(records), 0)
 
 
-def restored(record: bytes, queue: tuple[str, str, int], bounds: tuple[int, int], started_ms: int, reconsume_times: int) -> MessageExt:
+def restored(  # noqa: PLR0913 - what a pickled message is
+    record: bytes, queue: tuple[str, str, int], bounds: tuple[int, int], started_ms: int, reconsume_times: int, namespace: str = ""
+) -> MessageExt:
     """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is no record."""
     page = Page(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)
+    page.namespace = namespace
     message = MessageExt(page, 0, started_ms)
     if reconsume_times != message.reconsume_times:
         message._retries = reconsume_times
