@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rmq_ray.client.received import MessageExt
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import MessageQueue
 
@@ -57,7 +56,8 @@ class ConsumeContext:
         """Delay level of the next try of failed messages: 0 the broker decides, 1..18, -1 dead letter now."""
 
 
-Listener = Callable[[list[MessageExt], ConsumeContext], Any]
+Listener = Callable[[Any, Any], Any]
+"""Called with a list of ``MessageExt`` (``batch="arrow"``: a ``pyarrow.RecordBatch``) and a ``ConsumeContext`` (orderly: an ``OrderlyContext``)."""
 
 
 @dataclass(frozen=True, slots=True)

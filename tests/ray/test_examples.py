@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import rmq_ray as rmq
 
 
@@ -15,3 +17,31 @@ def test_jobs_are_done_by_more_workers_than_queues(mq: rmq.Cluster) -> None:
     from examples import jobs
 
     assert jobs.main(mq.name) == 0
+
+
+def test_every_account_is_booked_in_its_order(mq: rmq.Cluster) -> None:
+    from examples import orderly
+
+    booked = orderly.main(mq.name)
+    assert booked == {f"a-{account}": list(range(orderly.EVENTS)) for account in range(orderly.ACCOUNTS)}
+
+
+def test_readers_go_on_where_the_one_before_was_and_an_auditor_reads_again(mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import pull
+
+    assert pull.main(mq.name) == {f"sensor-{number}": sum(range(2 * pull.READINGS)) for number in range(pull.SENSORS)}
+    said = capsys.readouterr().out
+    assert f"['{pull.READINGS}', '{pull.READINGS + 1}'" in said and f"position {pull.READINGS + 10}" in said
+
+
+def test_a_listener_of_columns_counts_every_order(mq: rmq.Cluster) -> None:
+    from examples import arrow_listener
+
+    orders = arrow_listener.main(mq.name)
+    assert orders.total() == arrow_listener.ORDERS and max(orders.values()) - min(orders.values()) <= 1
+
+
+def test_every_cache_hears_every_price_once(mq: rmq.Cluster) -> None:
+    from examples import broadcasting
+
+    assert broadcasting.main(mq.name) == (2 * broadcasting.ARTICLES, 2 * broadcasting.ARTICLES, True)
