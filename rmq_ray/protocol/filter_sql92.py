@@ -5,8 +5,9 @@
 Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not decide where a filter is evaluated: the broker
 does when it reads (``server.sql_filters``), the client checks the expression only.
 
-Our producers end a property string with a unique key. What stands before it is often the same in many messages; verdicts are remembered by that
-head, unless the condition asks for the unique key itself. The memory is bounded; forgetting costs an evaluation. Any thread.
+Our producers begin a frame with a mark, which no filter sees, and end a property string with a unique key. What stands between them is often
+the same in many messages; verdicts are remembered by that, unless the condition asks for the unique key itself. The memory is bounded;
+forgetting costs an evaluation. Any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from rmq_ray.errors import SubscriptionInvalid
-from rmq_ray.model.message import UNIQUE_KEY
+from rmq_ray.model.message import FRAME, UNIQUE_KEY
 from rmq_ray.protocol.sql92_compiler import compile_condition
 from rmq_ray.protocol.sql92_parser import parse
 from rmq_ray.protocol.sql92_values import NotComparable
@@ -24,6 +25,8 @@ HEAD_BYTES_MAX = 256
 FILTERS_MAX = 100
 _TAIL_NAME = b"\x02" + UNIQUE_KEY.encode() + b"\x01"
 _TAIL_BYTES = len(_TAIL_NAME) + 32
+_MARK = FRAME.encode() + b"\x01"
+_MARK_BYTES = len(_MARK)
 
 
 class SqlFilter:
@@ -39,6 +42,8 @@ class SqlFilter:
 
     def matches(self, properties: bytes) -> bool:
         """Whether a message with this property string (UTF-8, as stored) passes: unknown and failed evaluations do not."""
+        if properties[:_MARK_BYTES] == _MARK:
+            properties = properties.partition(b"\x02")[2]
         if not self._remember:
             return self._decide(properties)
         head = properties[:-_TAIL_BYTES] if properties[-_TAIL_BYTES:-32] == _TAIL_NAME else properties

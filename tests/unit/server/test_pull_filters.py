@@ -211,3 +211,62 @@ def test_members_with_different_subscriptions_are_told_counted_and_logged_once(b
 def test_the_same_tags_in_another_order_are_no_conflict(bench: Bench) -> None:
     bench.heartbeat(FakePeer(), expression="a || b", client_id="one")
     assert not bench.heartbeat(FakePeer(), expression="b||a", client_id="two", version=2).fields
+
+
+# --- bit maps ---
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> Iterator[Bench]:
+    found = Bench(tmp_path / "mapped")
+    found.close()
+    store = found.config.store.but(consume_queue_ext=True, filter_bit_maps=True, consume_queue_ext_bytes=65_536)
+    found = Bench(tmp_path / "mapped", store=store).open()
+    yield found
+    found.close()
+
+
+@pytest.mark.seed("S4-096", "S4-141", "S4-142")
+def test_with_bit_maps_records_that_cannot_pass_are_not_read(mapped: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, peer = mapped, FakePeer()
+    fill(bench, 1)
+    bench.heartbeat(peer, expression=Sql(DEAR), version=5)
+    bench.clock.advance_ms(1)
+    fill(bench, 50, 200, 60, 300)
+    known = bench.core.tables.filters.find("orders", "billing")
+    assert known is not None
+    read: list[bytes] = []
+    matches = known.compiled.matches
+    monkeypatch.setattr(type(known.compiled), "matches", lambda _self, text: read.append(text) or matches(text))
+    code, page = bench.pull(flags=0, sub_version=5, peer=peer)
+    assert code == 0 and bodies_of(page) == [b"200", b"300"] and page.next_offset == 5
+    amounts = [text.split(b"\x02")[1] for text in read]  # behind the frame's mark
+    assert amounts == [b"amount\x011", b"amount\x01200", b"amount\x01300"], "what is older than the filter is read, the rest only where its map hits"
+    assert bodies_of(bench.pull(expression="amount < 55", expression_type="SQL92")[1]) == [b"1", b"50"], "an inline filter has no bits"
+
+
+@pytest.mark.seed("S4-096", "S4-141")
+def test_with_extension_units_tags_are_compared_by_the_code_of_the_unit(mapped: Bench) -> None:
+    for tag in ("a", "b", "a"):
+        mapped.send(bodies_=[tag.encode()], tag=tag)
+    assert bodies_of(mapped.pull(expression="a")[1]) == [b"a", b"a"]
+    peer = FakePeer()
+    assert mapped.core.handle(mapped.pull_command(offset=3, flags=6, expression="b"), peer) is None
+    mapped.send(tag="a")
+    assert peer.sent == []
+    mapped.send(bodies_=[b"here"], tag="b")
+    assert bodies_of(page_of(peer.sent[0])) == [b"here"]
+
+
+@pytest.mark.seed("S4-141", "S4-142")
+def test_a_held_pull_is_woken_through_bit_maps_as_well(mapped: Bench) -> None:
+    peer = FakePeer()
+    mapped.heartbeat(peer, expression=Sql(DEAR), version=5)
+    mapped.clock.advance_ms(1)
+    fill(mapped, 1)
+    assert mapped.core.handle(mapped.pull_command(offset=1, flags=2, expression=None), peer) is None
+    fill(mapped, 2, 3)
+    assert [sent for sent in peer.sent if sent.is_response] == []
+    fill(mapped, 900)
+    (answer,) = [sent for sent in peer.sent if sent.is_response]
+    assert bodies_of(page_of(answer)) == [b"900"]
