@@ -242,6 +242,7 @@ def test_with_bit_maps_records_that_cannot_pass_are_not_read(mapped: Bench, monk
     assert code == 0 and bodies_of(page) == [b"200", b"300"] and page.next_offset == 5
     amounts = [text.split(b"\x02")[1] for text in read]  # behind the frame's mark
     assert amounts == [b"amount\x011", b"amount\x01200", b"amount\x01300"], "what is older than the filter is read, the rest only where its map hits"
+    monkeypatch.undo()
     assert bodies_of(bench.pull(expression="amount < 55", expression_type="SQL92")[1]) == [b"1", b"50"], "an inline filter has no bits"
 
 
