@@ -84,12 +84,36 @@ class QueueQuestions:
         return self._offset(queue, RequestCode.GET_MIN_OFFSET), self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
     def offset_at(self, queue: MessageQueue, store_ms: int) -> int:
-        """The first message stored at or after ``store_ms``; the queue's end when there is none."""
+        """The first message stored at or after ``store_ms``; the queue's end when there is none. Brokers tell the nearest: it is looked at."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, store_ms)
         found = max(0, self._number(queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=header.to_fields())))
-        last = self.pull(queue, parse_subscription(queue.topic, SUBSCRIBE_ALL, 0), OnePull(found, 1, 1))
-        older = last.status is PullStatus.FOUND and last.next_offset == last.max_offset and last.messages[0].store_ms < store_ms
-        return last.next_offset if older else found  # brokers tell the last message when all are older
+        stored = self._store_ms(queue, found)
+        if stored is None:
+            return found
+        return found + 1 if stored < store_ms else self._first_of(queue, found, store_ms)
+
+    def _first_of(self, queue: MessageQueue, found: int, store_ms: int) -> int:
+        """The first message not older than ``store_ms``, of which ``found`` is one: brokers tell any of those with the same time."""
+        step, newer, older = 1, found, found - 1
+        while older >= 0 and self._is_new(queue, older, store_ms):  # ends: the step doubles
+            step, newer, older = 2 * step, older, older - 2 * step
+        older = max(older, -1)
+        while newer - older > 1:  # ends: halved each time
+            middle = (newer + older) // 2
+            if self._is_new(queue, middle, store_ms):
+                newer = middle
+            else:
+                older = middle
+        return newer
+
+    def _is_new(self, queue: MessageQueue, offset: int, store_ms: int) -> bool:
+        stored = self._store_ms(queue, offset)
+        return stored is not None and stored >= store_ms
+
+    def _store_ms(self, queue: MessageQueue, offset: int) -> int | None:
+        """When the message at ``offset`` was stored; None when it is not there (any more)."""
+        result = self.pull(queue, parse_subscription(queue.topic, SUBSCRIBE_ALL, 0), OnePull(offset, 1, 1))
+        return result.messages[0].store_ms if result.status is PullStatus.FOUND else None
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset as the broker keeps it; None when it has none."""

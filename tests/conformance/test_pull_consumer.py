@@ -20,6 +20,7 @@ from rmq_ray.errors import ClientError, CommitFailed, NotAssigned, OffsetOutOfRa
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message
 from rmq_ray.model.pulling import PullStatus
 from tests.support.live_cluster import LiveCluster
 from tests.support.pull_broker import PullCluster
@@ -393,6 +394,9 @@ def test_single_pulls_of_a_real_broker_meet_every_status_and_say_where_to_go_on(
             assert pc.offsets_for_times({QUEUES[0]: times[-1] + 1}) == {QUEUES[0]: 9}
             with pytest.raises(TopicNotFound):
                 pc.pull(MessageQueue("orders", "broker-z", 0))
+            producer.send_batch([Message("orders", b"%d" % i) for i in range(50)], queue=QUEUES[2])  # all stored in one millisecond
+            (same,) = {message.store_ms for message in pc.pull(QUEUES[2], "*", 0, 100).messages}
+            assert [pc.offsets_for_times({QUEUES[2]: same + by})[QUEUES[2]] for by in (-1_000, -1, 0, 1, 1_000)] == [0, 0, 0, 50, 50]
 
 
 def test_a_killed_poller_of_a_real_broker_goes_on_at_its_commit(tmp_path: Path) -> None:
