@@ -6,6 +6,7 @@ Locks are handed on in the order of asking. Time-outs are seconds, as in the rea
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import sys
@@ -275,9 +276,11 @@ def simulated(scheduler: Scheduler, pool: Callable[..., Any]) -> Iterator[None]:
     logger = logging.getLogger("rmq_ray")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
+    gc.disable()  # a history is short; its garbage is collected after it
     try:
         yield
     finally:
+        gc.enable()
         logger.setLevel(level)
         for module, name, value in replaced:
             setattr(module, name, value)

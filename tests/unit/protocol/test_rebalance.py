@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation import AllocationStrategy, Averagely
+from rmq_ray.protocol.allocation import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.rebalance import (
     AllotmentOutcome,
@@ -176,3 +176,13 @@ def test_a_strategy_that_answers_nonsense_changes_nothing(answer: object) -> Non
     member = Membership("g", "c1", MessageModel.CLUSTERING, Wrong())  # type: ignore[arg-type]
     found = allot(member, [MessageQueue("t", "b", i) for i in range(4)], ["c1"])
     assert found.outcome is AllotmentOutcome.STRATEGY_FAILED and found.error is not None and not found.queues
+
+
+@pytest.mark.parametrize("strategy", [Averagely(), AveragelyByCircle(), ConsistentHash()], ids=lambda strategy: strategy.name)
+@given(before=st.sets(st.integers(0, 12), min_size=1), after=st.sets(st.integers(0, 12), min_size=1), me=st.integers(0, 12))
+def test_a_queue_that_need_not_move_is_neither_dropped_nor_taken_anew(strategy: AllocationStrategy, before: set[int], after: set[int], me: int) -> None:
+    ids = f"10.0.0.{me}@1"
+    old, new = (allot(member(ids, strategy=strategy), QUEUES, [f"10.0.0.{n}@1" for n in members | {me}]).queues for members in (before, after))
+    steps = plan(new, held(*old), now_ms=1, pull_idle_ms=IDLE_MS)
+    assert set(steps.keep) == old & new
+    assert set(steps.drop) == old - new and set(steps.add) == new - old
