@@ -27,7 +27,7 @@ FOLDERS = "rmq_ray|tests|docs|tools|examples|benchmarks|interop"
 LAYERS = "actors|cli|client|model|protocol|remoting|server|spark|store"
 NOT_YET = {"tests/spark", "tests/e2e"}
 """Folders that a page names, and which may be empty: git keeps no empty ones."""
-THEIRS = {"DefaultMessageStore", "StoreWriter", "StoreReader", "ClientCheck", "PeerServer", "PeerBench"}
+THEIRS = {"DefaultMessageStore", "StoreWriter", "StoreReader", "ClientCheck", "OrderlyCheck", "PeerServer", "PeerBench"}
 """Java classes: Apache RocketMQ's, and those of ``interop/``."""
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

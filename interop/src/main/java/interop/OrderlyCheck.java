@@ -1,0 +1,134 @@
+package interop;
+
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.TreeMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+
+/**
+ * An unmodified Java client consumes in order: a failure in the middle of a queue, a dead letter, another consumer of the group afterwards. Argument: name server.
+ */
+public final class OrderlyCheck {
+    private static final String TOPIC = "InOrder";
+    private static final String GROUP = "java-orderly";
+    private static final int QUEUES = 3;
+    private static final int EACH = 8;
+
+    private final String nameServer;
+
+    private OrderlyCheck(String nameServer) {
+        this.nameServer = nameServer;
+    }
+
+    public static void main(String[] args) {
+        Stores.orHalt(() -> new OrderlyCheck(args[0]).check());
+    }
+
+    private void check() throws Exception {
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(20_000L);
+        admin.setNamesrvAddr(nameServer);
+        admin.setInstanceName("admin");
+        admin.start();
+        admin.createTopic("broker-a", TOPIC, QUEUES);
+        Thread.sleep(500);
+        DefaultMQProducer producer = new DefaultMQProducer("java-producers");
+        producer.setNamesrvAddr(nameServer);
+        producer.setInstanceName("producer");
+        producer.start();
+        send(producer, 0);
+        consume("first", 0);
+        dead();
+        send(producer, EACH);
+        consume("second", EACH);
+        print(new Json().put("check", "progress").put("diff", admin.examineConsumeStats(GROUP, TOPIC).computeTotalDiff()));
+        producer.shutdown();
+        admin.shutdown();
+    }
+
+    private void send(DefaultMQProducer producer, int from) throws Exception {
+        for (int i = from; i < from + EACH; i++) {
+            for (int queue = 0; queue < QUEUES; queue++) {
+                Message message = new Message(TOPIC, Integer.toString(i).getBytes(StandardCharsets.UTF_8));
+                producer.send(message, (queues, ignored, number) -> queues.get((Integer) number), queue);
+            }
+        }
+    }
+
+    /** Number 2 of each queue fails once, number 5 of queue 1 for ever: at most 1 retry, so it becomes a dead letter. */
+    private void consume(String who, int from) throws Exception {
+        TreeMap<Integer, List<String>> got = new TreeMap<>();
+        AtomicInteger together = new AtomicInteger();
+        CountDownLatch done = new CountDownLatch(QUEUES);
+        DefaultMQPushConsumer consumer = consumer(GROUP, who);
+        consumer.setMaxReconsumeTimes(1);
+        consumer.setSuspendCurrentQueueTimeMillis(50);
+        consumer.subscribe(TOPIC, "*");
+        consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            int number = Integer.parseInt(new String(message.getBody(), StandardCharsets.UTF_8));
+            int queue = message.getQueueId();
+            synchronized (got) {
+                got.computeIfAbsent(queue, ignored -> new ArrayList<>()).add(number + "/" + message.getReconsumeTimes());
+            }
+            if ((number == 2 && message.getReconsumeTimes() == 0) || (number == 5 && queue == 1)) {
+                return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
+            }
+            if (number == from + EACH - 1) {
+                together.incrementAndGet();
+                done.countDown();
+            }
+            return ConsumeOrderlyStatus.SUCCESS;
+        });
+        consumer.start();
+        boolean all = done.await(60, TimeUnit.SECONDS);
+        Thread.sleep(300);
+        consumer.shutdown();
+        for (int queue : got.keySet()) {
+            print(new Json().put("check", "queue").put("who", who).put("queue", queue).put("got", String.join(" ", got.get(queue))));
+        }
+        print(new Json().put("check", "all").put("who", who).put("all", all ? 1 : 0).put("ended", together.get()));
+    }
+
+    private void dead() throws Exception {
+        List<String> bodies = new ArrayList<>();
+        CountDownLatch done = new CountDownLatch(1);
+        DefaultMQPushConsumer consumer = consumer("java-undertaker", "undertaker");
+        consumer.subscribe("%DLQ%" + GROUP, "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            bodies.add(new String(message.getBody(), StandardCharsets.UTF_8) + "/" + message.getReconsumeTimes() + "/" + message.getProperty("RETRY_TOPIC"));
+            done.countDown();
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        boolean came = done.await(40, TimeUnit.SECONDS);
+        print(new Json().put("check", "dead").put("came", came ? 1 : 0).put("bodies", String.join(",", bodies)));
+        consumer.shutdown();
+    }
+
+    private DefaultMQPushConsumer consumer(String group, String instance) {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setInstanceName(instance);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        return consumer;
+    }
+
+    private static void print(Json line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+}
