@@ -22,7 +22,7 @@ from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.counters import Counters
-from rmq_ray.server.group_modes import refusal_to_join
+from rmq_ray.server.group_modes import divides_queues, refusal_to_join
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.subscription_watch import TOLD_CHARS_MAX, SubscriptionWatch
@@ -108,7 +108,8 @@ class GroupHandlers:
             except RmqError:
                 self._counters.topics_refused += 1
         self._members.introduce(peer, client.client_id, data.group)
-        change = self._members.consumers.register(data, peer, client, group is None or group.notify_ids_changed)
+        notifies = (group is None or group.notify_ids_changed) and divides_queues(data)
+        change = self._members.consumers.register(data, peer, client, notifies)
         told = self._watch.heard(data)  # the filter is known before anybody is told to pull
         self._tell(change)
         return [told] if told else []

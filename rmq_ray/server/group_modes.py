@@ -12,6 +12,11 @@ from rmq_ray.protocol.consumer_group import Connection, ConsumerGroup
 POP = ConsumeType.CONSUME_POP
 
 
+def divides_queues(data: ConsumerData) -> bool:
+    """Whether the members divide the queues among them, so that each must hear of every other."""
+    return data.consume_type is not POP
+
+
 def refusal_to_join(found: ConsumerGroup | None, data: ConsumerData, connection: Connection) -> str | None:
     """Why ``data`` cannot join ``found`` over this connection; None when it can."""
     if found is None or (found.consume_type is POP) == (data.consume_type is POP):

@@ -218,7 +218,8 @@ class PopHandlers:
     def _queues(self, store: MessageStore, pop: PopRecords) -> Iterator[tuple[Key, PopQueue]]:
         """Every queue that the group may pop from, beginning with another one each time."""
         topics = self._tables.topics
-        names = [(name, config.read_queues) for name in (retry_topic(pop.group), pop.topic) if (config := topics.get(name)) is not None]
+        both = dict.fromkeys((retry_topic(pop.group), pop.topic))
+        names = [(name, config.read_queues) for name in both if (config := topics.get(name)) is not None]
         keys = [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
         self._turn += 1
         turn = self._turn % max(1, len(keys))

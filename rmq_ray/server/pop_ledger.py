@@ -45,7 +45,7 @@ class PopCounters:
 
 
 class PopLedger:
-    """``freed(group)``: told after messages of a queue that was full were settled."""
+    """``freed(group)``: told after messages of a queue that was full were settled. ``full``: those queues; who finds one full adds it."""
 
     def __init__(self, journal: PopJournal, offsets: OffsetTable, clock: Clock, offload: Offload) -> None:
         self._journal = journal
@@ -59,6 +59,7 @@ class PopLedger:
         self._last_id = 0
         self._epoch = 0
         self._loaded = False
+        self._closed = False
         self.table = PopTable()
         self.counters = PopCounters()
         self.full: set[Key] = set()
@@ -94,7 +95,7 @@ class PopLedger:
 
     def close(self) -> None:
         """No further changes."""
-        self._writable = False
+        self._writable, self._closed = False, True
         self._journal.close()
 
     def status(self) -> dict[str, int]:
@@ -263,6 +264,8 @@ class PopLedger:
 
     def _rewritten(self, outcome: int | Exception) -> None:
         missed, self._buffer = self._buffer or [], None
+        if self._closed:
+            return
         try:
             if isinstance(outcome, Exception):
                 raise outcome

@@ -312,7 +312,7 @@ def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(tm
 
 def test_nothing_is_granted_while_it_cannot_be_written_down(bench: Bench, worker: Worker) -> None:
     bench.send(TOPIC, 0, [b"a"])
-    bench.core.pops.ledger.close()
+    bench.core.pops.ledger._journal.close()
     assert worker.ask().code == ResponseCode.SYSTEM_BUSY
     pass_ms(bench, 1_000)
     assert texts(worker.pop()) == [b"a"]
