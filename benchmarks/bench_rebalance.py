@@ -7,7 +7,6 @@ forgotten in between. One consumer joins a group that was balanced before.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from rmq_ray.model.groups import MessageModel
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.protocol import allocation_hash
 from rmq_ray.protocol.allocation import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash, MachineRoomNearby, OnlyHosts, RoomTable
 from rmq_ray.protocol.process_queue import ProcessQueue
+from rmq_ray.protocol.publish_info import subscribe_queues
 from rmq_ray.protocol.rebalance import Membership, allot, is_balanced, plan
 
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ def strategies() -> list[AllocationStrategy]:
 
 def group_seconds(strategy: AllocationStrategy, clock: Callable[[], float] = time.process_time) -> float:
     """CPU seconds that a group of 100 spends when its last member joins a topic of 10,000 queues."""
-    queues = [MessageQueue("orders", f"broker-{n % BROKERS:02}", n // BROKERS) for n in range(QUEUES)]
-    random.Random(1).shuffle(queues)  # a set has no order, neither has what a route lists
+    brokers = [f"broker-{n:02}" for n in range(BROKERS)]
+    route = TopicRoute(
+        tuple(QueueData(name, QUEUES // BROKERS, QUEUES // BROKERS, 6) for name in brokers), tuple(BrokerData("c", name, {}) for name in brokers)
+    )
+    queues = subscribe_queues("orders", route)
     ids = [f"10.0.0.{n}@{1_000 + n}#{n}" for n in range(CONSUMERS)]
     total = 0.0
     owned = 0
