@@ -173,6 +173,8 @@ class BrokerConfig(_Group):
     pull_records_max: int = 8_192  # our pulls; foreign ones keep RocketMQ's 32
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
+    stale_send_ms: int = 200  # waitTimeMillsInSendQueue: sends that waited longer for a slow disk are refused; 0 = never
+    disk_busy_ms: int = 1_000  # osPageCacheBusyTimeOutMills: SYNC_FLUSH refuses while the oldest send waits longer; 0 = never
     parked_pulls_max: int = 100_000
     store_replies: bool = True  # storeReplyMessageEnable
     pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)

@@ -20,6 +20,7 @@
     ├── TransactionError                 a half message or its end was refused
     │   ├── TransactionUnknown           nobody acknowledged the end; the broker asks the group later       (network)
     │   └── TransactionEnded             it has ended otherwise before                                      (peer)
+    ├── RecallFailed                     the message was due already, or does not wait                 (caller)
     ├── AdminError
     │   └── TopicExists, GroupNotFound, NotAuthorized
     ├── RemotingError                    one connection, not the whole request
@@ -229,6 +230,12 @@ class TransactionEnded(TransactionError):
     """The transaction had ended otherwise: rolled back by another member's answer, or given up after the last check."""
 
     code = 4
+
+
+class RecallFailed(RmqError):
+    """The message cannot be taken back: it was due already, or does not wait at that broker (args[1] = message id)."""
+
+    code = 22
 
 
 class AdminError(RmqError):

@@ -79,6 +79,8 @@ class RequestCode(IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
+    RECALL_MESSAGE = 370
+    """RocketMQ 5's: take a message back that waits for its delivery time."""
     HELLO = 20001
     """Ours: first frame of a connection. msgpack [protocol version, cluster, role, client nonce (32 bytes)] -> [server nonce]."""
     PROVE = 20002

@@ -232,6 +232,15 @@ class CheckTransactionHeader(Header):
 
 
 @header()
+class RecallHeader(Header):
+    """RECALL_MESSAGE 370."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+@header()
 class ConsumerGroupHeader(Header):
     """38, 40, 203: a consumer group."""
 

@@ -27,6 +27,7 @@ from rmq_ray.server.admin_handlers import AdminHandlers
 from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.delay_service import DelayService
+from rmq_ray.server.fast_failure import FastFailure
 from rmq_ray.server.group_handlers import GroupHandlers
 from rmq_ray.server.group_operations import GroupOperations
 from rmq_ray.server.hold_link import Hold, OnWake
@@ -41,6 +42,7 @@ from rmq_ray.server.pop_service import PopService
 from rmq_ray.server.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.put_rate import PutRate
 from rmq_ray.server.query_handlers import QueryHandlers
+from rmq_ray.server.recall_handler import RecallHandler
 from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.reply_handlers import ReplyHandlers
@@ -49,6 +51,7 @@ from rmq_ray.server.send_handlers import SendHandlers
 from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.subscription_watch import SubscriptionWatch
+from rmq_ray.server.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.timers import Timers
 from rmq_ray.server.topic_gate import TopicGate
 from rmq_ray.server.topic_handlers import TopicHandlers
@@ -92,9 +95,10 @@ class BrokerCore:
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
         self.acks = Acknowledgements(config.store.sync_flush_timeout_ms, config.in_flight_bytes_max)
-        self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host)
+        self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
         self.repeats = SingleRepeats(config.store, clock)
+        self.timed = TimerService(config, self.keeper, self.writer, self.tables.topics, self.counters, self._files, offload)
         asker = TransactionAsker(self.members, store_host)
         self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
         self.timers = Timers(clock.monotonic_ms())
@@ -192,6 +196,7 @@ class BrokerCore:
                     if not store.shutdown():
                         raise StoreFailed("the log could not be flushed at the stop: what waits for its acknowledgement may be lost with this host")
                     saved = self.delays.settled()
+                    self.timed.settle()
             finally:
                 for error in self.tables.save_all(saved):
                     log.error("a table was not saved at the stop: %s", error)
@@ -211,7 +216,8 @@ class BrokerCore:
             "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
             "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
             "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(),
-            "half_messages": self.transactions.pending, "pop": self.pops.status(), "identity": None, "epoch": 0, **self.counters.as_dict(),
+            "half_messages": self.transactions.pending, "timing_messages": self.timed.waiting, "pop": self.pops.status(),
+            "identity": None, "epoch": 0, **self.counters.as_dict(),
         }  # fmt: skip
         if store is not None:
             found |= {
@@ -228,6 +234,7 @@ class BrokerCore:
     def _read_tables(self) -> None:
         """In a thread; nothing once they were loaded: then memory is newer than the files."""
         self._found = None if self.tables.loaded else self.tables.read()
+        self.timed.read()
         self.pops.read()
 
     def _make_store(self) -> MessageStore:
@@ -243,12 +250,14 @@ class BrokerCore:
         path = SendPath(
             keeper, tables.topics, TopicGate(identity, tables.topics, tables.groups), tables.fresh, self.acks, self.counters, self.clock,
             self.config.store.flush is FlushMode.SYNC_FLUSH, self.serve,
+            FastFailure(self.clock, self.offload.post, self.config.stale_send_ms, self.config.disk_busy_ms),
         )  # fmt: skip
         records = RecordsHandlers(path)
         sends = SendHandlers(
             path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host, self.config.reject_transactions
         )
         ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
+        recalls = RecallHandler(path, self.timed, identity, self.clock, self.answer_from)
         replies = ReplyHandlers(path, self.writer, self.members, identity, self._store_host, self.answer, self.config.store_replies)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
         shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets, tables.filters)
@@ -269,7 +278,7 @@ class BrokerCore:
         operations = GroupOperations(keeper, identity, tables.topics, tables.offsets, self.members, self.clock, self.answer_from)
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
-            Code.END_TRANSACTION: ends.end,
+            Code.END_TRANSACTION: ends.end, Code.RECALL_MESSAGE: recalls.recall,
             Code.SEND_REPLY_MESSAGE: replies.reply, Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2, Code.CONSUMER_SEND_MSG_BACK: back.send_back,
             Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
             Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
@@ -293,6 +302,7 @@ class BrokerCore:
         every(1_000, self._each_second)
         every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
         every(FILTER_PERSIST_MS, self.tables.save_filters, FIRST_PERSIST_MS)
+        every(config.timer_checkpoint_ms, self.timed.save)
         every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
         every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
@@ -315,7 +325,8 @@ class BrokerCore:
 
     def _deliver(self) -> None:
         """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
-        self._more_delays = self.delays.tick(self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        self._more_delays = self.delays.tick(now_ms) | self.timed.tick(now_ms)
         if self._more_delays:
             self.offload.post(self._deliver)
 
@@ -353,6 +364,7 @@ class BrokerCore:
             log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
         self.pops.serving(store)
         self.transactions.load(store)
+        self.timed.load(store)
         self.offload.post(self.transactions.pay)
         if self.config.long_polling:
             store.set_arrival_listener(self.pulls.parked.arrived)

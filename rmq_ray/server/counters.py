@@ -23,6 +23,10 @@ class Counters:
     dead_letters: int = 0
     delayed_delivered: int = 0
     delayed_dropped: int = 0
+    timed_delivered: int = 0
+    timed_dropped: int = 0
+    timed_rolled: int = 0
+    timed_recalled: int = 0
     half_committed: int = 0
     half_rolled_back: int = 0
     half_unknown: int = 0

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
 from rmq_ray.model.ids import FrameId
-from rmq_ray.model.message import CLUSTER, FRAME, WAIT, SysFlag, encode_properties
+from rmq_ray.model.message import CLUSTER, FRAME, TIMER_OUT_MS, WAIT, SysFlag, encode_properties
+from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, park, requested_level
+from rmq_ray.protocol.timer import asked_due_ms, is_timed, park_until
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.store.message_store import AppendResult
@@ -41,7 +43,12 @@ NEW = Origin()
 class MessageWriter:
     """Writes single messages of one broker."""
 
-    def __init__(self, keeper: StoreKeeper, identity: Identity, levels: DelayLevels, clock: Clock, host: tuple[str, int]) -> None:
+    def __init__(  # noqa: PLR0913 - what a record needs
+        self, keeper: StoreKeeper, identity: Identity, levels: DelayLevels, clock: Clock, host: tuple[str, int], delay_ms_max: int
+    ) -> None:
+        self._delay_ms_max = delay_ms_max
+        self.timer_floor_ms = 0
+        """Up to here the timer has delivered: nothing that is written from now on is due before."""
         self._keeper = keeper
         self._identity = identity
         self._levels = levels
@@ -53,12 +60,18 @@ class MessageWriter:
     ) -> AppendResult:
         """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors. ``frame_id``: a repeat is recognised, after a crash too.
 
-        A DELAY property above 0 parks it in the schedule topic, except for transactional messages.
+        A DELAY property above 0 parks it in the schedule topic, one that asks for a time in the timer topic, except for transactional messages.
         """
         level = self._levels.clamp(requested_level(properties))
         kept = {name: value for name, value in properties.items() if name not in NOT_STORED}
-        if level > 0 and origin.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT):
-            topic, queue_id, kept = park(topic, queue_id, level, kept)
+        if topic != TIMER_TOPIC and origin.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT):
+            kept.pop(TIMER_OUT_MS, None)
+            if is_timed(kept):
+                now_ms = self._clock.now_ms()
+                due_ms = max(asked_due_ms(kept, now_ms, self._delay_ms_max), now_ms, self.timer_floor_ms)
+                topic, queue_id, kept = park_until(topic, queue_id, due_ms, kept)
+            elif level > 0:
+                topic, queue_id, kept = park(topic, queue_id, level, kept)
         kept.setdefault(CLUSTER, self._identity.cluster)
         store = self._keeper.store
         if store is None:

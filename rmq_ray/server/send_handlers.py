@@ -9,6 +9,9 @@ carries MSG_REGION and TRACE_ON.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rmq_ray.errors import ClientError, DuplicateMismatch, MessageIllegal, MessageTooLarge, TopicNotFound, TopicNotWritable
 from rmq_ray.model.message import (
     DELAY,
@@ -16,13 +19,15 @@ from rmq_ray.model.message import (
     TIMER_DELAY_SECONDS,
     TIMER_DELIVER_MS,
     TRANSACTION_PREPARED,
+    UNIQUE_KEY,
     WAIT,
     SysFlag,
     decode_properties,
 )
-from rmq_ray.model.topics import HALF_TOPIC, GroupConfig, dlq_topic
+from rmq_ray.model.topics import HALF_TOPIC, TIMER_TOPIC, GroupConfig, dlq_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
+from rmq_ray.protocol.timer import RecallHandle, is_timed
 from rmq_ray.protocol.transaction import as_half
 from rmq_ray.remoting.bodies import BodyInvalid
 from rmq_ray.remoting.bodies_admin import BatchElement, split_batch
@@ -39,7 +44,7 @@ from rmq_ray.store.message_store import AppendResult
 from rmq_ray.store.record import offset_message_id
 
 PROPERTIES_BYTES_MAX = 32_767
-SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01")
+SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL")
 """Bytes without which no message of a batch can be of a kind that batches may not hold."""
 
 
@@ -76,6 +81,7 @@ class SendHandlers:
         return self._guarded(command, peer, SendHeader.from_v2(command.fields), True)
 
     def _guarded(self, command: Command, peer: Peer, header: SendHeader, batch: bool) -> Command | None:
+        began = self._path.fast.now()
         try:
             return self._admit(command, peer, header, batch or bool(header.batch))
         except Refused as error:
@@ -88,6 +94,8 @@ class SendHandlers:
             return command.answer(error.code, self._extras, remark=error.message)
         except ClientError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, self._extras, remark=error.message)
+        finally:
+            self._path.fast.ended(began)
 
     def _admit(self, command: Command, peer: Peer, header: SendHeader, batch: bool) -> Command | None:
         path = self._path
@@ -98,8 +106,7 @@ class SendHandlers:
             return None
         properties = decode_properties(header.properties or "")
         self._check(header, properties, len(command.body))
-        if path.sync:
-            path.acks.admit(len(command.body))
+        path.admit(len(command.body))
         if batch:
             return self._put_batch(command, peer, header, queue_id, properties)
         topic = header.topic
@@ -118,11 +125,15 @@ class SendHandlers:
         result.queue_id = queue_id
         if topic != header.topic and not half:
             path.counters.dead_letters += not result.repeat
+        if result.topic == TIMER_TOPIC:
+            path.topics.create_internal(TIMER_TOPIC, 2)
+            handle = RecallHandle(topic, self._identity.name, properties.get(UNIQUE_KEY, ""), result.base_queue_offset, result.base_log_offset)
+            return self._answer(command, peer, result, properties.get(WAIT) != "false", {"recallHandle": handle.encode()})
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
     def _put(self, header: SendHeader, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:  # noqa: PLR0913 - a record
         """Store the message, unless it is a repeat of one of ours."""
-        if header.frame_id is None or topic == HALF_TOPIC:  # a half's repeat must be recognised after a crash too: the copy would be asked about
+        if header.frame_id is None or topic == HALF_TOPIC or is_timed(properties):  # what lies in a system topic keeps its mark: known after a crash, too
             return self._writer.put(topic, queue_id, body, properties, origin, header.frame_id)
         known, crc = self._repeats.find(header.frame_id, header.topic, header.properties or "", body)
         if known is not None:
@@ -169,14 +180,14 @@ class SendHandlers:
         result = self._writer.put_batch(header.topic, queue_id, body, properties, origin)
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
-    def _answer(self, command: Command, peer: Peer, result: AppendResult, wait: bool) -> Command | None:
+    def _answer(self, command: Command, peer: Peer, result: AppendResult, wait: bool, more: Mapping[str, str] = MappingProxyType({})) -> Command | None:
         """The answer now, or later when the log is durable that far (SYNC_FLUSH)."""
         path = self._path
         if not result.repeat:
             path.counters.put_messages += result.count
             path.counters.put_bytes += result.end_log_offset - result.base_log_offset
         ids = ",".join([offset_message_id(*self._host, log_offset) for log_offset in result.log_offsets or (result.base_log_offset,)])
-        fields = {**self._extras, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
+        fields = {**self._extras, **more, "msgId": ids, "queueId": str(result.queue_id), "queueOffset": str(result.base_queue_offset)}
         if not (path.sync and wait):
             return command.answer(0, fields)
         path.when_durable(command, result.end_log_offset, len(command.body), lambda code: peer.send(command.answer(code, fields)))
@@ -185,4 +196,4 @@ class SendHandlers:
 
 def _is_special(element: BatchElement) -> bool:
     properties = decode_properties(element.properties)
-    return DELAY in properties or properties.get(TRANSACTION_PREPARED) == "true"
+    return DELAY in properties or is_timed(properties) or properties.get(TRANSACTION_PREPARED) == "true"

@@ -18,9 +18,9 @@ import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.consume_queue_ext import ADDRESS_MAX
+from rmq_ray.store.dispatcher import CODED_TOPICS
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.log_scan import ScannedRecords
@@ -131,7 +131,7 @@ class QueueCheck:
         elif first < checked.expected:
             where = int(entries["log_offset"][0])
             checked.faults.add(f"record at log offset {where}: queue offset {first} of {name} was given before, {checked.expected} follows")
-        self._compare(name, checked, first, entries, actual, topic != SCHEDULE_TOPIC)
+        self._compare(name, checked, first, entries, actual, topic not in CODED_TOPICS)
         checked.expected = first + len(entries)
 
     def _compare(self, name: str, checked: _Checked, first: int, entries: Array, actual: Array, has_code: bool) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import SCHEDULE_TOPIC
+from rmq_ray.store.dispatcher import CODED_TOPICS
 from rmq_ray.store.queue_table import is_storable
 from rmq_ray.store.record import PROPERTIES_BYTES_MAX, Record, encode_record, host_lengths
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, MARK_OFFSET_AT, CheckedFrame, frame_crc, pack_mark, strip_mark
@@ -45,7 +45,7 @@ class StoredMessage:
 
 @dataclass(slots=True)
 class EncodedMessages:
-    """Records ready to be patched: their bytes, what dispatch needs, the delay level as written (schedule topic only)."""
+    """Records ready to be patched: their bytes, what dispatch needs, delay level or due time as written (topics of delayed messages only)."""
 
     records: bytearray
     frame: CheckedFrame
@@ -75,7 +75,7 @@ def encode_message(message: StoredMessage, store_host: tuple[str, int], body_byt
         frame.frame_id, frame.crc = frame_id, frame_crc(bytes(data[:4]), bytes(data[8:12]))
         frame.mark_at = len(data) - len(encoded_properties) + MARK_OFFSET_AT
     born_len = host_lengths(int.from_bytes(data[36:40], "big"))[0]
-    delay = facts.delay if message.topic == SCHEDULE_TOPIC else None
+    delay = facts.delay if message.topic in CODED_TOPICS else None
     return EncodedMessages(data, frame, delay, message.sys_flag, born_len)
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreFailed, StoreNotReady
-from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ConsumeQueue
 from rmq_ray.store.extended_queue import Hit
 from rmq_ray.store.filtered_reading import Matches, get_matching
 from rmq_ray.store.querying import offset_by_time, query_by_key, store_ms_of
 from rmq_ray.store.reading import GetResult
+from rmq_ray.store.record_batch import Array
 from rmq_ray.store.restart import StoreParts
 from rmq_ray.store.retention import RetentionReport
 
@@ -82,6 +85,11 @@ class StoreReads:
         """(minimum, maximum) queue offset; (0, 0) for a queue that holds nothing."""
         queue = self.opened.queues.find(topic, queue_id)
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> Array:
+        """Up to ``count`` consume queue entries from ``offset`` on, as ``ENTRIES``; fewer at the queue's end or at the end of what is there."""
+        queue = self.readable().queues.find(topic, queue_id)
+        return np.frombuffer(queue.read(offset, count) if queue is not None else b"", ENTRIES)
 
     def get_messages(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False
