@@ -29,6 +29,8 @@ from rmq_ray.store.keyed_encoder import encode_keyed
 
 RECORD_OVERHEAD = 140  # header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
 
+_blank_future = object.__new__
+
 Key = str | MessageQueue
 FindQueues = Callable[[str, float], Sequence[MessageQueue]]
 """(topic, time-out in ms) -> the queues that may be written; raises ``SendError``."""
@@ -54,6 +56,12 @@ class OpenBatch:
         self.bytes = 0
         self.job: Job | None = None
 
+    def put_flag(self, flag: int, index: int) -> None:
+        """The flag word of the message at ``index``; those before the first one that is not 0 are filled in."""
+        if self.flags is None:
+            self.flags = [0] * index
+        self.flags.append(flag)
+
 
 class Accumulator:
     """See the module. Thread-safe."""
@@ -63,6 +71,7 @@ class Accumulator:
     ) -> None:  # noqa: PLR0913 - its neighbours
         self._sending = sending
         self._config: ProducerConfig = sending.config
+        self._bytes_max, self._messages_max = sending.config.batch_bytes_max, sending.config.batch_messages_max
         self._clock = sending.clock
         self._identity = identity
         self._launcher = launcher
@@ -84,16 +93,28 @@ class Accumulator:
         with self._lock:
             batch = self._open.get(key)
             if batch is not None:
-                if batch.bytes + size > self._config.batch_bytes_max:
+                filled = batch.bytes + size
+                if filled > self._bytes_max:
                     left, batch = self._leave(batch), None
                 else:
-                    batch.ordered = batch.ordered or ordered
-                    future, full = self._put(batch, body, text, flag, size)
-                    if full:
+                    bodies = batch.bodies
+                    index = len(bodies)
+                    bodies.append(body)
+                    batch.texts.append(text)
+                    batch.bytes = filled
+                    if flag or batch.flags is not None:
+                        batch.put_flag(flag, index)
+                    if ordered:
+                        batch.ordered = True
+                    if index + 1 >= self._messages_max:
                         left = self._leave(batch)
         if left is not None:
             self._ship(left)
-        return future if batch is not None else self._append_new(key, (body, text, flag, size), timeout_ms, ordered)
+        if batch is None:
+            return self._append_new(key, (body, text, flag, size), timeout_ms, ordered)
+        future = _blank_future(SendFuture)  # what its constructor does, at half the cost
+        future._outcome, future._index = batch.outcome, index
+        return future
 
     def flush(self, key: Key | None = None) -> None:
         """Ship the batch of ``key``, or all of them (None), without waiting for answers."""
@@ -138,16 +159,13 @@ class Accumulator:
         return future
 
     def _put(self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int) -> tuple[SendFuture, bool]:
-        bodies = batch.bodies
-        index = len(bodies)
-        bodies.append(body)
+        index = len(batch.bodies)
+        batch.bodies.append(body)
         batch.texts.append(text)
         batch.bytes += size
         if flag or batch.flags is not None:
-            if batch.flags is None:
-                batch.flags = [0] * index
-            batch.flags.append(flag)
-        return SendFuture(batch.outcome, index), index + 1 >= self._config.batch_messages_max
+            batch.put_flag(flag, index)
+        return SendFuture(batch.outcome, index), index + 1 >= self._messages_max
 
     def _leave(self, batch: OpenBatch) -> OpenBatch:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""

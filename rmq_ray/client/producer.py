@@ -42,6 +42,7 @@ from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_body, check_group, check_send_topic, property_text
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
+_PLAIN_TOPICS_MAX = 4_096
 
 
 class Producer:
@@ -82,6 +83,8 @@ class Producer:
         self._lock = threading.Lock()
         self._core: ProducerCore | None = None
         self._timeout_ms = float(config.send_timeout_ms)
+        self._body_bytes_max = config.body_bytes_max
+        self._plain_topics: set[str] = set()
         self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
         _living.add(self)
 
@@ -189,12 +192,12 @@ class Producer:
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        if queue is None and selector is None and message_group is None and not delay_level and self._steps is None and isinstance(topic_or_message, str):
-            check_send_topic(topic_or_message)
-            content = body if isinstance(body, bytes) and 0 < len(body) <= self._config.body_bytes_max else check_body(body, self._config.body_bytes_max)
-            if not is_special(topic_or_message, 0, True):
-                text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
-                return core.batches.append(topic_or_message, content, text, timeout_ms)
+        unplaced = queue is None and selector is None and message_group is None
+        topic = topic_or_message if unplaced and not delay_level and self._steps is None and isinstance(topic_or_message, str) else None
+        if topic is not None and (topic in self._plain_topics or self._is_plain(topic)):
+            content = body if isinstance(body, bytes) and 0 < len(body) <= self._body_bytes_max else check_body(body, self._body_bytes_max)
+            text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+            return core.batches.append(topic, content, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
@@ -325,6 +328,14 @@ class Producer:
                 raise type(error)(f"{error}; the first {stored} messages are stored", topic, told(stored)) from error
             target = queue_with_namespace(namespace, results[-1].queue)
         return results
+
+    def _is_plain(self, topic: str) -> bool:
+        """Whether messages for the topic may travel in frames; remembered. Raises for topics that may not be sent to."""
+        check_send_topic(topic)
+        plain = not is_special(topic, 0, True)
+        if plain and len(self._plain_topics) < _PLAIN_TOPICS_MAX:
+            self._plain_topics.add(topic)
+        return plain
 
     def _ready(self) -> ProducerCore:
         """The core; made by the first call, and again after a fork."""

@@ -113,6 +113,8 @@ class SendFuture(Future[SendResult]):
     41
     """
 
+    __slots__ = ("_index", "_outcome")
+
     def __init__(self, outcome: BatchOutcome, index: int) -> None:  # the base's __init__ would make a Condition per future
         self._outcome = outcome
         self._index = index

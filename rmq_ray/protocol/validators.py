@@ -29,6 +29,7 @@ USER_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - UNIQUE_TAIL_BYTES - MARK_BYTE
 DEFAULT_GROUPS = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 DELAY_LEVEL_MAX = 18
 
+_last_properties: list[tuple[Mapping[str, str], str]] = [({}, "")]
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _ALLOWED = "letters, digits, % | _ -"
 
@@ -90,6 +91,36 @@ def property_text(tag: str | None, keys: Sequence[str] | str, properties: Mappin
     >>> property_text("paid", ["o-1", "o-2"], {"region": "eu"})
     'KEYS\\x01o-1 o-2\\x02TAGS\\x01paid\\x02region\\x01eu\\x02'
     """
+    text = ""
+    if keys:
+        key = keys[0] if keys.__class__ is list and len(keys) == 1 else None
+        if key.__class__ is not str or not key or " " in key or NAME_SEPARATOR in key or PROPERTY_SEPARATOR in key:
+            return _judged_text(tag, keys, properties)
+        text = "KEYS\x01" + key + "\x02"
+    if tag is not None:
+        part = _tag_text(tag) if tag.__class__ is str else ""
+        if not part:
+            return _judged_text(tag, keys, properties)
+        text += part
+    if properties:
+        known, known_text = _last_properties[0]  # messages in a row often have the same ones
+        if known != properties:
+            whole = _judged_text(tag, keys, properties)
+            _last_properties[0] = (dict(properties), whole[len(text) :])
+            return whole
+        text += known_text
+    return text if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX else _judged_text(tag, keys, properties)
+
+
+@lru_cache(maxsize=4096)
+def _tag_text(tag: str) -> str:
+    """Empty for what is no tag."""
+    sound = tag.strip() and NAME_SEPARATOR not in tag and PROPERTY_SEPARATOR not in tag
+    return f"{TAGS}\x01{tag}\x02" if sound else ""
+
+
+def _judged_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+    """Every rule, one after the other."""
     text, count = "", len(properties)
     try:
         if keys:

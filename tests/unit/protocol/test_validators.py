@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
 from rmq_ray.model.message import RESERVED_PROPERTIES, decode_properties
 from rmq_ray.model.topics import FORBIDDEN_SEND_TOPICS, retry_topic
+from rmq_ray.protocol import validators
 from rmq_ray.protocol.validators import (
     GROUP_CHARS_MAX,
     USER_PROPERTIES_BYTES_MAX,
@@ -115,3 +119,29 @@ def test_delay_levels_end_at_eighteen() -> None:
     for level in (-1, 19, 1.5, "3"):
         with pytest.raises(MessageIllegal, match="0 .none. to 18"):
             check_delay_level(level)  # type: ignore[arg-type]
+
+
+WORDS = st.one_of(st.none(), st.text("ab\x01\x02 é", max_size=3), st.just(5))
+
+
+@settings(deadline=None, max_examples=300)
+@given(WORDS, st.lists(WORDS, max_size=2), st.dictionaries(st.sampled_from(["region", "KEYS", "", "a\x01", "é"]), WORDS, max_size=2))
+def test_the_quick_way_says_what_every_rule_one_after_the_other_says(tag: Any, keys: Any, properties: Any) -> None:
+    def outcome(way: Callable[[Any, Any, Any], str]) -> object:
+        try:
+            return way(tag, keys, properties)
+        except (MessageIllegal, MessageTooLarge) as error:
+            return type(error), error.args
+
+    for _ in range(2):  # the second time from memory
+        assert outcome(property_text) == outcome(validators._judged_text)
+
+
+def test_properties_that_changed_since_the_last_message_are_not_taken_from_memory() -> None:
+    properties = {"region": "eu"}
+    assert property_text(None, (), properties) == "region\x01eu\x02"
+    properties["region"] = "us"
+    assert property_text(None, (), properties) == "region\x01us\x02"
+    properties["region"] = ""
+    with pytest.raises(MessageIllegal, match="must not be empty"):
+        property_text(None, (), properties)
