@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_rebalance, consume, dataframe, flush, growth, kafka_peer, latency, parked, produce, recovery
+from benchmarks import bench_filter, bench_rebalance, consume, dataframe, flush, growth, kafka_peer, latency, parked, produce, recovery
 from benchmarks.report import markdown
 from benchmarks.scene import scene
 
@@ -26,6 +26,7 @@ PARTS = {
     "dataframe": dataframe.run,
     "rebalance": bench_rebalance.run,
     "parked": parked.run,
+    "filter": bench_filter.run,
 }
 PEERS = {
     "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k", *kafka_peer.BENCHES],

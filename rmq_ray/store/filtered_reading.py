@@ -21,7 +21,7 @@ from rmq_ray.store.record import HEADER_BYTES
 from rmq_ray.store.record_batch import Array
 
 UNITS = 1_024
-PAGE_RECORDS = 256
+PAGE_RECORDS, PAGE_RECORDS_MIN = 256, 32
 PAGE_BYTES = 256 << 10
 SCANNED_BYTES_MAX = 1 << 20
 _V6_EXTRA = 12
@@ -41,8 +41,10 @@ def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
         max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
     found = _Found(max_count, max_bytes)
     units, scanned_bytes, at = FOREIGN_UNITS if foreign else UNITS, 0, offset
+    page_records = min(PAGE_RECORDS, max(PAGE_RECORDS_MIN, max_count))  # what is behind a full page was looked at in vain
     while True:  # ends: ``units`` falls by at least 1 each round
-        page = reader.get_messages(topic, queue_id, at, min(PAGE_RECORDS, units), PAGE_BYTES, None, hit=hit)
+        page = reader.get_messages(topic, queue_id, at, min(page_records, units), PAGE_BYTES, None, hit=hit)
+        page_records = min(PAGE_RECORDS, 2 * page_records)
         if page.status is not GetMessageStatus.FOUND:
             passed = page.next_offset - at if page.status is GetMessageStatus.NO_MATCHED_MESSAGE else 0  # bit maps ruled all of them out
             units, at = units - passed, at + passed
@@ -50,15 +52,16 @@ def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
                 break
             continue
         full_at = found.take(page, matches)
+        units -= page.next_offset - at
         at = page.next_offset if full_at is None else full_at
-        units -= page.count
         scanned_bytes += int(page.sizes.sum())
-        if full_at is not None or units <= 0 or scanned_bytes >= SCANNED_BYTES_MAX or at >= page.max_offset:
+        if full_at is not None or found.is_full or units <= 0 or scanned_bytes >= SCANNED_BYTES_MAX or at >= page.max_offset:
             break
     if at == offset:
         return page
     status = GetMessageStatus.FOUND if found.sizes else GetMessageStatus.NO_MATCHED_MESSAGE
-    return GetResult(status, at, page.min_offset, page.max_offset, np.array(found.sizes, np.int32), found.parts, page.suggest_slave)
+    sizes = np.concatenate(found.sizes) if found.sizes else np.empty(0, np.int32)
+    return GetResult(status, at, page.min_offset, page.max_offset, sizes, found.parts, page.suggest_slave)
 
 
 class _Found:
@@ -67,37 +70,43 @@ class _Found:
     def __init__(self, max_count: int, max_bytes: int) -> None:
         self._count = max_count
         self._bytes = max_bytes
-        self.sizes: list[int] = []
+        self.sizes: list[Array] = []
         self.parts: list[Any] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further record can be kept."""
+        return self._count <= 0 or self._bytes <= 0
 
     def take(self, page: GetResult, matches: Matches) -> int | None:
         """Keep what passes; the queue offset of the first record there was no room for, None when the page was gone through."""
         data = page.parts[0] if len(page.parts) == 1 and isinstance(page.parts[0], bytes) else b"".join(page.parts)
         starts, begins, ends = property_spans(data, page.sizes)
-        runs: list[tuple[int, int]] = []
+        verdicts = [matches(data[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        rows: Array = np.flatnonzero(np.array(verdicts, np.bool_))
+        sizes = page.sizes[rows]
+        room = min(self._count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self._bytes, "right")))
+        fit = max(room, 0 if self.sizes else 1)  # the first record always
         full_at = None
-        for start, begin, end in zip(starts, begins, ends, strict=True):
-            if not matches(data[begin:end]):
-                continue
-            if self.sizes and (self._count < 1 or end - start > self._bytes):
-                full_at = int.from_bytes(data[start + 20 : start + 28], "big")
-                break
-            self._count -= 1
-            self._bytes -= end - start
-            self.sizes.append(end - start)
-            if runs and runs[-1][1] == start:
-                runs[-1] = (runs[-1][0], end)
-            else:
-                runs.append((start, end))
-        self._keep(data, runs)
+        if fit < len(rows):
+            start = starts[int(rows[fit])]
+            full_at = int.from_bytes(data[start + 20 : start + 28], "big")
+            rows, sizes = rows[:fit], sizes[:fit]
+        if len(rows):
+            self._count -= len(rows)
+            self._bytes -= int(sizes.sum())
+            self.sizes.append(sizes)
+            self._keep(data, rows, starts, ends)
         return full_at
 
-    def _keep(self, data: Any, runs: list[tuple[int, int]]) -> None:
-        if runs == [(0, len(data))]:
+    def _keep(self, data: bytes, rows: Array, starts: list[int], ends: list[int]) -> None:
+        if len(rows) == len(starts):
             self.parts.append(data)
             return
+        breaks = (np.flatnonzero(np.diff(rows) != 1) + 1).tolist()
+        firsts, lasts = rows[[0, *breaks]].tolist(), rows[[*[at - 1 for at in breaks], len(rows) - 1]].tolist()
         view = memoryview(data)
-        pieces = [view[begin:end] for begin, end in runs]
+        pieces = [view[starts[first] : ends[last]] for first, last in zip(firsts, lasts, strict=True)]
         if len(pieces) > _RUNS_MAX:
             self.parts.append(b"".join(pieces))
         else:
