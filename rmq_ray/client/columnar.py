@@ -20,6 +20,7 @@ import pyarrow as pa
 from rmq_ray.client.assigned_queue import ReadyBatch
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.model.arrow import SCHEMA
+from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.store.arrow_reader import to_batch
 
 TOPIC = "topic"
@@ -29,7 +30,7 @@ RECONSUME_TIMES = "reconsume_times"
 def rows(page: Page, indices: Sequence[int], columns: Sequence[str] | None = None) -> Any:
     """``pyarrow.RecordBatch`` of these records of a page, in this order. ``ClientError`` for a column that there is not."""
     records, sizes = _records(page, indices)
-    found = to_batch(page.queue.topic, page.queue.broker_name, records, sizes, columns)
+    found = to_batch(without_namespace(page.namespace, page.queue.topic), page.queue.broker_name, records, sizes, columns)
     return _replaced(found, TOPIC, [message.topic for message in page.messages(indices)]) if page.retry and TOPIC in found.schema.names else found
 
 

@@ -6,8 +6,8 @@
             ...
             pc.commit(batch)
 
-Decides the life cycle, what may be asked when, and what a commit covers. Pulling ahead is ``client.pull_engine``'s, questions to brokers
-are ``client.queue_questions``'s. ``ClientInstance`` calls it as a ``ManagedConsumer``.
+Decides what may be asked when, and what a commit covers. Its life is in ``client.pull_life``, pulling ahead in ``client.pull_engine``,
+questions to brokers in ``client.queue_questions``.
 
 Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit covers what was returned by polls
 before the latest one, so that a killed program gets its last batch again. ``assign`` and ``subscribe`` exclude each other.
@@ -15,140 +15,57 @@ before the latest one, so that a killed program gets its last batch again. ``ass
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Self, Unpack
+from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue
-from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.consumer_options import check_subscriptions
-from rmq_ray.client.consumer_parts import SubscriptionTable
-from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.offset_store import ReadOffset
 from rmq_ray.client.pausing import Pausable
 from rmq_ray.client.pull_engine import PullEngine
-from rmq_ray.client.pull_options import PullOptions, pull_settings
+from rmq_ray.client.pull_life import PullLife
 from rmq_ray.client.pulled_batch import PulledBatch
 from rmq_ray.client.queue_questions import OnePull, PullResult, QueueQuestions
-from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, CommitFailed, ConsumeError, NotAssigned, OffsetOutOfRange
-from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel
-from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.ports import Discovery
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.protocol.subscriptions import parse_subscription
-from rmq_ray.remoting.codes import ResponseCode
-from rmq_ray.remoting.frame import Command
 
 POLL_MAX = 65_536
 RESOLVE_TIMEOUT_MS = 10_000.0
 PULL_WAIT_MAX_S = 60.0
 
 
-class PullConsumer:
+class PullConsumer(PullLife):
     """Reads topics at its own pace, as a member of a group or queue by queue. Use it as a context manager, or ``start`` and ``close``.
 
     ``config`` has the rarer settings; options (``PullOptions``) are put over it. Any thread may call it; with several polling threads
     commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        discovery: Discovery,
-        config: ConsumerConfig | None = None,
-        client_id: str | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        **options: Unpack[PullOptions],
-    ) -> None:
-        self._settings = pull_settings(group, config, options)
-        self._arguments = {"discovery": discovery, "config": config, "client_id": client_id, **options}
-        self._group = group
-        self._discovery = discovery
-        self._client_id = client_id
-        self._clock = clock
-        self._state = ServiceState.CREATE_JUST
-        self._life = threading.Lock()
-        self._polling = threading.Lock()
-        self._subscriptions = SubscriptionTable()
-        self._subscribing = False
-        self._assigned: frozenset[MessageQueue] = frozenset()
-        self._engine: PullEngine | None = None
-        self._returned: list[AssignedQueue] = []  # queues of the latest poll
-        self._auto_due_ms = clock.monotonic_ms()
-
-    # --- life ----------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Connect. Raises ``ClientError`` when it was started before or the group is taken in this client, and what the discovery raises."""
-        with self._life:
-            if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"pull consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
-            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-            engine = PullEngine(client, self._group, self._settings, self._subscriptions, self.consumer_data)
-            client.register_consumer(self)
-            self._state = ServiceState.START_FAILED
-            try:
-                client.start()
-            except BaseException:
-                client.unregister_consumer(self._group)
-                client.release()
-                raise
-            self._engine = engine
-            self._state = ServiceState.RUNNING
-        engine.begin()
-        if self._subscribing:
-            engine.subscribed()
-        elif self._assigned:
-            engine.assign(self._assigned)
-
-    def close(self, *, commit: bool = True) -> None:
-        """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false."""
-        with self._life:
-            engine, was_running = self._engine, self._state is ServiceState.RUNNING
-            self._state = ServiceState.SHUTDOWN_ALREADY
-        if not was_running or engine is None:
-            return
-        engine.ready.close()
-        with self._polling:
-            if self._settings.auto_commit and commit:
-                self._commit_polled(engine, engine.parts.assigned.snapshot().values())
-        engine.end()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
-        self.close(commit=kind is None)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as what it was made from: a new consumer that was not started and has no queues."""
-        return _rebuilt, (self._group, self._arguments)
+        return _rebuilt, (self._given_group, self._arguments)
 
     # --- which queues --------------------------------------------------------------------------------------------------
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """The topic's queues. ``TopicNotFound`` when no name server knows it."""
-        return self._questions().queues(topic)
+        return self._questions().queues(self._whole(topic))
 
     def assign(self, queues: Iterable[MessageQueue], expression: Any = "*") -> None:
         """Read exactly these queues, each from its committed offset, else from where ``start_from`` says, until a ``seek``.
 
         ``expression`` filters the queues' topics, as in ``subscribe``. ``ClientError`` after ``subscribe``.
         """
-        chosen = frozenset(queues)
+        chosen = frozenset(map(self._whole_queue, queues))
         if self._subscribing:
             raise ClientError("assign() after subscribe(): a pull consumer does one or the other; make another one", self._group)
-        for queue in chosen:
-            if not isinstance(queue, MessageQueue):
-                raise ClientError(f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)", repr(queue)[:80])
         topics = {queue.topic for queue in chosen}
         if topics:
-            for topic, checked in check_subscriptions(dict.fromkeys(topics, expression)).items():
-                self._subscriptions.put(topic, checked, self._clock.now_ms())
+            self._put(dict.fromkeys(topics, expression))
         self._assigned = chosen
         if self._engine is not None:
             self._running().assign(chosen)
@@ -157,14 +74,14 @@ class PullConsumer:
         """Read a topic together with the other subscribed members of the group, who divide its queues. ``ClientError`` after ``assign``."""
         if self._assigned:
             raise ClientError("subscribe() after assign(): a pull consumer does one or the other; make another one", self._group)
-        self._subscriptions.put(topic, check_subscriptions({topic: expression})[topic], self._clock.now_ms())
+        self._put({self._whole(topic): expression})
         self._subscribing = True
         if self._engine is not None:
             self._running().subscribed()
 
     def unsubscribe(self, topic: str) -> None:
         """Give a topic up; its queues leave at the rebalance, which comes at once."""
-        if not self._subscribing or not self._subscriptions.remove(topic):
+        if not self._subscribing or not self._subscriptions.remove(self._whole(topic)):
             raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
         self.rebalance_now()
 
@@ -205,6 +122,7 @@ class PullConsumer:
         if offset < 0 or not 1 <= max_messages <= POLL_MAX or not 0 <= wait <= PULL_WAIT_MAX_S:
             what = f"offset {offset}, max_messages {max_messages}, wait {wait}"
             raise ClientError(f"{what}: offset must be 0 or more, max_messages 1 to {POLL_MAX}, wait 0 to {PULL_WAIT_MAX_S} s", offset)
+        queue = self._whole_queue(queue)
         subscription = parse_subscription(queue.topic, check_subscriptions({queue.topic: expression})[queue.topic], self._clock.now_ms())
         return self._questions().pull(queue, subscription, OnePull(offset, max_messages, self._settings.config.pull_bytes, int(wait * 1000)))
 
@@ -293,57 +211,6 @@ class PullConsumer:
         """Topics and queues that are paused."""
         return self._running().parts.pauses.all()
 
-    def stats(self) -> dict[str, Any]:
-        """Counters since ``start``, and the queues held now; see ``PullEngine.stats`` for the names."""
-        found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
-        return found | (self._engine.stats() if self._engine is not None else {})
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._group
-
-    @property
-    def state(self) -> ServiceState:
-        """Where in its life it is."""
-        return self._state
-
-    @property
-    def client_id(self) -> str:
-        """This member of the group; empty before ``start``."""
-        return self._engine.client.client_id if self._engine is not None else ""
-
-    # --- as the client instance sees it ----------------------------------------------------------------------------------
-
-    def consumer_data(self) -> ConsumerData:
-        """See ``ManagedConsumer``. Assigned queues are no subscription: nobody divides them."""
-        subscriptions = self._subscriptions.all() if self._subscribing else ()
-        return ConsumerData(self._group, ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, self._settings.start_from, subscriptions)
-
-    def subscribed_topics(self) -> Collection[str]:
-        """See ``ManagedConsumer``."""
-        return self._subscriptions.topics()
-
-    def route_changed(self, topic: str) -> None:
-        """See ``ManagedConsumer``."""
-        self.rebalance_now()
-
-    def rebalance_now(self) -> None:
-        """See ``ManagedConsumer``."""
-        if self._engine is not None and self._subscribing:
-            self._engine.rebalancer.wake()
-
-    def persist_offsets(self) -> None:
-        """See ``ManagedConsumer``."""
-        if self._engine is not None and self._state is ServiceState.RUNNING:
-            self._engine.offsets.persist_all(self._engine.parts.assigned.snapshot().keys())
-
-    def handle_request(self, command: Command, address: Address) -> Command | None:
-        """See ``ManagedConsumer``."""
-        if command.is_oneway:
-            return None
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
-
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _auto_commit(self, engine: PullEngine) -> None:
@@ -357,16 +224,23 @@ class PullConsumer:
         self._commit_polled(engine, held.values())
         engine.offsets.persist_all(held)
 
-    def _commit_polled(self, engine: PullEngine, works: Iterable[AssignedQueue]) -> None:
-        for work in works:
-            if not work.process.dropped:
-                engine.offsets.commit(work.queue, work.position)
+    def _put(self, expressions: dict[str, Any]) -> None:
+        """New filters, which a broker checks if they are SQL and this consumer runs."""
+        checked = check_subscriptions(expressions)
+        if self._engine is not None:
+            self._running()
+            check_filters(self._engine.client, self._group, [parse_subscription(topic, given) for topic, given in checked.items()])
+        for topic, given in checked.items():
+            self._subscriptions.put(topic, given, self._clock.now_ms())
 
-    def _running(self) -> PullEngine:
-        if self._engine is None or self._state is not ServiceState.RUNNING:
-            what = "start it, or use it as a context manager" if self._state is ServiceState.CREATE_JUST else "make a new one"
-            raise ClientError(f"pull consumer of group {self._group!r} is {self._state.value}: {what}", self._group)
-        return self._engine
+    def _whole(self, topic: str) -> str:
+        """The topic's name as brokers know it."""
+        return with_namespace(self._settings.config.namespace, topic)
+
+    def _whole_queue(self, queue: MessageQueue) -> MessageQueue:
+        if not isinstance(queue, MessageQueue):
+            raise ClientError(f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)", repr(queue)[:80])
+        return queue_with_namespace(self._settings.config.namespace, queue)
 
     def _questions(self) -> QueueQuestions:
         return QueueQuestions(self._running().client, self._group)

@@ -21,7 +21,7 @@ PAGE_RECORDS = 8_192  # of one pull, whose bytes are limited too
 CALL = {"batch": "arrow"}  # whole pages, not batches of messages
 HELD_BACK_MS = 1_000  # a full queue is pulled again when messages are polled, not by the clock
 AUTO_COMMIT_MIN_MS = 1_000
-PASSED_ON = ("start_from", "start_at", "allocate")
+PASSED_ON = ("start_from", "start_at", "allocate", "namespace")
 
 
 class PullOptions(TypedDict, total=False):
@@ -30,7 +30,7 @@ class PullOptions(TypedDict, total=False):
     ``auto_commit``: commit by itself what earlier polls returned. ``auto_commit_interval_ms``: how often. ``start_from``: "last",
     "first" or "timestamp", where a group without stored offsets begins; ``start_at``: datetime or ms since 1970 for "timestamp".
     ``allocate``: how ``subscribe`` divides queues. ``prefetch_messages``, ``prefetch_mib``: what may lie polled by nobody, all queues
-    together; those of one queue are in ``config``.
+    together; those of one queue are in ``config``. ``namespace``: put before the group and every topic, taken off the topics of messages.
     """
 
     auto_commit: bool
@@ -40,6 +40,7 @@ class PullOptions(TypedDict, total=False):
     allocate: str | AllocationStrategy
     prefetch_messages: int
     prefetch_mib: int
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,16 @@ from rmq_ray.client.producer import Producer
 from rmq_ray.client.pull_consumer import PullConsumer
 from rmq_ray.client.pulled_batch import PulledBatch
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import ClientError, CommitFailed, NotAssigned, OffsetOutOfRange, TopicNotFound
+from rmq_ray.errors import ClientError, CommitFailed, NotAssigned, OffsetOutOfRange, SubscriptionInvalid, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.groups import ConsumeType
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.pulling import PullStatus
+from rmq_ray.protocol.subscriptions import sql
+from rmq_ray.remoting.bodies_groups import encode_offsets
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from tests.support.live_cluster import LiveCluster
 from tests.support.pull_broker import PullCluster
 from tests.support.waiting import eventually
@@ -413,3 +417,43 @@ def test_a_killed_poller_of_a_real_broker_goes_on_at_its_commit(tmp_path: Path) 
             assert pc.position(QUEUES[0]) == 60 == pc.committed(QUEUES[0])
             pc.seek(QUEUES[0], 0)
             assert [message.body for message in drain(pc, 100)] == [b"%d" % i for i in range(100)]
+
+
+def test_a_filter_of_sql_is_checked_by_the_broker_and_lets_pass_what_it_says(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path) as live, Producer("p", discovery=live) as producer:
+        for i in range(20):
+            producer.send("orders", b"%d" % i, properties={"amount": str(i)}, queue=QUEUES[0])
+        with consumer(live) as pc:
+            with pytest.raises(SubscriptionInvalid):
+                pc.assign(QUEUES[:1], sql("amount >"))
+            pc.assign(QUEUES[:1], sql("amount >= 15"))
+            assert [message.body for message in drain(pc, 5)] == [b"15", b"16", b"17", b"18", b"19"]
+            assert len(pc.pull(QUEUES[0], sql("amount BETWEEN 3 AND 4"), 0).messages) == 2
+
+
+def test_names_are_put_into_the_namespace_and_messages_taken_out_of_it(cluster: PullCluster) -> None:
+    cluster.create("ns%orders", 2)
+    cluster.put("ns%orders", 1, [b"x"])
+    with consumer(cluster, namespace="ns") as pc:
+        assert pc.group == "ns%reader"
+        assert pc.fetch_message_queues("orders") == [MessageQueue("ns%orders", "broker-a", number) for number in range(2)]
+        pc.assign([MessageQueue("orders", "broker-a", 1)])
+        batch = pc.poll(10, timeout=5)
+        assert (batch[0].topic, batch.to_arrow()["topic"].to_pylist(), batch.queues) == ("orders", ["orders"], [MessageQueue("ns%orders", "broker-a", 1)])
+
+
+def test_operators_see_the_consumer_and_move_it(cluster: PullCluster) -> None:
+    cluster.put("orders", 0, bodies(0, 50))
+    with consumer(cluster, auto_commit=False) as pc:
+        pc.assign(QUEUES[:1])
+        pc.commit(pc.poll(10, timeout=5))
+        address = Address("127.0.0.1", 1)
+        status = pc.handle_request(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, fields={"topic": "orders", "group": "reader"}), address)
+        info = pc.handle_request(Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={}), address)
+        assert status is not None and b":10" in status.body_bytes() and info is not None and b"CONSUME_ACTIVELY" in info.body_bytes()
+        refused = pc.handle_request(Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields={}), address)
+        assert refused is not None and refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        reset = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, flag=FLAG_ONEWAY, fields={}, body=encode_offsets({QUEUES[0]: 3, QUEUES[1]: 7}))
+        assert pc.handle_request(reset, address) is None
+        eventually(lambda: pc.position(QUEUES[0]) == 3)
+        assert pc.poll(1, timeout=5)[0].queue_offset == 3 and pc.committed(QUEUES[0]) == 3
