@@ -43,6 +43,7 @@ public final class OrderlyCheck {
         admin.setInstanceName("admin");
         admin.start();
         admin.createTopic("broker-a", TOPIC, QUEUES);
+        admin.createTopic("broker-a", "%DLQ%" + GROUP, 1); // else its route is told by the next registration, within 30 s
         Thread.sleep(500);
         DefaultMQProducer producer = new DefaultMQProducer("java-producers");
         producer.setNamesrvAddr(nameServer);
