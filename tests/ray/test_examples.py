@@ -45,3 +45,10 @@ def test_every_cache_hears_every_price_once(mq: rmq.Cluster) -> None:
     from examples import broadcasting
 
     assert broadcasting.main(mq.name) == (2 * broadcasting.ARTICLES, 2 * broadcasting.ARTICLES, True)
+
+
+def test_filters_let_through_what_python_says_they_should(mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import filters
+
+    assert filters.main(mq.name) == filters.expected()
+    assert "character 29: NOT is followed by BETWEEN or IN" in capsys.readouterr().out
