@@ -5,8 +5,10 @@ queues. Pure: ``now_ms`` is an argument (monotonic).
 
     failure                                    one broker, fixed queue, or idempotent     several brokers
                                                and possibly stored on this broker name
-    nothing sent; busy, recovering, closing    pause 10 ms doubling to 200 ms, same       counted, another broker
+    nothing sent                               pause 10 ms doubling to 200 ms, same       counted, another broker
                                                frame, not counted
+    busy, recovering, closing                  the same                                   another broker, not counted;
+                                                                                          from the second time with that pause
     unknown (connection lost, no answer)       counted, pause, the same frame: the        counted, another broker
                                                broker knows it by its frame id            (may store twice: RocketMQ's way)
     codes of ``RETRIED_CODES``                 counted, pause, the same frame             counted, another broker
@@ -81,7 +83,7 @@ class SendAttempts:
 
     ``started_ms``, ``timeout_ms``: the overall time-out. ``retries``: counted attempts after the first. ``alone``: one broker
     serves the topic, or the queue is given. ``idempotent``: never to another broker once it may be stored. ``codes_retried``:
-    False for asynchronous sends, where RocketMQ hands a refusal to the caller.
+    False for asynchronous sends, where RocketMQ hands a refusal to the caller; one that passes by itself is repeated all the same.
     """
 
     __slots__ = (
@@ -92,6 +94,7 @@ class SendAttempts:
         "_pause_ms",
         "_retries",
         "_timed_out",
+        "_yielding",
         "attempts",
         "deadline_ms",
         "started_ms",
@@ -110,6 +113,7 @@ class SendAttempts:
         self._pause_ms = BACK_OFF_FIRST_MS
         self._maybe_stored = False
         self._timed_out = False
+        self._yielding = False
 
     def attempt_timeout_ms(self, now_ms: float) -> float:
         """How long this attempt may wait: its share of what is left where a repeat is recognised, else all of it; 0 or less = too late."""
@@ -129,6 +133,8 @@ class SendAttempts:
             return _GIVE_UP
         if stay and (failure is Failure.NOT_SENT or (failure is Failure.REFUSED and code in TRANSIENT_CODES)):
             return self._pause(left)
+        if failure is Failure.REFUSED and code in TRANSIENT_CODES:
+            return self._yielded(left)
         if failure is Failure.REFUSED and (code not in RETRIED_CODES or not self._codes_retried):
             return _GIVE_UP
         return self._counted(stay, left)
@@ -159,6 +165,14 @@ class SendAttempts:
             return _GIVE_UP
         self._pause_ms = min(pause * 2, BACK_OFF_MAX_MS)
         return Decision(Step.REPEAT, pause)
+
+    def _yielded(self, left_ms: float) -> Decision:
+        """A broker is busy: at once to another, and with pauses while all are."""
+        first, self._yielding = not self._yielding, True
+        if first:
+            return Decision(Step.ELSEWHERE)
+        decision = self._pause(left_ms)
+        return decision if decision.step is Step.GIVE_UP else Decision(Step.ELSEWHERE, decision.delay_ms)
 
     def _counted(self, stay: bool, left_ms: float) -> Decision:
         """A repeat on the same broker pauses too: three attempts within a millisecond would all meet the same fault."""

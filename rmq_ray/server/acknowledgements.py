@@ -36,6 +36,10 @@ class Acknowledgements:
                 f"[REJECTREQUEST]system busy: {self.in_flight_bytes} bytes wait for the disk, the limit is {self._bytes_max}; send again later", size
             )
 
+    def oldest_wait_ms(self, now_ms: float) -> float:
+        """How long the send that waits longest has waited; ``now_ms`` is monotonic."""
+        return now_ms - self._waiting[0][1] + self._timeout_ms if self._waiting else 0.0
+
     def wait(self, end_offset: int, settled_offset: int, size: int, now_ms: float, told: Told) -> None:
         """``told(0)`` at once when the log is durable and visible up to ``end_offset``, else when it becomes so. ``now_ms`` is monotonic."""
         if end_offset <= settled_offset and not self._waiting:

@@ -48,6 +48,7 @@ from rmq_ray.server.refusal import Refused
 from rmq_ray.server.reply_handlers import ReplyHandlers
 from rmq_ray.server.send_back import SendBack
 from rmq_ray.server.send_handlers import SendHandlers
+from rmq_ray.server.send_hooks import hooked
 from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.subscription_watch import SubscriptionWatch
@@ -104,7 +105,7 @@ class BrokerCore:
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
         self._started: list[Callable[[RmqError | None], None]] = []
-        self._handlers = self._make_handlers(make_hold)
+        self._handlers = hooked(self._make_handlers(make_hold), config.send_hooks)
         self._set_timers()
 
     # --- requests ---

@@ -22,6 +22,7 @@ from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.records import pack_send_answer, unpack_send
 from rmq_ray.server.acknowledgements import Acknowledgements
 from rmq_ray.server.counters import Counters
+from rmq_ray.server.fast_failure import FastFailure
 from rmq_ray.server.fresh_topics import FreshTopics
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_gate import TopicGate
@@ -45,6 +46,15 @@ class SendPath:
     clock: Clock
     sync: bool
     serve: Serve
+    fast: FastFailure
+
+    def admit(self, size: int) -> None:
+        """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow; nothing is written then."""
+        if self.sync:
+            self.acks.admit(size)
+            self.fast.admit(self.acks.oldest_wait_ms(self.clock.monotonic_ms()))
+        else:
+            self.fast.admit()
 
     def later(self, command: Command, peer: Peer, topic: str) -> None:
         """Run ``command`` again when its new topic is on disk; its body is copied, the connection reuses its buffer."""
@@ -88,9 +98,10 @@ class RecordsHandlers:
             if not known and not self._admit(topic, queue_id):
                 path.later(command, peer, topic)
                 return None
-            if path.sync:
-                path.acks.admit(len(records))
+            path.admit(len(records))
+            began = path.fast.now()
             result = store.append_frame(records, sizes, (peer.host, peer.port))
+            path.fast.ended(began)
         except (MalformedFrame, MessageIllegal) as error:
             return command.answer(ResponseCode.BAD_RECORDS, remark=error.message)
         except DuplicateMismatch as error:

@@ -158,3 +158,13 @@ def test_refusals_have_types() -> None:
 
 def test_four_codes_mean_stored() -> None:
     assert STATUS_OF_CODE == {0: SendStatus.SEND_OK, 10: SendStatus.FLUSH_DISK_TIMEOUT, 11: SendStatus.SLAVE_NOT_AVAILABLE, 12: SendStatus.FLUSH_SLAVE_TIMEOUT}
+
+
+@pytest.mark.parametrize("codes_retried", [True, False], ids=["waiting", "asynchronous"])
+def test_busy_brokers_are_left_at_once_then_with_growing_pauses_and_never_counted(codes_retried: bool) -> None:
+    attempts = SendAttempts(0.0, 1_000.0, 2, alone=False, codes_retried=codes_retried)
+    decisions = [attempts.failed(Failure.REFUSED, 2, float(n)) for n in range(6)]
+    assert {decision.step for decision in decisions} == {Step.ELSEWHERE} and attempts.attempts == 1
+    assert [decision.delay_ms for decision in decisions] == [0.0, 10.0, 20.0, 40.0, 80.0, 160.0]
+    assert attempts.failed(Failure.REFUSED, 2, 900.0).step is Step.GIVE_UP
+    assert isinstance(attempts.error(Failure.REFUSED, 2, "busy", "T", ["a", "b"], 900.0), BrokerBusy)
