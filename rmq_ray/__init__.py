@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         NotAssigned,
         NotAuthorized,
         OffsetOutOfRange,
+        RecallFailed,
         ReceiptStale,
         RemotingError,
         RequestTimeout,
@@ -141,6 +142,7 @@ __all__ = [
     "PullStatus",
     "PulledBatch",
     "PushConsumer",
+    "RecallFailed",
     "ReceiptStale",
     "ReceivedMessage",
     "Reject",
@@ -202,7 +204,7 @@ _HOMES = {
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
-        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange ReceiptStale RemotingError RequestTimeout RmqError SendError "
+        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError SendError "
         "SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
         "TransactionEnded TransactionError TransactionUnknown"
     ),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -28,6 +29,7 @@ from rmq_ray.client.request_reply import AskOptions, ask
 from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import split_batch
+from rmq_ray.client.timing import when
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
@@ -134,12 +136,14 @@ class AsyncProducer:
         arg: object = None,
         message_group: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message and wait until the broker has it; see ``Producer.send``. Many at once: ``asyncio.gather``."""
         frames = await self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is None:
@@ -165,10 +169,12 @@ class AsyncProducer:
         arg: object = None,
         message_group: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
     ) -> None:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         frames = await self._ready()
-        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is None:
@@ -198,7 +204,7 @@ class AsyncProducer:
         await self._ready()
         assert self._core is not None
         asked = await asyncio.to_thread(ask, self._core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options)
-        return await asked.wait_in_loop()
+        return await asked.answer_in_loop()
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

@@ -195,6 +195,7 @@ class Launcher:
         result = job.outcome
         result.status, result.queue = STATUS_OF_CODE[answer.code], self._sending.shown(delivery.queue)
         result.base_offset, result.base_log_offset = offset, log_offset
+        result.recall_handle = answer.fields.get("recallHandle") if answer.fields else None
         if delivery.address is not None:
             result.store_id = partial(store_id, delivery.address)
         job.kept = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rmq_ray.client.timing import When, when
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import DELAY, WAIT, Message
@@ -44,40 +45,41 @@ class Outgoing:
     group: str | None = None
 
 
-def outgoing(topic_or_message: str | Message, body: object, labels: Labels, delay_level: int, body_bytes_max: int) -> Outgoing:
-    """The checked message of a call: a ``Message``, or a topic with its parts."""
+def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time: When, body_bytes_max: int) -> Outgoing:
+    """The checked message of a call: a ``Message``, or a topic with its parts. ``time``: see ``client.timing``."""
     tag, keys, properties = labels
     flag, wait_store_ok = 0, True
     if isinstance(topic_or_message, Message):
         message = topic_or_message
-        if body is not None or tag is not None or keys or properties or delay_level:
-            raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and delay_level in the Message")
+        if body is not None or tag is not None or keys or properties or time:
+            raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and the delay in the Message")
         topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
-        delay_level, flag, wait_store_ok = message.delay_level, message.flag, message.wait_store_ok
+        time, flag, wait_store_ok = when(message.delay_level, message.delay, message.deliver_at), message.flag, message.wait_store_ok
     else:
         topic = topic_or_message
     check_send_topic(topic)
     content = check_body(body, body_bytes_max)
     text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
-    special = is_special(topic, delay_level, wait_store_ok)
+    special = is_special(topic, time, wait_store_ok)
     if special:
-        check_delay_level(delay_level)
-        text += special_text(delay_level, wait_store_ok)
+        if not isinstance(time, str):
+            check_delay_level(time)
+        text += special_text(time, wait_store_ok)
     return Outgoing(topic, content, text, flag, special)
 
 
-def is_special(topic: str, delay_level: int, wait_store_ok: bool) -> bool:
+def is_special(topic: str, time: When, wait_store_ok: bool) -> bool:
     """True for what a frame of records may not carry."""
-    return delay_level != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
+    return time != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
 
 
-def special_text(delay_level: int, wait_store_ok: bool) -> str:
+def special_text(time: When, wait_store_ok: bool) -> str:
     """The reserved properties of a special message, in the form of the wire.
 
     >>> special_text(3, False)
     'DELAY\\x013\\x02WAIT\\x01false\\x02'
     """
-    delay = f"{DELAY}\x01{delay_level}\x02" if delay_level else ""
+    delay = time if isinstance(time, str) else f"{DELAY}\x01{time}\x02" if time else ""
     return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
 
 

@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -24,12 +25,14 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import NO_PROPERTIES, Selector, is_special, outgoing, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, Reply, ask
 from rmq_ray.client.send_future import SendFuture
 from rmq_ray.client.send_hooks import SendCheck, SendHook
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import FrameParts, split_batch
+from rmq_ray.client.timing import when
 from rmq_ray.client.transaction import Transaction
 from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
@@ -150,17 +153,20 @@ class Producer:
         arg: object = None,
         message_group: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message and wait until the broker has it; one round trip, written by the calling thread.
 
         ``queue``, ``selector(queues, message, arg)`` (see ``client.selectors``) or ``message_group``: where it must go; messages of one group, or that
-        selectors sent to one queue, keep their order. ``delay_level``: 1..18. ``timeout``: s, over all attempts.
+        selectors sent to one queue, keep their order. ``delay_level``: 1..18; or ``delay``, ``deliver_at``: exact, with a ``recall_handle`` in the result.
+        ``timeout``: s, over all attempts.
         Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
@@ -182,6 +188,8 @@ class Producer:
         arg: object = None,
         message_group: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
         """Put one message into a batch and return its future; see ``send`` for the arguments.
@@ -193,12 +201,13 @@ class Producer:
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         unplaced = queue is None and selector is None and message_group is None
-        topic = topic_or_message if unplaced and not delay_level and self._steps is None and isinstance(topic_or_message, str) else None
+        untimed = not delay_level and delay is None and deliver_at is None
+        topic = topic_or_message if unplaced and untimed and self._steps is None and isinstance(topic_or_message, str) else None
         if topic is not None and (topic in self._plain_topics or self._is_plain(topic)):
             content = body if isinstance(body, bytes) and 0 < len(body) <= self._body_bytes_max else check_body(body, self._body_bytes_max)
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
             return core.batches.append(topic, content, text, timeout_ms)
-        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
@@ -220,10 +229,12 @@ class Producer:
         arg: object = None,
         message_group: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
     ) -> None:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         core = self._core or self._ready()
-        message = outgoing(topic_or_message, body, (tag, keys, properties), delay_level, self._config.body_bytes_max)
+        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placed = queue is not None or selector is not None or message_group is not None
         placement = (queue, selector, arg, message_group) if placed else None
         if self._steps is not None:
@@ -275,6 +286,10 @@ class Producer:
             return self._send_frames(core, topic, (frame.parts() for frame in frames), queue, timeout_ms, lambda stored: [(0, stored)])
         return ArrowSending(core, topic, queue and core.choose(topic, queue, None, timeout_ms), timeout_ms).send(frames)
 
+    def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
+        """Take back a message that waits for its delivery time; see ``client.recalling``. Its message id."""
+        return recall(self._core or self._ready(), topic, recall_handle, self._timeout_ms if timeout is None else timeout_in_ms(timeout))
+
     def transaction(self, checker: Checker, *, timeout: float | None = None) -> Transaction:
         """Begin a transaction: ``with producer.transaction(checker) as tx: tx.send("orders", b"x")``; see ``client.transaction``.
 
@@ -290,7 +305,7 @@ class Producer:
 
         Raises ``RequestTimeout`` when no reply came, ``SendError`` when the request could not be sent.
         """
-        return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).wait()
+        return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).answer()
 
     def request_async(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> Reply:
         """The same without waiting: a future of the reply, which ends within ``timeout`` and a second."""

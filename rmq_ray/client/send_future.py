@@ -33,8 +33,8 @@ class BatchOutcome:
     """What became of a batch. Written once, under ``condition``."""
 
     __slots__ = (
-        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "sizes", "state", "status",
-        "store_id", "waiters",
+        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "recall_handle", "sizes",
+        "state", "status", "store_id", "waiters",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue) -> None:
@@ -47,6 +47,7 @@ class BatchOutcome:
         self.base_log_offset = -1
         self.message_ids: Sequence[str] = ()
         self.sizes: Iterable[int] = ()
+        self.recall_handle: str | None = None
         self._starts: list[int] = []
         self.store_id: Callable[[int], str] = _no_store_id
         self.on_finish: Callable[[], None] | None = None
@@ -93,6 +94,7 @@ class BatchOutcome:
             QueueOffset(self.base_offset + index if self.base_offset >= 0 else -1),
             self.store_id(log_offset) if log_offset >= 0 else "",
             LogOffset(log_offset),
+            recall_handle=self.recall_handle,
         )
 
     def _start(self, index: int) -> int:

@@ -38,6 +38,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.store.key_range import KeyRange
 from rmq_ray.store.record import offset_message_id
 
+NO_FIELDS: dict[str, str] = {}
 Outcome = Command | RemotingError
 """How an attempt ended: an answer, or what the connection met."""
 
@@ -168,6 +169,7 @@ class Sending:
             LogOffset(log_offset),
             None,
             len(ids),
+            (answer.fields or NO_FIELDS).get("recallHandle"),
         )
 
     def shown(self, queue: MessageQueue) -> MessageQueue:

@@ -33,7 +33,7 @@ def split_batch(messages: Sequence[Message], config: ProducerConfig) -> tuple[st
     bodies: list[bytes] = []
     texts: list[str] = []
     for message in messages:
-        if message.topic != topic or message.delay_level or not message.wait_store_ok:
+        if message.topic != topic or _is_timed(message) or not message.wait_store_ok:
             raise _unfit(message, topic)
         body = message.body
         if body.__class__ is not bytes or not 0 < len(body) <= body_bytes_max:
@@ -50,7 +50,7 @@ def _plain_bodies(messages: Sequence[Message], topic: str, config: ProducerConfi
     bodies = [
         message.body
         for message in messages
-        if message.topic == topic and message.wait_store_ok and not (message.delay_level or message.flag or message.tag or message.keys or message.properties)
+        if message.topic == topic and message.wait_store_ok and not (_is_timed(message) or message.flag or message.tag or message.keys or message.properties)
     ]
     count = len(bodies)
     if count != len(messages) or count > FRAME_RECORDS_MAX or set(map(type, bodies)) != {bytes}:
@@ -78,4 +78,9 @@ def _cut(bodies: list[bytes], texts: list[str], flags: list[int] | None, bytes_m
 def _unfit(message: Message, topic: str) -> MessageIllegal:
     if message.topic != topic:
         return MessageIllegal(f"a batch has one topic, not {topic!r} and {message.topic!r}; send a batch per topic")
-    return MessageIllegal(f"a batch holds no message with delay_level={message.delay_level} or wait_store_ok={message.wait_store_ok}; send it with send()")
+    what = f"delay_level={message.delay_level}, delay={message.delay}, deliver_at={message.deliver_at} or wait_store_ok={message.wait_store_ok}"
+    return MessageIllegal(f"a batch holds no message with {what}; send it with send()")
+
+
+def _is_timed(message: Message) -> bool:
+    return message.delay_level != 0 or message.delay is not None or message.deliver_at is not None

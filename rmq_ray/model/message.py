@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import Enum
 
 from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
@@ -83,7 +84,7 @@ class Message:
 
     ``body``: 1 byte to 4 MiB. ``tag``: one tag, used by consumers to filter. ``keys``: business keys for queries, no blanks
     inside. ``properties``: user properties; names and values not empty, no reserved names. ``flag``: opaque to the queue.
-    ``delay_level``: 0 = none, 1..18. Checked by ``protocol.validators`` when it is sent, not here.
+    ``delay_level``: 0 = none, 1..18; or ``delay``, or ``deliver_at``: an exact time. Checked by ``protocol.validators`` when it is sent, not here.
     """
 
     topic: str
@@ -94,6 +95,8 @@ class Message:
     flag: int = 0
     delay_level: int = 0
     wait_store_ok: bool = True
+    delay: timedelta | None = None
+    deliver_at: datetime | None = None
 
 
 class SendStatus(Enum):
@@ -138,6 +141,8 @@ class SendResult:
     log_offset: LogOffset = LogOffset(-1)
     transaction_id: str | None = None
     count: int = 1
+    recall_handle: str | None = None
+    """Of a message with ``delay`` or ``deliver_at``: what takes it back while it waits."""
 
     @property
     def unknown(self) -> bool:

@@ -241,8 +241,7 @@ class TimerService:
         full_enough = len(self.window) > self._config.timer_window_messages // 4
         if self._scanning or self.window.end_ms > now_ms + horizon // 2 or (full_enough and self.window.end_ms > now_ms + horizon // 100):
             return
-        roll_ms = min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3) * HOUR_MS
-        roll_below = self._first if roll_ms <= 0 else store.offset_by_time(TIMER_TOPIC, WAITING, now_ms - roll_ms)
+        roll_below = self._stored_before(store, now_ms - min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3) * HOUR_MS)
         cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
         order = ScanOrder(
             self._first, self._read, self.window.end_ms, now_ms + horizon, self._progress, cancelled, self._config.timer_window_messages, roll_below
@@ -279,6 +278,13 @@ class TimerService:
                 break
             self.window.add(rows[rows[:, 0] >= order.start_ms])
             at += read
+
+    def _stored_before(self, store: MessageStore, at_ms: int) -> int:
+        """The offset from which on messages were stored later than ``at_ms``."""
+        offset = store.offset_by_time(TIMER_TOPIC, WAITING, at_ms)  # of the last message, when all are older
+        log_offset = store.log_offset_of(TIMER_TOPIC, WAITING, offset)
+        raw = store.record_at(log_offset) if log_offset >= 0 else None
+        return offset + 1 if raw is not None and decode_record(raw).store_ms <= at_ms else offset
 
     def _roll(self, store: MessageStore, offset: int, log_offset: int) -> None:
         """A new record for a message that waits long, so that retention may take the old one."""

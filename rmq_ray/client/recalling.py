@@ -1,0 +1,31 @@
+"""Taking back a message that waits for its delivery time (features 18). Called by both producers; decides which answer is which error."""
+
+from __future__ import annotations
+
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.errors import BrokerUnreachable, RecallFailed, ResponseError
+from rmq_ray.protocol.timer import RecallHandle
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import RecallHeader
+
+
+def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float) -> str:
+    """Take a waiting message back; on return it is never delivered. Its message id.
+
+    Raises ``RecallFailed`` when it was due already or waits nowhere, ``BrokerUnreachable``, and ``RemotingError`` when nobody answered: it may be taken back.
+    """
+    handle = RecallHandle.decode(recall_handle)
+    if core.instance.broker_address(handle.broker_name) is None:
+        core.find_queues(topic, timeout_ms)
+    address = core.instance.broker_address(handle.broker_name)
+    if address is None:
+        raise BrokerUnreachable(f"no address of broker {handle.broker_name!r} is known, message {handle.unique_key} still waits there", topic)
+    fields = RecallHeader(topic, recall_handle, core.group).to_fields()
+    answer = core.instance.invoke(address, Command(RequestCode.RECALL_MESSAGE, fields=fields), timeout_ms)
+    if answer.code == ResponseCode.SUCCESS:
+        return handle.unique_key
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        raise RecallFailed(answer.remark or f"message {handle.unique_key} does not wait", handle.unique_key)
+    raise ResponseError(f"message {handle.unique_key} was not taken back: {answer.remark or f'code {answer.code}'}", answer.code)
+
