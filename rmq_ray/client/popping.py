@@ -3,12 +3,14 @@
     one broker        a pop that the broker holds until there is something
     several           a pop at each in turn; nothing anywhere: "tell me when" at each, a pop where the first one says so
 
-Decides what an answer's code means. Called by ``simple_consumer``. Invariant: at most one "tell me when" is out at a broker; it takes
-nothing, so that no message waits for a worker who has gone.
+Decides what an answer's code means. Called by ``simple_consumer``. Invariants: at most one "tell me when" is out at a broker; it takes
+nothing, so that no message waits for a worker who has gone. Each pop has a number of its own; one whose answer got lost is asked for again.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,6 +37,7 @@ from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.pops import LeasedRecords, PopRecords, Settle, pack_pop, unpack_popped
 
 ANSWER_MS = 5_000  # what a broker may take beyond the asked wait
+MISSED_MAX = 64  # answers of one broker, of as many threads; what the others had comes again when its time is over
 NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 NOT_READY = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING, ResponseCode.TOPIC_NOT_EXIST)
 REFUSALS = {
@@ -55,13 +58,28 @@ class Popper:
         self._client = client
         self._subscription = subscription
         self._settler = settler
+        self._attempts = itertools.count(secrets.randbits(62))
+        self._missed: dict[str, list[int]] = {}
         self._watched: set[str] = set()
         self._told = threading.Condition()
         self._news = 0
 
     def pop(self, broker_name: str, pop: PopRecords) -> list[ReceivedMessage]:
-        """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is not ready, and ``RemotingError``."""
-        answer = self._client.invoke(self._address(broker_name), _command(pop), pop.wait_ms + ANSWER_MS)
+        """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is not ready, and ``RemotingError``.
+
+        Where the answer to a pop got lost, the next one at that broker asks for the same messages first.
+        """
+        again = self._missed_at(broker_name)
+        attempt = next(self._attempts) if again is None else again
+        command = _command(replace(pop, attempt=attempt, again=0 if again is None else 1))
+        try:
+            answer = self._client.invoke(self._address(broker_name), command, pop.wait_ms + ANSWER_MS)
+        except BaseException as error:
+            if again is not None or not isinstance(error, ConnectFailed):
+                self._miss(broker_name, attempt)
+            raise
+        if again is not None and answer.code != ResponseCode.SUCCESS and answer.code not in NOTHING:
+            self._miss(broker_name, again)
         if answer.code == ResponseCode.SUCCESS:
             leases = unpack_popped(answer.body)
             if len(leases) == 1:
@@ -70,6 +88,17 @@ class Popper:
         if answer.code in NOTHING:
             return []
         raise _refusal(broker_name, answer)
+
+    def _missed_at(self, broker_name: str) -> int | None:
+        try:
+            return self._missed[broker_name].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def _miss(self, broker_name: str, attempt: int) -> None:
+        missed = self._missed.setdefault(broker_name, [])
+        missed.append(attempt)
+        del missed[:-MISSED_MAX]
 
     def watch(self, brokers: Sequence[str], pop: PopRecords, seen: int, timeout_ms: float) -> int:
         """Wait until one of the brokers has something, or does not hold any longer; the number of the news, to be given the next time."""

@@ -47,7 +47,7 @@ class EventKind(IntEnum):
     RESET = 1
     """next offset: leases are void."""
     GRANT = 2
-    """lease id, deadline ms, retries max, first offset or list of offsets, count, next offset."""
+    """lease id, deadline ms, retries max, first offset or list of offsets, count, next offset, attempt."""
     ACK = 3
     """lease id, mask."""
     CHANGE = 4
@@ -62,13 +62,17 @@ class EventKind(IntEnum):
 
 @dataclass(slots=True)
 class Lease:
-    """Messages that one pop took. Bit ``i`` of a mask stands for ``offsets[i]``; ``retries_max`` < 0 = the group's setting."""
+    """Messages that one pop took. Bit ``i`` of a mask stands for ``offsets[i]``; ``retries_max`` < 0 = the group's setting.
+
+    ``attempt``: the pop's own number, by which a worker that missed the answer gets the same messages again; 0 = none.
+    """
 
     id: int
     offsets: Sequence[int]
     open: int
     deadline_ms: int
     retries_max: int
+    attempt: int = 0
     moving: int = 0
     moved: int = 0
     rejected: int = 0
@@ -77,6 +81,11 @@ class Lease:
     def deadline_of(self, index: int) -> int:
         """When message ``index`` comes again."""
         return self.own_deadlines.get(index, self.deadline_ms)
+
+    @property
+    def untouched(self) -> bool:
+        """Everything in it is still out."""
+        return not self.moving and self.open == (1 << len(self.offsets)) - 1
 
     def next_deadline(self) -> int | None:
         """The earliest one of what is open and not moving; None when there is nothing left to expire."""
@@ -139,6 +148,10 @@ class PopQueue:
     def leases(self) -> Iterator[Lease]:
         """Unfinished leases, by offset."""
         return iter(self._leases.values())
+
+    def taken_by(self, attempt: int) -> Lease | None:
+        """The lease that this attempt took, as long as nothing became of its messages."""
+        return next((lease for lease in self._leases.values() if lease.attempt == attempt and lease.untouched), None) if attempt else None
 
     def finished(self) -> Iterator[tuple[int, int]]:
         """(id, mask of what was moved) of the newest finished ones."""
@@ -346,10 +359,12 @@ def mask_of(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def grant_event(key: Key, lease_id: int, deadline_ms: int, retries_max: int, offsets: Sequence[int], next_offset: int) -> Event:
+def grant_event(  # noqa: PLR0913 - what a grant says
+    key: Key, lease_id: int, deadline_ms: int, retries_max: int, offsets: Sequence[int], next_offset: int, attempt: int = 0
+) -> Event:
     """The event of a new lease; a dense range is written as its first offset."""
     dense = offsets[-1] - offsets[0] + 1 == len(offsets)
-    return (EventKind.GRANT, *key, lease_id, deadline_ms, retries_max, offsets[0] if dense else list(offsets), len(offsets), next_offset)
+    return (EventKind.GRANT, *key, lease_id, deadline_ms, retries_max, offsets[0] if dense else list(offsets), len(offsets), next_offset, attempt)
 
 
 def _granted(arguments: Event) -> Lease:
@@ -359,13 +374,13 @@ def _granted(arguments: Event) -> Lease:
     offsets: Sequence[int] = range(first, first + count) if isinstance(first, int) else tuple(first)
     if len(offsets) != count:
         raise ValueError(f"a lease of {count} messages with {len(offsets)} offsets")
-    return Lease(lease_id, offsets, (1 << count) - 1, deadline_ms, retries_max)
+    return Lease(lease_id, offsets, (1 << count) - 1, deadline_ms, retries_max, int(arguments[6]))
 
 
 def _lease_events(key: Key, lease: Lease) -> Iterator[Event]:
     """An unfinished lease; what is moving counts as open, its copy may not be durable."""
     everything = (1 << len(lease.offsets)) - 1
-    yield grant_event(key, lease.id, lease.deadline_ms, lease.retries_max, lease.offsets, lease.offsets[-1] + 1)
+    yield grant_event(key, lease.id, lease.deadline_ms, lease.retries_max, lease.offsets, lease.offsets[-1] + 1, lease.attempt)
     acknowledged = everything & ~lease.open & ~lease.moved
     if lease.moved:
         yield (EventKind.MOVED, *key, lease.id, mask_bytes(lease.moved))

@@ -1,7 +1,8 @@
 """Bodies of POP_RECORDS and SETTLE_POPPED: taking messages for a time, and saying what became of them.
 
     POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 = begin with the first message, retries max,
-                                     expression type, expression]              count 0: only wait until there is something
+                                     expression type, expression, attempt, 1 = the answer to this attempt got lost]
+                           count 0: only wait until there is something
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max offset, count, bytes], ...]
     SETTLE_POPPED  request  msgpack [group, [[topic, queue id, lease id, action, mask, delay ms], ...]]
@@ -48,7 +49,10 @@ class Settle(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PopRecords:
-    """A pop. ``count_max`` 0: nothing is taken, the answer comes when there is something. ``retries_max`` -1 = the group's."""
+    """A pop. ``count_max`` 0: nothing is taken, the answer comes when there is something. ``retries_max`` -1 = the group's.
+
+    ``attempt``: a number that nobody else uses, 0 = none; with ``again`` set, what this attempt took before is handed out once more.
+    """
 
     group: str
     topic: str
@@ -60,6 +64,8 @@ class PopRecords:
     retries_max: int = -1
     expression_type: str = "TAG"
     expression: str = "*"
+    attempt: int = 0
+    again: int = 0
 
 
 class LeaseHead(NamedTuple):
@@ -102,7 +108,7 @@ def pack_pop(pop: PopRecords) -> bytes:
 
 def unpack_pop(body: Body) -> PopRecords:
     """Reads what ``pack_pop`` wrote; types and signs are checked."""
-    values = _checked(_list(body), (str, str, int, int, int, int, int, int, str, str), "a pop")
+    values = _checked(_list(body), (str, str, int, int, int, int, int, int, str, str, int, int), "a pop")
     return PopRecords(*values)
 
 

@@ -111,6 +111,8 @@ class PopHandlers:
                 f"a pop of {pop.count_max} messages, invisible for {pop.invisible_ms} ms, waiting {pop.wait_ms} ms: out of range", ResponseCode.SYSTEM_ERROR
             )
         self._check(pop, peer)
+        if pop.again and self._hand_out_again(pop, command, peer):
+            return None
         found = self._look(pop, command, peer)
         if isinstance(found, Command):
             return found
@@ -248,11 +250,11 @@ class PopHandlers:
                 self._ledger.restart_at(key, result.next_offset)
             return False
         offsets = _offsets(result, queue.next_offset)
-        lease_id, deadline_ms = self._ledger.grant(key, offsets, result.next_offset, pop.invisible_ms, pop.retries_max)
-        size = int(result.sizes.sum(dtype=np.int64))
-        page.add(LeaseHead(key[1], key[2], lease_id, deadline_ms, result.min_offset, result.max_offset, result.count, size), result)
-        self._counters.got_messages += result.count
-        self._counters.got_bytes += size
+        lease_id, deadline_ms = self._ledger.grant(key, offsets, result.next_offset, pop)
+        head = _head(key, lease_id, deadline_ms, result)
+        page.add(head, result)
+        self._counters.got_messages += head.records
+        self._counters.got_bytes += head.size
         return True
 
     def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: _Page, command: Command, peer: Peer) -> None:  # noqa: PLR0913
@@ -270,6 +272,30 @@ class PopHandlers:
         except RmqError:
             queue.reading = False
             raise
+
+    def _hand_out_again(self, pop: PopRecords, command: Command, peer: Peer) -> bool:
+        """The messages that this attempt took before; its answer got lost. False when it took none, or something became of them."""
+        store = self._store()
+        taken = [(key, lease) for key, queue in self._queues(store, pop) if (lease := queue.taken_by(pop.attempt)) is not None]
+        if not taken:
+            return False
+        wanted = {key: self._wanted(pop, key[1]) for key, _ in taken}
+        size = self._config.pull_bytes_max
+
+        def read() -> list[GetResult]:
+            return [_read(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key]) for key, lease in taken]
+
+        def answer(outcome: list[GetResult] | Exception) -> Command:
+            if isinstance(outcome, Exception):
+                raise outcome
+            page = _Page(0, 0)
+            for (key, lease), result in zip(taken, outcome, strict=True):
+                if lease.untouched and result.count == len(lease.offsets) and list(_offsets(result, lease.offsets[0])) == list(lease.offsets):
+                    page.add(_head(key, lease.id, lease.deadline_ms, result), result)
+            return self._page_answer(command, page) if page.heads else command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+
+        self._reads.submit(read, lambda outcome: self._answer(command, peer, lambda: answer(outcome)))
+        return True
 
     def _conclude(  # noqa: PLR0913 - one read of one pop
         self, pop: PopRecords, key: Key, queue: PopQueue, offset: int, outcome: GetResult | Exception, page: _Page, command: Command
@@ -340,6 +366,11 @@ def _read(store: MessageStore, key: Key, offset: int, count: int, size: int, wan
     if wanted.matches is not None:
         return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
     return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
+
+
+def _head(key: Key, lease_id: int, deadline_ms: int, result: GetResult) -> LeaseHead:
+    size = int(result.sizes.sum(dtype=np.int64))
+    return LeaseHead(key[1], key[2], lease_id, deadline_ms, result.min_offset, result.max_offset, result.count, size)
 
 
 def _offsets(result: GetResult, first: int) -> Sequence[int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from rmq_ray.clock import Clock
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError
 from rmq_ray.protocol.pop import Event, EventKind, Expired, Key, PopQueue, PopTable, grant_event, mask_bytes
+from rmq_ray.remoting.pops import PopRecords
 from rmq_ray.server.epoch_guard import cut_offset
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.offset_table import Commit, OffsetTable
@@ -134,12 +135,12 @@ class PopLedger:
         """The state of a queue that is popped."""
         return self._checked(key)
 
-    def grant(self, key: Key, offsets: Sequence[int], next_offset: int, invisible_ms: int, retries_max: int) -> tuple[int, int]:
+    def grant(self, key: Key, offsets: Sequence[int], next_offset: int, pop: PopRecords) -> tuple[int, int]:
         """(lease id, deadline ms) of a new lease on these messages. Raises ``BrokerBusy`` when it cannot be written down."""
         now_ms = self._clock.now_ms()
         self._last_id = max(self._last_id + 1, now_ms << 16)
-        deadline_ms = now_ms + invisible_ms
-        self._record(grant_event(key, self._last_id, deadline_ms, retries_max, offsets, next_offset))
+        deadline_ms = now_ms + pop.invisible_ms
+        self._record(grant_event(key, self._last_id, deadline_ms, pop.retries_max, offsets, next_offset, pop.attempt))
         self.counters.popped += len(offsets)
         self._progress(key)
         return self._last_id, deadline_ms

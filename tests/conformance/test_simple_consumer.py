@@ -260,14 +260,14 @@ def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster
     monkeypatch.setattr("rmq_ray.client.settling.REQUEST_MS", 300)
     monkeypatch.setattr("rmq_ray.client.popping.ANSWER_MS", 300)
     with LossyProxy(cluster, {"lossy": 8}, 0.2) as proxy:
-        workers = [Worker("lossy", "g-lossy", proxy, batch=4, invisible=1.5) for _ in range(3)]
+        workers = [Worker("lossy", "g-lossy", proxy, batch=4, invisible=60) for _ in range(3)]
         for worker in workers:
             worker.start()
         eventually(lambda: len(together(workers, "done")) == 60, 30)
         for worker in workers:
             worker.stop()
         assert sum(proxy.lost.values()) > 0
-    assert together(workers, "done") == Counter(bodies), "acknowledged exactly once"
+    assert together(workers, "got") == together(workers, "done") == Counter(bodies), "handed out again at once, acknowledged exactly once"
     assert eventually(lambda: commits(cluster, "g-lossy", "lossy") == 60, 15)
 
 

@@ -126,6 +126,16 @@ def test_offsets_that_the_filter_left_out_do_not_hold_the_commit_back() -> None:
     assert queue.commit_offset == 20
 
 
+def test_an_attempt_finds_its_lease_until_something_becomes_of_it() -> None:
+    table, queue = popped()
+    table.apply(grant_event(KEY, 1, 1_000, -1, range(2), 2, attempt=9))
+    found = queue.taken_by(9)
+    assert found is not None and found.id == 1
+    assert queue.taken_by(8) is None and queue.taken_by(0) is None
+    ack(table, 1, 0b01)
+    assert queue.taken_by(9) is None
+
+
 def test_a_reset_voids_what_is_out() -> None:
     table, queue = popped((1, 5))
     table.apply((EventKind.RESET, *KEY, 2))
@@ -153,8 +163,8 @@ def test_memory_is_bounded_by_what_is_out() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        (), (99, *KEY, 1), (EventKind.ACK, *KEY, 1, b"\x01"), (EventKind.GRANT, *KEY, 1, 0, -1, 0, 0, 0), (EventKind.GRANT, *KEY, 1, 0, -1, [1], 2, 9),
-        (EventKind.RESET, *KEY), (EventKind.RESET, "g", "t", "x", 1), (EventKind.GRANT, *KEY, 1, 0, -1, 5, 2, 6),
+        (), (99, *KEY, 1), (EventKind.ACK, *KEY, 1, b"\x01"), (EventKind.GRANT, *KEY, 1, 0, -1, 0, 0, 0, 0), (EventKind.GRANT, *KEY, 1, 0, -1, [1], 2, 9, 0),
+        (EventKind.RESET, *KEY), (EventKind.RESET, "g", "t", "x", 1), (EventKind.GRANT, *KEY, 1, 0, -1, 5, 2, 6, 0),
     ],
 )  # fmt: skip
 def test_an_event_that_no_table_writes_is_refused(event: Event) -> None:

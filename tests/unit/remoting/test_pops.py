@@ -25,7 +25,7 @@ from rmq_ray.remoting.pops import (
     unpack_stale,
 )
 
-POP = PopRecords("workers", "jobs", 8, 1 << 20, 30_000, 20_000, 1, -1, "TAG", "paid || open")
+POP = PopRecords("workers", "jobs", 8, 1 << 20, 30_000, 20_000, 1, -1, "TAG", "paid || open", 1 << 62, 1)
 ROW = Settlement("jobs", 3, 77, 1, b"\x05", 1_500)
 
 

@@ -110,6 +110,39 @@ def test_a_message_that_is_out_is_given_to_nobody_else(bench: Bench, worker: Wor
     assert other.pop() == []
 
 
+def test_a_worker_that_missed_the_answer_gets_the_same_messages_once_more(bench: Bench, worker: Worker) -> None:
+    bench.send(TOPIC, 0, [b"a", b"b", b"c"])
+    (missed,) = worker.pop(2, attempt=71)
+    peer_answers = len(worker.sent)
+    assert bench.core.handle(worker.pop_command(8, attempt=71, again=1), worker) is None
+    (again,) = unpack_popped(worker.sent[peer_answers].body)
+    assert (again.head, texts([again])) == (missed.head, [b"a", b"b"])
+    worker.settle(missed, 0b01)
+    assert texts(worker.pop(8, attempt=71, again=1)) == [b"c"], "something became of them: nobody missed the answer"
+
+
+def test_who_missed_an_empty_answer_gets_what_there_is(bench: Bench, worker: Worker) -> None:
+    bench.send(TOPIC, 0, [b"a"])
+    assert texts(worker.pop(attempt=72, again=1)) == [b"a"]
+
+
+def test_a_missed_answer_is_known_after_a_restart_and_with_a_filter(tmp_path: Path) -> None:
+    first = Bench(tmp_path, default_topic_queues=1).open()
+    worker = Worker(first, expression="paid")
+    worker.beat()
+    for tag in ("paid", "open", "paid", "open"):
+        first.send(TOPIC, 0, [tag.encode()], tag)
+    (missed,) = worker.pop(attempt=73)
+    first.close()
+    second = Bench(tmp_path, clock=first.clock, default_topic_queues=1).open(create=False)
+    worker = Worker(second, expression="paid")
+    worker.beat()
+    assert second.core.handle(worker.pop_command(attempt=73, again=1), worker) is None
+    (again,) = unpack_popped(worker.sent[-1].body)
+    assert (again.head, texts([again])) == (missed.head, [b"paid", b"paid"])
+    second.close()
+
+
 def test_the_commit_offset_follows_acknowledgements_and_a_repeat_changes_nothing(bench: Bench, worker: Worker) -> None:
     bench.send(TOPIC, 0, [b"a", b"b", b"c"])
     (leased,) = worker.pop()
