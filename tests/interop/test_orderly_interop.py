@@ -27,7 +27,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
     directory = tmp_path_factory.mktemp("orderly")
     with ours(directory / "ours") as our_name_server, interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server:
         assert server.stdout is not None
-        running = [_client(address) for address in (our_name_server, server.stdout.readline().strip())]
+        running = [_client(our_name_server, "dead"), _client(server.stdout.readline().strip())]
         mine, other = [_told(process) for process in running]
     return mine, other
 
@@ -45,9 +45,9 @@ def ours(directory: Path) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
-def _client(name_server: str) -> subprocess.Popen[str]:
+def _client(name_server: str, *more: str) -> subprocess.Popen[str]:
     assert name_server, "the side did not start"
-    return subprocess.Popen(interop.command("OrderlyCheck", name_server), cwd=interop.TARGET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(interop.command("OrderlyCheck", name_server, *more), cwd=interop.TARGET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _told(process: subprocess.Popen[str]) -> Lines:
@@ -61,7 +61,8 @@ def _told(process: subprocess.Popen[str]) -> Lines:
 
 def test_the_java_client_consumes_in_order_alike_from_both_sides(told: tuple[Lines, Lines]) -> None:
     mine, other = told
-    assert mine == other
+    assert [line for line in mine if line["check"] != "dead"] == other
+    assert len(other) == 9
 
 
 def test_each_queue_comes_in_order_with_its_failures_and_the_dead_letter_holds_nothing_up(told: tuple[Lines, Lines]) -> None:
