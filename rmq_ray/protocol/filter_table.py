@@ -10,7 +10,6 @@ Invariants: every filter here compiles; at most ``FILTERS_MAX`` of them. ``dirty
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,6 @@ from rmq_ray.protocol.filter_sql92 import SqlFilter, compile_filter
 
 FILTERS_MAX = 10_000
 KEPT_AFTER_DEATH_MS = 24 * 3_600_000  # filterDataCleanTimeSpan
-
-log = logging.getLogger("rmq_ray.server")
 
 
 @dataclass(slots=True)
@@ -78,15 +75,15 @@ class FilterTable:
         self._newest_ms = max(self._newest_ms, store_ms)
         return self._bloom.bit_map([data.bloom for data in self.of_topic(topic) if data.compiled.matches(properties)])
 
-    def register(self, group: str, subscriptions: Iterable[Subscription], now_ms: int) -> None:
-        """A heartbeat of the group: SQL filters are taken in, those it no longer names die. Malformed ones are left out."""
+    def register(self, group: str, subscriptions: Iterable[Subscription], now_ms: int) -> list[str]:
+        """A heartbeat of the group: SQL filters are taken in, those it no longer names die. Returns what is wrong with those that are left out."""
         named = {subscription.topic: subscription for subscription in subscriptions if subscription.expression_type == SQL92}
-        for subscription in named.values():
-            self._put(group, subscription, now_ms)
+        faults = [fault for fault in [self._put(group, subscription, now_ms) for subscription in named.values()] if fault]
         for topic, groups in self._topics.items():
             known = groups.get(group)
             if known is not None and topic not in named and not known.dead_ms:
                 known.dead_ms, self.dirty = now_ms, True
+        return faults
 
     def unregister(self, group: str, now_ms: int) -> None:
         """The group has no members left: its filters are dead from now on."""
@@ -103,33 +100,35 @@ class FilterTable:
         """``filterDataByTopic`` of consumerFilter.json."""
         return {topic: {"groupFilterData": {group: _encode(data) for group, data in groups.items()}, "topic": topic} for topic, groups in self._topics.items()}
 
-    def load(self, table: Mapping[str, Any], now_ms: int) -> None:
-        """Take in what the file said; entries that make no sense are left out. All are dead until their groups come back."""
+    def load(self, table: Mapping[str, Any], now_ms: int) -> list[str]:
+        """Take in what the file said; all are dead until their groups come back. Returns what is wrong with entries that are left out."""
+        faults = []
         for topic, value in table.items():
             for group, entry in value["groupFilterData"].items():
                 try:
                     data = self._decode(str(topic), str(group), entry, now_ms)
                 except (SubscriptionInvalid, LookupError, TypeError, ValueError) as error:
-                    log.warning("the filter of group %s on %s in consumerFilter.json is left out: %s", group, topic, error)
+                    faults.append(f"the filter of group {group} on {topic} in consumerFilter.json is left out: {error}")
                     continue
                 self._insert(data)
+        return faults
 
-    def _put(self, group: str, subscription: Subscription, now_ms: int) -> None:
+    def _put(self, group: str, subscription: Subscription, now_ms: int) -> str:
+        """What is wrong with it, nothing where it was taken in."""
         known = self.find(subscription.topic, group)
         if known is not None and self._kept(known, subscription):
-            return
+            return ""
         if known is None and self._count >= FILTERS_MAX:
-            log.error("this broker has %d SQL filters; the one of group %s on %s is not taken in", FILTERS_MAX, group, subscription.topic)
-            return
+            return f"this broker has {FILTERS_MAX} SQL filters; the one of group {group} on {subscription.topic} is not taken in"
         try:
             compiled = compile_filter(subscription.expression)
         except SubscriptionInvalid as error:
-            log.warning("the filter of group %s on %s is refused: %s", group, subscription.topic, error)
             self._remove(subscription.topic, group)
-            return
+            return f"the filter of group {group} on {subscription.topic} is refused: {error}"
         bloom, born_ms = self._bloom.data_of(group, subscription.topic), max(now_ms, self._newest_ms)
         data = FilterData(group, subscription.topic, compiled, bloom, born_ms, subscription.version)
         self._insert(data)
+        return ""
 
     def _kept(self, known: FilterData, told: Subscription) -> bool:
         """True when the filter that is known stays; what the heartbeat says of its version and life is noted."""

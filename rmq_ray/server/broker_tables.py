@@ -8,6 +8,7 @@ Invariant: nothing is written before the files were loaded, so a broker that cou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from rmq_ray.store.files import FileSystem
 from rmq_ray.store.lock_journal import LockJournal, LockLine
 from rmq_ray.store.offset_file import consumer_offsets_file, delay_offsets_file
 from rmq_ray.store.store_lock import OURS
+
+log = logging.getLogger("rmq_ray.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class BrokerTables:
             self.groups.load(*found.groups)
         if found.offsets is not None:
             self.offsets.load(found.offsets)
-        self.filters.load(found.filters or {}, self._clock.now_ms())
+        for fault in self.filters.load(found.filters or {}, self._clock.now_ms()):
+            log.warning("%s", fault)
         self.filters.dirty = False
         self._delays = self._saved_delays = dict(found.delays or {})
         before = (self.topics.version, self.groups.version)

@@ -32,7 +32,8 @@ class SubscriptionWatch:
 
     def heard(self, data: ConsumerData) -> str:
         """A heartbeat was registered. Returns what is to be told to its sender: a conflict of the group, or nothing."""
-        self._filters.register(data.group, data.subscriptions, self._clock.now_ms())
+        for fault in self._filters.register(data.group, data.subscriptions, self._clock.now_ms()):
+            log.warning("%s", fault)
         group = self._consumers.find(data.group)
         if group is None or not group.declared.differ:
             self._told.pop(data.group, None)
