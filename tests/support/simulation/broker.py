@@ -12,14 +12,16 @@ from typing import Any
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address
-from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
+from rmq_ray.model.topics import DEFAULT_TOPIC, BrokerData, QueueData, TopicRoute
 from rmq_ray.remoting.bodies import encode_route
-from rmq_ray.remoting.codes import ResponseCode
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers import CreateTopicHeader
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.identity import Identity
 from rmq_ray.store.message_store import MessageStore
 from tests.support.crash_fs import CrashFileSystem
+from tests.support.fake_peer import FakePeer
 from tests.support.inline_hold import InlineHold
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
@@ -92,6 +94,7 @@ class SimBroker:
         self.process = Process(name)
         self.core: SimCore | None = None
         self.topics: dict[str, QueueData] = {}
+        self._told: object = None
         self._ledger = ledger
         self._scheduler = scheduler
         self._lives = 0
@@ -125,10 +128,23 @@ class SimBroker:
         """A request arrived."""
         assert self.core is not None
         answer = self.core.handle(command, peer)
-        for name in (self.core.tables.topics.names()) if len(self.core.tables.topics) != len(self.topics) else ():
-            config = self.core.tables.topics.get(name)
-            self.topics[name] = QueueData(self.name, config.read_queues, config.write_queues, int(config.permission))
+        table = self.core.tables.topics
+        if table.version != self._told:
+            self._told = table.version
+            for config in filter(None, map(table.get, table.names())):
+                self.topics[config.name] = QueueData(self.name, config.read_queues, config.write_queues, int(config.permission))
         return answer
+
+    def grow(self, topic: str) -> int:
+        """An administrator gives the topic one more queue; how many it has then."""
+        assert self.core is not None
+        known = self.core.tables.topics.get(topic)
+        if known is None:
+            return 0
+        header = CreateTopicHeader(topic, DEFAULT_TOPIC, known.read_queues + 1, known.write_queues + 1, int(known.permission))
+        answered = self.handle(Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()), FakePeer())
+        assert answered is None or answered.code == ResponseCode.SUCCESS
+        return known.write_queues + 1
 
     def closed(self, peer: SimPeer) -> None:
         """A connection ended."""

@@ -43,6 +43,9 @@ REBALANCE_MS = 5_000
 REST_WITHIN_MS = 300_000  # of the last fault
 LOOK_MS = 500
 CONSUMERS_MAX = 6
+QUEUES_MAX = 6
+CALM = ("join", "leave", "join", "leave", "grow")
+FAULTS = ("join", "leave", "grow", "crash", "pause", "long pause", "broker", "broker pause", "cut", "partition")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Plan:
 
     @classmethod
     def of(cls, chance: random.Random) -> Plan:
-        """Drawn from ``chance``; a fifth of all histories are calm: consumers join and leave, nothing goes wrong."""
+        """Drawn from ``chance``; a quarter of all histories are calm: consumers join and leave, topics grow, nothing goes wrong."""
         calm = chance.random() < 0.25
         return cls(
             orderly=chance.random() < 0.5,
@@ -76,7 +79,7 @@ class Plan:
             messages=chance.randint(8, 30),
             minutes=(minutes := chance.uniform(0.25, 0.7)),
             actions=int(minutes * 15),
-            faults=("join", "leave") if calm else ("join", "leave", "crash", "pause", "long pause", "broker", "broker pause", "cut", "partition"),
+            faults=CALM if calm else FAULTS,
         )
 
 
@@ -115,7 +118,7 @@ class History:
         self.members: list[Member] = []
         self.producer = Process("10.0.3.1@1")
         self._joined = 0
-        self._numbers = iter(range(1_000_000))
+        self._queues = {broker.name: self.plan.queues for broker in self.brokers}
         self._calm = False
 
     # --- the run -----------------------------------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ class History:
         if not self._calm:
             kind = self.chance.choice(self.plan.faults)
             self.ledger.events[kind] += 1
-            if kind not in ("join", "leave"):
+            if kind not in CALM:
                 self.ledger.calm = False
             getattr(self, f"_{kind.replace(' ', '_')}")()
 
@@ -198,6 +201,12 @@ class History:
         member = self._any_member()
         if member is not None:
             self.leave(member)
+
+    def _grow(self) -> None:
+        """The topic gets one more queue at one broker; consumers learn of it with their next look at the routes."""
+        broker = self.chance.choice(self.brokers)
+        if broker.life and self._queues[broker.name] < QUEUES_MAX:
+            self._queues[broker.name] = broker.grow(TOPIC) or self._queues[broker.name]
 
     def _crash(self) -> None:
         member = self._any_member()
@@ -334,7 +343,8 @@ class History:
             self.scheduler.sleep(self.chance.choice([0, 0, pause_ms, 2 * pause_ms]))
 
     def _send(self, pool: SimPool, number: int) -> None:
-        broker, queue_id = self.chance.choice(self.brokers), self.chance.randrange(self.plan.queues)
+        broker = self.chance.choice(self.brokers)
+        queue_id = self.chance.randrange(self._queues[broker.name])
         tag = self.chance.choices("abc", [45, 45, 10])[0]
         if tag == "c":
             self.ledger.unwanted.add(number)

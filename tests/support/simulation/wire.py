@@ -186,9 +186,7 @@ class SimConnection:
             if answered is not None:
                 answered(command)
             return
-        answer = self.pool.on_request(command, self)
-        if answer is not None and not command.flag & FLAG_ONEWAY and self.alive:
-            self._scheduler.after(self._network.latency_ms(), lambda: None)
+        self.pool.on_request(command, self)  # brokers of these histories ask consumers nothing that they wait for
 
     def _timed_out(self, opaque: int) -> None:
         answered = self._waiting.pop(opaque, None)
