@@ -196,16 +196,16 @@ class Asked:
         """Its future."""
         return self.pending.reply
 
-    def wait(self) -> MessageExt:
+    def answer(self) -> MessageExt:
         """Its reply; raises as ``Requests.wait``."""
         return self.requests.wait(self.correlation_id, self.pending)
 
-    async def wait_in_loop(self) -> MessageExt:
+    async def answer_in_loop(self) -> MessageExt:
         """The same without blocking the loop."""
         future = asyncio.wrap_future(self.pending.reply)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(future), self.pending.timeout_ms / 1000)
-        return self.wait()
+        return self.answer()
 
 
 def ask(  # noqa: PLR0913 - a call

@@ -170,7 +170,7 @@ class SendSteps:
 
     def _end_of(self, ctx: SendContext, future: Future[SendResult]) -> None:
         ctx.error = future.exception()
-        ctx.result = future.result() if ctx.error is None else None
+        ctx.result = future.result(0) if ctx.error is None else None
         self._end(ctx, ctx.carried[_RAN])
 
     def _end(self, ctx: SendContext, ran: list[SendHook]) -> None:

@@ -22,7 +22,7 @@ from tests.support.live_cluster import LiveCluster
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.waiting import eventually
 
-SETTINGS: dict[str, Any] = {"retries": 16, "send_timeout_ms": 6_000}
+SETTINGS: dict[str, Any] = {"retries": 16, "send_timeout_ms": 6_000, "idempotent": True}
 
 
 @pytest.fixture(params=[FlushMode.ASYNC_FLUSH, FlushMode.SYNC_FLUSH], ids=["async", "sync"])
