@@ -108,3 +108,37 @@ def test_a_broker_that_hangs_does_not_hold_up_sends_to_the_other() -> None:
         assert {send.result(0).queue.broker_name for send in sends if send.done()} == {healthy.name}
         pair.release(hanging)
         assert all(send.result(10) for send in sends)
+
+
+def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    count = FRAMES_ALONE_MAX + 9
+    with Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
+        combiner = producer._core.combiner  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 9)
+        (group,) = combiner._open.values()
+        for index in (0, 4, 8):  # as if their threads had been interrupted: they poll, and abandon their locks
+            combiner._go(group, index)
+        cluster.release(cluster.broker)
+        assert all(send.result(10) for send in sends)
+        assert producer.send("orders", b"after")
+        eventually(lambda: combiner._out == {} and combiner._open == {})
+
+
+def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        producer.send("orders", b"warm")
+        core = producer._core
+        assert core is not None
+        queue = core.next_queue("orders", 1000.0)
+        for _ in range(FRAMES_ALONE_MAX):
+            assert core.combiner.enter(Outgoing("orders", b"alone", ""), queue) is None
+        places = [core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue) for n in range(3)]
+        for _ in range(FRAMES_ALONE_MAX):
+            core.combiner.leave(queue)
+        for place in places:
+            assert place is not None
+            core.combiner._go(*place)
+        eventually(lambda: core.combiner._out == {})
+        assert producer.send("orders", b"after")
