@@ -288,6 +288,11 @@ class ConsumerConfig(_Group):
             ("threshold_messages", self.threshold_messages, 1, 65535),
             ("threshold_mib", self.threshold_mib, 1, 1024),
             ("pull_interval_ms", self.pull_interval_ms, 0, 65535),
+            ("suspend_queue_ms", self.suspend_queue_ms, 10, 30_000),
+            ("lock_refresh_ms", self.lock_refresh_ms, 10, 3_600_000),
+            ("lock_trusted_ms", self.lock_trusted_ms, self.lock_refresh_ms, 3_600_000),
+            ("lock_retry_ms", self.lock_retry_ms, 1, 3_600_000),
+            ("max_continuous_ms", self.max_continuous_ms, 1, 3_600_000),
         ):
             _require(low <= value <= high, f"{name} must be {low} to {high}", value)
         for name, value, high in (

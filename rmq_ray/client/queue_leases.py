@@ -166,7 +166,7 @@ class QueueLeases:
         try:
             answer = client.invoke(address, Command(RequestCode.LOCK_BATCH_MQ, body=body), TIMEOUT_MS)
             if answer.code != ResponseCode.SUCCESS:
-                log.warning("locks of %d queues refused by %s: code %d %s", len(epochs), broker_name, answer.code, answer.remark or "")
+                log.info("locks of %d queues refused by %s: code %d %s", len(epochs), broker_name, answer.code, answer.remark or "")
                 return None
             return decode_locked_epochs(answer.body_bytes())
         except RmqError as error:

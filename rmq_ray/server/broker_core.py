@@ -189,6 +189,7 @@ class BrokerCore:
         delays = self.delays.offsets()
         store = self.keeper.close()
         self.pops.close()
+        self.lock_handlers.close()
 
         def finish() -> None:
             saved = delays

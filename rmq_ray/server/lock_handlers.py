@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import StoreError
+from rmq_ray.errors import StoreError, StoreNotReady
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.queue_locks import HeldLock, QueueLocks
@@ -29,6 +29,7 @@ class LockHandlers:
         self._locks = locks
         self._journal = journal
         self._clock = clock
+        self._closed = False
 
     def load(self, found: tuple[list[LockLine], int]) -> None:
         """What the journal said. Epochs go on from there, and from the clock where the journal was lost."""
@@ -38,6 +39,8 @@ class LockHandlers:
 
     def lock(self, command: Command, peer: Peer) -> Command:
         """41. A client of ours says which epochs it holds and is told those that it gets."""
+        if self._closed:
+            raise StoreNotReady("the broker is stopping; lock again")
         group, client_id, queues, epochs = _asked(command)
         granted = self._locks.lock(group, client_id, queues, self._clock.monotonic_ms(), epochs)
         changed = [grant for grant in granted if grant.changed]
@@ -61,7 +64,14 @@ class LockHandlers:
             except StoreError as error:
                 log.warning("the journal of queue locks was not shortened: %s", error)
 
+    def close(self) -> None:
+        """Grant and write nothing more: the store's own lock goes now."""
+        self._closed = True
+        self._journal.close()
+
     def _written(self, lines: list[LockLine]) -> bool:
+        if self._closed:
+            return False
         try:
             self._journal.append(lines)
         except StoreError as error:

@@ -188,6 +188,17 @@ def test_what_cannot_be_written_is_not_granted(bench: Bench, monkeypatch: pytest
     assert lock(bench, "c2", 0) is not None and lock(bench, "c2", 1) is not None
 
 
+def test_a_broker_that_stops_grants_and_writes_nothing_more(bench: Bench) -> None:
+    lock(bench, "c1", 0)
+    path = Path(bench.config.store.path, "rmq_ray", "queue_locks")
+    before = path.read_bytes()
+    bench.core.close()()
+    answer = bench.ask(Code.LOCK_BATCH_MQ, None, bodies.encode_lock("billing", "c2", [queue(1)], [0]))
+    assert answer.code == ResponseCode.STILL_RECOVERING
+    assert ask(bench, "c1", 0, code=Code.UNLOCK_BATCH_MQ).code == 0
+    assert path.read_bytes() == before
+
+
 def test_housekeeping_forgets_clients_that_are_gone_and_shortens_the_journal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq_ray.store.lock_journal.SPARE_LINES", 8)
     lock(bench, "c1", 0)
