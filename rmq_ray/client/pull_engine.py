@@ -258,6 +258,7 @@ class PullEngine:
             if offset >= work.process.next_offset:
                 with work.lock:
                     work.process.advance(offset)
+                    work.pulling = False
             else:
                 work = self._renew(queue, work, offset)
                 if self.offsets.read(queue, ReadOffset.MEMORY) > offset:

@@ -233,9 +233,9 @@ class Puller:
         work.failures = 0
         if status is PullStatus.OFFSET_ILLEGAL:
             with work.lock:
-                if not self._inline:
+                if not self._inline:  # else no other pull may go out before the event has moved the offset
                     work.process.drop()
-                work.pulling = False
+                    work.pulling = False
             log.warning(
                 "offset %d of %s lies outside %d..%d: moved to %d",
                 work.process.next_offset,
