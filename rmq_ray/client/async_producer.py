@@ -92,15 +92,18 @@ class AsyncProducer:
 
     async def start(self) -> None:
         """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
+        self._look_for_fork()
         if self._state is not ServiceState.CREATE_JUST:
             raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
         await self._start()
 
     async def close(self) -> None:
         """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing."""
+        self._look_for_fork()
         frames, self._frames = self._frames, None
         core, self._core = self._core, None
-        self._state = ServiceState.SHUTDOWN_ALREADY
+        if self._state is not ServiceState.INHERITED:
+            self._state = ServiceState.SHUTDOWN_ALREADY
         if frames is not None:
             await frames.close(self._timeout_ms + CLOSE_SLACK_MS)
         if core is not None:
@@ -217,15 +220,24 @@ class AsyncProducer:
         self._core.place(message, placement, 0.0)
 
     async def _ready(self) -> AsyncFrames:
-        if self._process != process_id():
-            self._configure(self._discovery, self._config, self._limits, self._clock, None)
+        self._look_for_fork()
         frames = self._frames
         if frames is not None:
             frames.check_loop()
             return frames
-        if self._state in (ServiceState.SHUTDOWN_ALREADY, ServiceState.START_FAILED) and self._starting is None:
+        if self._state is not ServiceState.CREATE_JUST and self._starting is None:
             raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
         return await self._start()
+
+    def _look_for_fork(self) -> None:
+        """In a forked child, one that was not started yet is as good as new; connections and frame numbers of any other are the parent's."""
+        if self._process == process_id():
+            return
+        self._process = process_id()
+        self._starting = None
+        if self._state is not ServiceState.CREATE_JUST:
+            self._core = self._frames = None
+            self._state = ServiceState.INHERITED
 
     async def _start(self) -> AsyncFrames:
         """Calls that come while another starts wait for it. A group that is taken leaves the state as it was."""

@@ -22,6 +22,7 @@ class ServiceState(Enum):
     START_FAILED = "starting, or its start failed"
     RUNNING = "running"
     SHUTDOWN_ALREADY = "closed"
+    INHERITED = "inherited through a fork: it belongs to the parent process"
 
 
 class ManagedProducer(Protocol):

@@ -4,7 +4,7 @@
         producer.send("orders", b"body", tag="paid", keys=["o-1"], properties={"region": "eu"})
 
 Decides what a call means and whether it is legal; ``ProducerCore`` does the work. Thread-safe. A producer that was pickled carries
-its configuration only and connects anew where it is unpickled; one that was inherited through a fork does so in the child.
+its configuration only and connects anew where it is unpickled; one that was started and then inherited through a fork is refused in the child.
 
 Invariants: nothing is sent before every check passed; after ``close`` every call raises ``ClientError``; no producer id crosses a
 process boundary.
@@ -114,7 +114,8 @@ class Producer:
         """Send what lingers, wait for answers up to the send time-out, unregister. Later calls do nothing."""
         with self._lock:
             core, self._core = self._core, None
-            self._state = ServiceState.SHUTDOWN_ALREADY
+            if self._state is not ServiceState.INHERITED:
+                self._state = ServiceState.SHUTDOWN_ALREADY
         if core is not None:
             core.close()
 
@@ -353,11 +354,11 @@ class Producer:
         return plain
 
     def _ready(self) -> ProducerCore:
-        """The core; made by the first call, and again after a fork."""
+        """The core; made by the first call."""
         with self._lock:
             if self._core is not None:
                 return self._core
-            if self._state is ServiceState.SHUTDOWN_ALREADY or self._state is ServiceState.START_FAILED:
+            if self._state is not ServiceState.CREATE_JUST:
                 raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
             return self._start_core()
 
@@ -378,16 +379,18 @@ class Producer:
         return core
 
     def _after_fork(self) -> None:
-        """In the child: the parent's core cannot work here; the next call makes one with an id of its own."""
+        """In the child: connections, threads and frame numbers are the parent's. One that was not started yet is as good as new."""
         self._lock = threading.Lock()
         core, self._core = self._core, None
+        if core is not None or self._state is ServiceState.START_FAILED:
+            self._state = ServiceState.INHERITED
         if core is not None:
             core.disown()
 
 
-def _renew_after_fork() -> None:
+def _refuse_after_fork() -> None:
     for producer in list(_living):
         producer._after_fork()
 
 
-os.register_at_fork(after_in_child=_renew_after_fork)
+os.register_at_fork(after_in_child=_refuse_after_fork)

@@ -1,4 +1,4 @@
-"""The machinery behind a producer in one process: made at its start, thrown away at its end, and made anew after a fork.
+"""The machinery behind a producer in one process: made at its start, thrown away at its end; a forked child cannot use it.
 
     Producer (names, life) ──> ProducerCore ──> Sending       one send, waited for
                                             ──> Accumulator ──> Launcher      batches, futures
@@ -60,6 +60,8 @@ class ProducerCore:
         """The ``Requests``, once there was one."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
+        self.disowners: list[Callable[[ClientError], None]] = []
+        """What else waits in the parent only."""
         self.finishers: list[Callable[[], None]] = []
         """What ends behind the last send."""
         self.probe = self._make_probe()
@@ -121,6 +123,8 @@ class ProducerCore:
         error = ClientError("this future was made before a fork and is completed in the parent process only")
         for outcome in [*self.batches.outcomes(), *self.launcher.outcomes()]:
             outcome.orphan(error)
+        for disown in self.disowners:
+            disown(error)
 
     # --- sending -------------------------------------------------------------------------------------------------------
 

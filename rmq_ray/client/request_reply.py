@@ -96,6 +96,14 @@ class PendingRequests:
         for correlation_id in list(self._waiting):
             self.failed(correlation_id, ClientError("the producer was closed before the reply came"))
 
+    def orphan(self, error: ClientError) -> None:
+        """In a forked child only: locks may be held by threads that do not exist here."""
+        self._lock = threading.Lock()
+        waiting, self._waiting = self._waiting, {}
+        for pending in waiting.values():
+            pending.reply._condition = threading.Condition()
+            pending.reply.set_exception(error)
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -113,6 +121,7 @@ class Requests:
         self._introduced: set[str] = set()
         core.requests[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self.pushed
         core.closers.append(self._pending.close)
+        core.disowners.append(self._pending.orphan)
         core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
 
     def begin(self, timeout_ms: float, message: Outgoing) -> tuple[str, Pending]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.producer import Producer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ClusterError, NoNameServer, SendUnknown
+from rmq_ray.model.message import Message
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
@@ -228,24 +231,26 @@ def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(cluster:
     assert len(ids) == 2
 
 
-def test_a_forked_child_sends_under_an_id_of_its_own_and_the_parent_is_not_disturbed(cluster: TinyCluster) -> None:
+def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_id_of_its_own(cluster: TinyCluster) -> None:
     producer = Producer("web", discovery=FixedDiscovery(cluster.lookup()))
     producer.send("orders", b"parent")
     cluster.broker.hold.clear()
     pending = producer.send_async("orders", b"pending")
     eventually(lambda: len(cluster.broker.arrivals) == 2)
     cluster.broker.hold.set()
-    result = _in_child(lambda: _child(producer, pending))
+    unused = Producer("later", discovery=FixedDiscovery(cluster.lookup()))
+    result = _in_child(lambda: _child(producer, pending, unused, FixedDiscovery(cluster.lookup())))
     assert result == "ok"
     cluster.release(cluster.broker)
     assert pending.result(5) and producer.send("orders", b"parent again")
     producer.close()
     ids = {arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}
     bodies = [arrival.records[0].body for arrival in cluster.broker.arrivals]
-    assert len(ids) == 2 and sorted(bodies) == [b"child", b"parent", b"parent again", b"pending"]
+    assert len(ids) == 3 and sorted(bodies) == [b"child", b"child", b"parent", b"parent again", b"pending"]
+    assert len({fields["clientID"] for fields in cluster.broker.unregistered}) == 3, "clients of a child have ids of their own"
 
 
-def _child(producer: Producer, pending: Any) -> str:
+def _child(producer: Producer, pending: Any, unused: Producer, discovery: FixedDiscovery) -> str:
     try:
         pending.result(1)
     except ClientError as error:
@@ -253,9 +258,48 @@ def _child(producer: Producer, pending: Any) -> str:
             return f"wrong error {error!r}"
     else:
         return "the parent's future had a result in the child"
-    producer.send("orders", b"child", timeout=5)
+    calls: tuple[Any, ...] = (producer.start, producer.flush, lambda: producer.send("orders", b"no"), lambda: producer.send_async("orders", b"no"))
+    calls += (lambda: producer.send_oneway("orders", b"no"), lambda: producer.send_batch([Message("orders", b"no")]), lambda: producer.request("orders", b"no"))
+    for call in calls:
+        try:
+            call()
+        except ClientError as error:
+            if "fork" not in str(error):
+                return f"wrong error {error!r}"
+        else:
+            return "the parent's producer sent from the child"
     producer.close()
+    with Producer("web", discovery=discovery) as own:
+        own.send("orders", b"child", timeout=5)
+        unused.send("orders", b"child", timeout=5)
+        unused.close()
     return "ok"
+
+
+def test_a_forked_child_cannot_use_the_parents_asynchronous_producer(cluster: TinyCluster) -> None:
+    discovery = FixedDiscovery(cluster.lookup())
+    used, unused = AsyncProducer("web", discovery=discovery), AsyncProducer("later", discovery=discovery)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(used.send("orders", b"parent"))
+
+    async def child() -> str:
+        try:
+            await used.send("orders", b"no")
+        except ClientError as error:
+            if "fork" not in str(error):
+                return f"wrong error {error!r}"
+        else:
+            return "the parent's producer sent from the child"
+        await used.close()
+        await unused.send("orders", b"child")
+        await unused.close()
+        return "ok"
+
+    assert _in_child(lambda: asyncio.run(child())) == "ok"
+    loop.run_until_complete(used.send("orders", b"parent again"))
+    loop.run_until_complete(used.close())
+    loop.close()
+    assert sorted(arrival.records[0].body for arrival in cluster.broker.arrivals) == [b"child", b"parent", b"parent again"]
 
 
 def _in_child(work: Any) -> str:
