@@ -38,6 +38,7 @@ def run(scene: Scene) -> None:
             tell(f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None)
             tell(f"poll {label}, to_arrow", pull_rate(mq, topic, messages, bodies_of_columns), None)
             if size == 100:
+                Teller(scene, "push consume", pushed)("push consume 100 B in order, listener batch 32", ordered_rate(mq, topic, messages), 0.7)
                 tell = Teller(scene, "Java push, batch 1", scene.peer("consume_one", "per_second"))
                 tell("push consume 100 B, listener batch 1", consume_rate(mq, topic, messages, batch_size=1), 0.5)
 
@@ -58,6 +59,11 @@ class Teller:
 def consume_rate(mq: rmq.Cluster, topic: str, messages: int, batch_size: int = 32) -> float:
     """Messages a second from the first delivery to the last, as a list of messages."""
     return _rate(mq, topic, Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))), batch_size=batch_size)
+
+
+def ordered_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
+    """The same in the order of each queue, one batch of a queue at a time."""
+    return _rate(mq, topic, Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))), batch_size=32, orderly=True)
 
 
 def arrow_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
@@ -91,7 +97,7 @@ def bodies_of_columns(batch: Any) -> int:
 
 
 def _rate(mq: rmq.Cluster, topic: str, counter: Counter, **options: Any) -> float:
-    group = f"{topic}-{options.get('batch', options.get('batch_size'))}"
+    group = f"{topic}-{options.get('batch', options.get('batch_size'))}{'-ordered' * options.get('orderly', False)}"
     with rmq.PushConsumer(group, listener=counter, subscriptions={topic: "*"}, start_from="first", cluster=mq.name, **options):
         if not counter.complete.wait(PATIENCE_S):
             raise RuntimeError(f"only {counter.count} messages came")

@@ -185,25 +185,28 @@ class OrderlyConsumption:
             lease.in_work.append(batch)
         assert isinstance(batch, ReadyBatch)
         ctx = OrderlyContext(self._parts.group, work.queue)
-        if batch.messages is None:
-            batch.messages = batch.take(now_ms)
         try:
-            answer = self._listener(list(batch.messages), ctx)
+            answer = self._listener(batch.take(now_ms), ctx)
         except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
             answer = error
-        return self._settle(work, lease, batch, judge_orderly(answer, ctx), pause_ms(ctx, self._parts.config.suspend_queue_ms))
+        if answer is None and ctx.auto_commit:
+            self._commit(work, lease, batch.count)
+            return 0.0
+        return self._settle(work, lease, batch, judge_orderly(answer, ctx), ctx)
 
     # --- results -------------------------------------------------------------------------------------------------------
 
-    def _settle(self, work: AssignedQueue, lease: QueueLease, batch: ReadyBatch, verdict: OrderlyVerdict, pause: float) -> float:
+    def _settle(self, work: AssignedQueue, lease: QueueLease, batch: ReadyBatch, verdict: OrderlyVerdict, ctx: OrderlyContext) -> float:
         if verdict.fault is not None:
             self._report(batch, verdict.fault)
-        if verdict.step is Step.COMMIT or verdict.step is Step.KEEP:
+        if verdict.step is Step.COMMIT:
+            self._commit(work, lease, batch.count)
+            return 0.0
+        if verdict.step is Step.KEEP:
             self._count(work, ok=batch.count)
-            if verdict.step is Step.COMMIT:
-                self._commit(work, lease)
             return 0.0
         self._count(work, failed=batch.count)
+        pause = pause_ms(ctx, self._parts.config.suspend_queue_ms)
         if work.process.dropped:
             return 0.0
         if verdict.step is Step.ROLLBACK:
@@ -213,12 +216,13 @@ class OrderlyConsumption:
             lease.in_work.remove(batch)
             return pause
         if len(lease.in_work) == 1:  # behind uncommitted ones it waits for their commit
-            self._commit(work, lease)
+            self._commit(work, lease, 0)
         return 0.0
 
-    def _commit(self, work: AssignedQueue, lease: QueueLease) -> None:
-        """Everything in work is done: the commit offset moves behind it."""
+    def _commit(self, work: AssignedQueue, lease: QueueLease, ok: int) -> None:
+        """Everything in work is done: the commit offset moves behind it. ``ok``: messages of the last call."""
         with work.lock:
+            work.counters.consumed_ok += ok
             if not work.process.dropped:
                 for batch in lease.in_work:
                     work.process.finish(batch)
@@ -231,7 +235,10 @@ class OrderlyConsumption:
         """Count a failure of each message, make dead letters of those that failed too often. False = none is left to be tried again."""
         configured = self._parts.config.max_reconsume_times
         retries_max = RETRIES_WITHOUT_END if configured == -1 else configured
-        messages, now_ms = batch.messages or [], self._parts.clock.now_ms()
+        now_ms = self._parts.clock.now_ms()
+        if batch.messages is None:
+            batch.messages = batch.take(now_ms)
+        messages = batch.messages
         kept: list[MessageExt] = []
         for message in messages:
             if (reject or message.reconsume_times >= retries_max) and self._send_back.dead_letter(message):

@@ -232,7 +232,7 @@ def test_commit_and_rollback_without_leave_count_as_success_and_as_a_fault(answe
 
 
 def test_after_sixty_seconds_a_queue_lets_the_others_have_the_thread() -> None:
-    rig = OrderlyRig(lock_trusted_ms=10**9)
+    rig = OrderlyRig(lock_trusted_ms=3_600_000)
     work = rig.take_locked()
     rig.answer = lambda _messages, _ctx: rig.clock.advance_ms(25_000)
     rig.pulled(work, *range(5))

@@ -56,8 +56,15 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lock_trusted_ms": 19_999}, {"lock_refresh_ms": 30_001}, {"suspend_queue_ms": 9}, {"suspend_queue_ms": 30_001}, {"max_continuous_ms": 0}, {"lock_retry_ms": 0}],
-)  # fmt: skip
+    [
+        {"lock_trusted_ms": 19_999},
+        {"lock_refresh_ms": 30_001},
+        {"suspend_queue_ms": 9},
+        {"suspend_queue_ms": 30_001},
+        {"max_continuous_ms": 0},
+        {"lock_retry_ms": 0},
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings)) if "lock_refresh_ms" not in settings else "lock_trusted_ms"):
         ConsumerConfig("g", **settings)
