@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from rmq_ray.client.received import MessageExt
     from rmq_ray.client.replying import reply
     from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
+    from rmq_ray.client.send_hooks import SendContext
+    from rmq_ray.client.telemetry import ConsumeSpans, SendSpans
+    from rmq_ray.client.trace import ConsumeTrace
     from rmq_ray.client.transaction import Transaction
     from rmq_ray.client.transaction_producer import TransactionListener, TransactionSendResult
     from rmq_ray.cluster import Cluster, connect, start
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
         AdminError,
+        BodyUnreadable,
         BrokerBusy,
         ClientError,
         ClusterError,
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
         GroupNotFound,
         MessageIllegal,
         MessageTooLarge,
+        NotARequest,
         NotAssigned,
         NotAuthorized,
         OffsetOutOfRange,
@@ -98,6 +103,7 @@ __all__ = [
     "Autoscale",
     "Averagely",
     "AveragelyByCircle",
+    "BodyUnreadable",
     "BrokerBusy",
     "BrokerConfig",
     "ByConfig",
@@ -114,20 +120,23 @@ __all__ = [
     "ConsumeHookContext",
     "ConsumeOrderlyResult",
     "ConsumeResult",
+    "ConsumeSpans",
     "ConsumeStatus",
+    "ConsumeTrace",
     "ConsumerActor",
     "ConsumerApp",
     "ConsumerConfig",
     "GroupInUse",
     "GroupNotFound",
-    "LocalTransactionState",
     "LikeGroup",
+    "LocalTransactionState",
     "MachineRoomNearby",
     "Message",
     "MessageExt",
     "MessageIllegal",
     "MessageQueue",
     "MessageTooLarge",
+    "NotARequest",
     "NotAssigned",
     "NotAuthorized",
     "Offset",
@@ -152,8 +161,10 @@ __all__ = [
     "RoomTable",
     "SelectByMachineRoom",
     "SelectByRandom",
+    "SendContext",
     "SendError",
     "SendResult",
+    "SendSpans",
     "SendStatus",
     "SendTimeout",
     "SendUnknown",
@@ -198,14 +209,17 @@ _HOMES = {
     "rmq_ray.client.received": "MessageExt",
     "rmq_ray.client.replying": "reply",
     "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
+    "rmq_ray.client.send_hooks": "SendContext",
+    "rmq_ray.client.telemetry": "ConsumeSpans SendSpans",
+    "rmq_ray.client.trace": "ConsumeTrace",
     "rmq_ray.client.transaction": "Transaction",
     "rmq_ray.client.transaction_producer": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
-        "AdminError BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
-        "MessageIllegal MessageTooLarge NotAssigned NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError SendError "
-        "SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
+        "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
+        "MessageIllegal MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
+        "SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
         "TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",

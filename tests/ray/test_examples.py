@@ -52,3 +52,17 @@ def test_filters_let_through_what_python_says_they_should(mq: rmq.Cluster, capsy
 
     assert filters.main(mq.name) == filters.expected()
     assert "character 29: NOT is followed by BETWEEN or IN" in capsys.readouterr().out
+
+
+def test_every_way_to_send_arrives_and_orders_keep_their_steps(mq: rmq.Cluster) -> None:
+    from examples import produce
+
+    tags, out_of_order = produce.main(mq.name)
+    assert tags == {"order": 3 * produce.ORDERS, "web": 101, "catalogue": 1, "reminder": 1} and not out_of_order
+
+
+def test_requests_get_their_replies_and_a_question_without_an_answer_ends(mq: rmq.Cluster) -> None:
+    from examples import request_reply
+
+    asked, total, said = request_reply.main(mq.name)
+    assert (asked, total) == (request_reply.PRICES, 275) and "no reply came within 500 ms" in said
