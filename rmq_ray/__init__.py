@@ -217,10 +217,10 @@ _HOMES = {
     "rmq_ray.cluster": "Cluster connect start",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
-        "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound "
-        "MessageIllegal MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
-        "SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
-        "TransactionEnded TransactionError TransactionUnknown"
+        "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
+        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
+        "SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
+        "TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.protocol.allocation": "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby OnlyHosts RoomTable",
