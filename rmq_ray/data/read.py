@@ -1,0 +1,116 @@
+"""A topic as a Ray Data dataset: one read task for each split of a plan, Arrow blocks, no object per row.
+
+Decides: how a plan becomes read tasks. Does not decide where a split is read (``client.scan_plan``: beside the log where the worker sits
+on the broker's host, else through the broker's scan stream). Invariant: the rows of a dataset are fixed when it is made;
+every execution reads them again from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.scan_plan import ScanPlan, open_reader, plan_scan
+from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.errors import ClientError
+from rmq_ray.model.arrow import COLUMNS, SCHEMA
+from rmq_ray.ports import Split
+from rmq_ray.protocol.scan_splits import Position
+
+CHUNK_BYTES = 8 << 20
+SPLITS_PER_CPU = 2
+ROW_BYTES_GUESS = 512
+"""Ray Data only wants an order of magnitude; the log's density of other topics is not known."""
+
+
+def read_topic(  # noqa: PLR0913 - the settings of the outermost call
+    topic: str,
+    *,
+    start: Position = "earliest",
+    end: Position = "latest",
+    columns: Sequence[str] | None = None,
+    cluster: str = DEFAULT_CLUSTER,
+    name_servers: Sequence[str] | str | None = None,
+    secret: bytes = b"",
+    splits: int | None = None,
+    **options: Any,
+) -> ray.data.Dataset:
+    """What the topic holds now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
+
+    ``start``, ``end``: "earliest", "latest", or a queue offset for each ``MessageQueue``. ``columns``: only these are decoded. ``splits``: how many
+    pieces at least; default two for each CPU of the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The segments are kept from
+    retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``, ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
+    """
+    chosen = check_columns(columns)
+    wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+    discovery = discovery_for(cluster, name_servers, secret)
+    plan = plan_scan(discovery, topic, start, end, wanted, discovery.broker_names())
+    dataset: ray.data.Dataset = ray.data.read_datasource(TopicDatasource(plan, chosen), override_num_blocks=max(1, len(plan.splits)), **options)
+    return dataset
+
+
+def check_columns(columns: Sequence[str] | None) -> list[str]:
+    """The columns as asked for, all for None; ``ClientError`` for none, unknown ones and repeats."""
+    if columns is None:
+        return list(COLUMNS)
+    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+        raise ClientError(f"columns must be a list of different names, not {columns!r}; a topic has {', '.join(COLUMNS)}", repr(columns)[:200])
+    for name in columns:
+        if name not in COLUMNS:
+            raise ClientError(f"there is no column {name!r}; a topic has {', '.join(COLUMNS)}", name)
+    return list(columns)
+
+
+class TopicDatasource(Datasource):
+    """What Ray Data asks of a source. The plan pickles: read tasks need no name server."""
+
+    def __init__(self, plan: ScanPlan, columns: Sequence[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plan = plan
+        self._columns = list(columns)
+
+    def get_name(self) -> str:
+        """Shown in Ray Data's progress."""
+        return f"Topic({self._plan.topic})"
+
+    def estimate_inmemory_data_size(self) -> int:
+        """A guess in bytes."""
+        return self._plan.rows * ROW_BYTES_GUESS
+
+    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+        """One task for each split; the splits were cut for the parallelism that was asked for."""
+        import pyarrow as pa
+
+        schema = pa.schema([SCHEMA.field(name) for name in self._columns])
+        tasks = []
+        for number, split in enumerate(self._plan.splits):
+            rows = split.end - split.start
+            metadata = BlockMetadata(rows, rows * ROW_BYTES_GUESS, None)
+            tasks.append(ReadTask(_reader(self._plan, number, self._columns), metadata, schema, per_task_row_limit))
+        if not tasks:
+            empty = schema.empty_table()
+            tasks.append(ReadTask(lambda: [empty], BlockMetadata(0, 0, None), schema))
+        return tasks
+
+
+def _reader(plan: ScanPlan, number: int, columns: list[str]) -> Any:
+    split: Split = plan.splits[number]
+
+    def read() -> Iterator[Any]:
+        import pyarrow as pa
+
+        from rmq_ray.store.arrow_reader import to_batch
+
+        reader = open_reader(plan)
+        try:
+            for records, sizes in reader.read(split, CHUNK_BYTES):
+                yield pa.Table.from_batches([to_batch(split.queue.topic, split.queue.broker_name, records, sizes, columns)])
+        finally:
+            reader.close()
+
+    return read

@@ -1,0 +1,95 @@
+"""Topics as Ray Data datasets and Arrow tables, both ways, without Java."""
+
+from __future__ import annotations
+
+import uuid
+
+import pyarrow as pa
+import pytest
+import ray
+
+import rmq_ray as rmq
+from rmq_ray import data as mqd
+from rmq_ray.model.arrow import SCHEMA
+
+ROWS = 3_000
+
+
+@pytest.fixture(scope="module")
+def topic(mq: rmq.Cluster) -> str:
+    name = f"data-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(name, queues=3)
+    with rmq.Producer(cluster=mq.name) as p:
+        for first in range(0, ROWS, 100):
+            p.send_batch([rmq.Message(name, b"%d" % n, tag=f"t{n % 3}", keys=[f"k{n}"], properties={"n": str(n)}) for n in range(first, first + 100)])
+    return name
+
+
+def test_a_topic_is_a_dataset_of_every_message(mq: rmq.Cluster, topic: str) -> None:
+    dataset = mqd.read_topic(topic, cluster=mq.name)
+    assert dataset.count() == ROWS
+    rows = dataset.take_all()
+    assert sorted(int(row["body"]) for row in rows) == list(range(ROWS))
+    row = next(row for row in rows if row["body"] == b"7")
+    assert (row["topic"], row["tag"], list(row["keys"]), dict(row["properties"])) == (topic, "t1", ["k7"], {"n": "7"})
+    assert set(row) == set(SCHEMA.names)
+
+
+def test_only_the_columns_and_offsets_that_were_asked_for_are_read(mq: rmq.Cluster, topic: str) -> None:
+    queue = rmq.MessageQueue(topic, "broker-a", 0)
+    low, high = next((row["min_offset"], row["max_offset"]) for row in mq.admin.describe_topic(topic) if row["queue"] == 0)
+    others = {rmq.MessageQueue(topic, "broker-a", queue_id): 0 for queue_id in (1, 2)}
+    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body", "queue_offset"], start={queue: low + 5}, end={queue: high - 5, **others})
+    rows = dataset.take_all()
+    assert sorted(row["queue_offset"] for row in rows) == list(range(low + 5, high - 5))
+    assert set(rows[0]) == {"body", "queue_offset"}
+
+
+def test_an_empty_topic_is_an_empty_dataset_with_its_columns(mq: rmq.Cluster) -> None:
+    name = f"empty-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(name, queues=1)
+    assert mqd.read_topic(name, cluster=mq.name).count() == 0
+    assert mq.admin.to_arrow(name).schema == SCHEMA
+
+
+def test_a_dataset_becomes_messages(mq: rmq.Cluster) -> None:
+    name = f"written-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(name, queues=2)
+    dataset = ray.data.range(500, override_num_blocks=4).map_batches(
+        lambda batch: pa.table({"body": [b"%d" % n for n in batch["id"].to_pylist()], "user": [f"u{n}" for n in batch["id"].to_pylist()]}),
+        batch_format="pyarrow",
+    )
+    assert mqd.write_topic(dataset, name, key="user", cluster=mq.name) == 500
+    table = mq.admin.to_arrow(name, columns=["keys", "body"])
+    assert sorted((keys[0], int(body)) for keys, body in zip(*(table.column(c).to_pylist() for c in ("keys", "body")), strict=True)) == sorted(
+        (f"u{n}", n) for n in range(500)
+    )
+
+
+def test_batches_without_an_end_go_on_where_the_loop_was(mq: rmq.Cluster, topic: str) -> None:
+    group = f"train-{uuid.uuid4().hex[:8]}"
+    batches = mqd.iter_batches(topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=20)
+    first = [next(batches) for _ in range(3)]
+    batches.close()  # the third was not finished: the next one was not asked for
+    rest = list(mqd.iter_batches(topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=3))
+    assert all(0 < table.num_rows <= 500 for table in (*first, *rest))
+    done = [int(body) for table in first[:2] for body in table.column("body").to_pylist()]
+    seen = [int(body) for table in rest for body in table.column("body").to_pylist()]
+    assert sorted(done + seen) == list(range(ROWS)), "nothing is lost, and what was finished does not come again"
+
+
+def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq.Cluster, topic: str) -> None:
+    with pytest.raises(rmq.ClientError, match="no column 'colour'"):
+        mqd.read_topic(topic, cluster=mq.name, columns=["colour"])
+    with pytest.raises(rmq.ClientError, match="different names"):
+        mqd.read_topic(topic, cluster=mq.name, columns=[])
+    with pytest.raises(rmq.TopicNotFound):
+        mqd.read_topic("no-such-topic", cluster=mq.name)
+    with pytest.raises(rmq.ClusterError):
+        mqd.write_topic(ray.data.range(1), "t", cluster="nowhere")
+    with pytest.raises(rmq.ClientError, match="batch_size"):
+        next(mqd.iter_batches(topic, group="g", batch_size=0, cluster=mq.name))
+    with pytest.raises(rmq.ClientError, match="rows_max=10"):
+        mq.admin.to_arrow(topic, rows_max=10)
+    with pytest.raises(rmq.ClientError, match="no column"):
+        mq.admin.to_arrow(topic, columns=["colour"])
