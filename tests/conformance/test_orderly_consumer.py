@@ -329,6 +329,32 @@ class Sending:
         self._producer.close()
 
 
+def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_come_back_yet(tmp_path: Path) -> None:
+    """The newcomer is alone in the group when it asks: RocketMQ would give it everything, while the holder is in its listener."""
+    store = tmp_path / "cluster"
+    living = LiveProcess(store, 20_000)
+    address = Fixed(living.lookup())
+    holder = OrderedProcess(address, tmp_path, "holder", refresh_ms=5_000)
+    newcomers = History()
+    try:
+        send(address, 400)
+        eventually(lambda: len(holder.history()) > 20)
+        holder.pause()
+        living.kill()
+        living = LiveProcess(store, 20_000)
+        with consumer(address, newcomers, "newcomer") as newcomer:
+            eventually(lambda: newcomer.stats()["rebalances"] >= 3)
+            assert newcomer.assignment() == [] and not newcomer.balanced
+            holder.go_on()
+            eventually(lambda: newcomers.calls)
+            eventually(lambda: len({(call.place, call.offset) for call in [*holder.history(), *newcomers.calls] if call.end is not None}) == 400)
+    finally:
+        holder.go_on()
+        holder.kill()
+        living.kill()
+    check_order([*holder.history(), *newcomers.calls])
+
+
 def test_order_survives_kill_9_of_consumers_and_of_the_broker(tmp_path: Path) -> None:
     store = tmp_path / "cluster"
     living = LiveProcess(store, 1_000)

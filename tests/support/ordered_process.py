@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -40,6 +41,14 @@ class OrderedProcess:
         """End it as the out-of-memory killer would."""
         self._process.kill()
         self._process.wait(10)
+
+    def pause(self) -> None:
+        """It does nothing more, and nobody sees why."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """After ``pause``."""
+        self._process.send_signal(signal.SIGCONT)
 
     def history(self) -> list[Handled]:
         """Every call of the listener so far."""
