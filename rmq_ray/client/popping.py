@@ -54,10 +54,11 @@ REFUSALS = {
 class Popper:
     """Of one consumer."""
 
-    def __init__(self, client: ClientInstance, subscription: Subscription, settler: Settler) -> None:
+    def __init__(self, client: ClientInstance, subscription: Subscription, settler: Settler, namespace: str = "") -> None:
         self._client = client
         self._subscription = subscription
         self._settler = settler
+        self._namespace = namespace
         self._attempts = itertools.count(secrets.randbits(62))
         self._missed: dict[str, list[int]] = {}
         self._watched: set[str] = set()
@@ -135,6 +136,7 @@ class Popper:
         """
         head = leased.head
         page = Page(MessageQueue(head.topic, broker_name, head.queue_id), raw, leased.sizes, start, (head.min_offset, head.max_offset))
+        page.namespace = self._namespace
         lease = ClientLease(broker_name, head.topic, head.queue_id, head.lease_id, head.records, head.deadline_ms, self._settler)
         tags = self._subscription.tags if head.topic == self._subscription.topic else frozenset()
         indices = page.tagged(tags) if tags else None

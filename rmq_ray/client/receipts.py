@@ -82,8 +82,8 @@ class ReceivedMessage(MessageExt):
         """Done: it does not come again.
 
         On return the broker has written that down: it outlives the broker's process (a host that loses power may deliver it once more).
-        ``wait=False`` returns at once and tells the broker within 5 ms, or with the next ``receive``. Raises ``ReceiptStale`` when its
-        time was over and it is somebody else's, ``RemotingError`` when no broker answered: it may be acknowledged, ask again.
+        ``wait=False`` returns at once and tells the broker within 5 ms. Raises ``ReceiptStale`` when its time was over and it is somebody
+        else's, ``RemotingError`` when no broker answered: it may be acknowledged, ask again.
         """
         ack_messages((self,), wait)
 
@@ -167,7 +167,7 @@ def mask_of_indices(indices: Sequence[int], count: int) -> int:
     return mask
 
 
-def delay_ms(seconds: float, low_ms: int) -> int:
+def delay_ms(seconds: object, low_ms: int) -> int:
     """Seconds as ms. Raises ``ClientError`` outside of the limits (12 hours at most)."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not low_ms <= seconds * 1000 <= INVISIBLE_MS_MAX:
         raise ClientError(f"a time of {seconds!r} s: give {low_ms / 1000:g} to {INVISIBLE_MS_MAX // 1000} seconds", repr(seconds)[:80])

@@ -30,6 +30,7 @@ from rmq_ray.errors import ClientError, ConfigError, RemotingError, Subscription
 from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
+from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
@@ -51,7 +52,8 @@ class SimpleConsumer:
 
     ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group. ``start_from``: "first" or "last", where a
     group begins that never consumed the topic. ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16).
-    ``ack_timeout``: seconds that settling a message is tried while its broker does not answer. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``ack_timeout``: seconds that settling a message is tried while its broker does not answer.
+    ``namespace``: put before topic and group, taken off the topics of messages. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
     def __init__(  # noqa: PLR0913 - settings by keyword
@@ -64,9 +66,12 @@ class SimpleConsumer:
         start_from: str = "first",
         max_reconsume_times: int = -1,
         ack_timeout: float = 10.0,
+        namespace: str = "",
         client_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._given = (topic, group)
+        topic, group = with_namespace(namespace, topic), with_namespace(namespace, group)
         check_topic(topic)
         check_group(group)
         if start_from not in STARTS:
@@ -75,9 +80,10 @@ class SimpleConsumer:
             raise ConfigError(f"max_reconsume_times must be -1 (the group's setting) or more, not {max_reconsume_times!r}", max_reconsume_times)
         self._arguments = {
             "discovery": discovery, "expression": expression, "start_from": start_from, "max_reconsume_times": max_reconsume_times,
-            "ack_timeout": ack_timeout, "client_id": client_id,
+            "ack_timeout": ack_timeout, "namespace": namespace, "client_id": client_id,
         }  # fmt: skip
         self._subscription = parse_subscription(topic, expression, clock.now_ms())
+        self._namespace = namespace
         self._topic = topic
         self._group = group
         self._start_from = STARTS[start_from]
@@ -112,7 +118,7 @@ class SimpleConsumer:
             self._later = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
             self._later.start()
             self._settler = BrokerSettler(client, self._group, self._ack_timeout_ms, self._later)
-            self._popper = Popper(client, self._subscription, self._settler)
+            self._popper = Popper(client, self._subscription, self._settler, self._namespace)
             self._client = client
             self._state = ServiceState.RUNNING
 
@@ -141,7 +147,7 @@ class SimpleConsumer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as what it was made from: a new consumer that was not started."""
-        return _rebuilt, (self._topic, self._group, self._arguments)
+        return _rebuilt, (*self._given, self._arguments)
 
     # --- use -----------------------------------------------------------------------------------------------------------
 
@@ -172,13 +178,13 @@ class SimpleConsumer:
 
     @property
     def group(self) -> str:
-        """The consumer group."""
+        """The consumer group, with its namespace."""
         return self._group
 
     @property
     def topic(self) -> str:
-        """The topic."""
-        return self._topic
+        """The topic, as it was given."""
+        return self._given[0]
 
     @property
     def state(self) -> ServiceState:
@@ -192,7 +198,7 @@ class SimpleConsumer:
 
     def stats(self) -> dict[str, Any]:
         """Messages since ``start``: ``received``, ``acknowledged``, ``returned`` (nack, extend, reject), ``stale``, ``unanswered`` (of ``ack(wait=False)``)."""
-        found = {"group": self._group, "topic": self._topic, "state": self._state.name, "client_id": self.client_id, "received": self._received}
+        found = {"group": self._group, "topic": self.topic, "state": self._state.name, "client_id": self.client_id, "received": self._received}
         counters = self._settler.counters if self._client is not None else None
         for name in ("acknowledged", "returned", "stale", "unanswered"):
             found[name] = getattr(counters, name, 0)

@@ -31,6 +31,7 @@ log = logging.getLogger("rmq_ray.server.pop")
 QUEUES_MAX = 200_000
 JOURNAL_BYTES_MIN = 4 << 20  # below, the journal is not written anew
 IDLE_MS = 300_000  # a queue that nobody pops and of which nothing is out is forgotten
+CHECKED_MAX = 2_000  # queues that are looked at in one tick
 COMMITTER = "pop"  # stands as the client of every commit made here
 
 
@@ -59,6 +60,7 @@ class PopLedger:
         self._writable = False
         self._last_id = 0
         self._epoch = 0
+        self._to_check: list[Key] = []
         self._loaded = False
         self._closed = False
         self.table = PopTable()
@@ -189,7 +191,10 @@ class PopLedger:
 
     def _forget_idle(self) -> None:
         now_ms = self._clock.now_ms()
-        for key in list(self.table.queues):
+        if not self._to_check:
+            self._to_check = list(self.table.queues)
+        some, self._to_check = self._to_check[-CHECKED_MAX:], self._to_check[:-CHECKED_MAX]
+        for key in some:
             queue = self._checked(key)
             if queue is not None and queue.idle and now_ms - queue.used_ms > IDLE_MS:
                 self._record((EventKind.FORGET, *key))

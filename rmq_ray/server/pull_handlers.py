@@ -264,11 +264,11 @@ class PullHandlers:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]", ResponseCode.SYSTEM_ERROR)
 
     def _filter(self, asked: PullRecords, group: GroupConfig) -> Wanted:
-        if asked.sys_flag & INLINE:
-            return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
         popped = refusal_to_pull(self._tables.members.consumers.find(asked.group))
         if popped is not None:
             raise Refused(popped, ResponseCode.GROUP_IN_OTHER_USE)
+        if asked.sys_flag & INLINE:
+            return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
         return self.filters.subscribed(asked, group)
 
     def _count(self, code: int, result: GetResult) -> None:

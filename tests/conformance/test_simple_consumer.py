@@ -139,6 +139,18 @@ def test_only_what_the_group_subscribed_to_comes(cluster: LiveCluster, expressio
         assert commits(cluster, group, topic) == 3
 
 
+def test_a_namespace_is_put_before_the_names_and_taken_off_what_is_shown(cluster: LiveCluster) -> None:
+    send(cluster, "ns%spaced", [b"x"])
+    with SimpleConsumer("spaced", "g-spaced", discovery=cluster, namespace="ns") as consumer:
+        (message,) = drain(consumer, 1)
+        assert (message.topic, message.queue.topic, consumer.topic, consumer.group) == ("spaced", "ns%spaced", "spaced", "ns%g-spaced")
+        message.nack()
+        (again,) = drain(consumer, 1)
+        assert again.topic == "spaced"
+        again.ack()
+    assert eventually(lambda: commits(cluster, "ns%g-spaced", "ns%spaced") == 1, 15)
+
+
 def test_eight_workers_share_one_queue(cluster: LiveCluster) -> None:
     bodies = [b"%d" % n for n in range(400)]
     queue = MessageQueue("shared", "broker-a", 0)
