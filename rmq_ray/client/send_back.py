@@ -41,6 +41,7 @@ from rmq_ray.remoting.headers import SendBackHeader, SendHeader
 TIMEOUT_MS = 5_000
 BASE_DELAY_LEVEL = 3  # as the broker's own: 3 + how often it failed
 BROKERS_MAX = 3  # tried for the copy of our own
+INT32_MAX = (1 << 31) - 1
 
 log = logging.getLogger("rmq_ray.client.send_back")
 
@@ -82,9 +83,9 @@ class SendBack:
         return any(self._accepted(message, name, self._copy(message, by_broker[name], delay_level)) for name in names)
 
     def _copy(self, message: MessageExt, queue: MessageQueue, delay_level: int) -> Command:
-        failed = message.reconsume_times + 1
+        failed, limit = message.reconsume_times + 1, min(self._retries_max + 1, INT32_MAX)  # of this count the broker allows fewer than that
         if delay_level == DEAD_LETTER_LEVEL:
-            failed = max(failed, self._retries_max)  # the broker makes a dead letter of what failed often enough
+            failed, limit = max(failed, self._retries_max), self._retries_max  # and makes a dead letter of all others
         properties = dict(message.all_properties)
         for name in (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME, TRANSACTION_PREPARED, RECONSUME_TIME, MAX_RECONSUME_TIMES):
             properties.pop(name, None)
@@ -102,7 +103,7 @@ class SendBack:
             reconsume_times=failed,
             unit_mode=False,
             batch=False,
-            max_reconsume_times=self._retries_max,
+            max_reconsume_times=limit,
             broker_name=queue.broker_name,
         )
         return Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=message.stored_body)

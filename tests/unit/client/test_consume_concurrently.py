@@ -167,10 +167,25 @@ def test_what_the_broker_refuses_is_written_into_the_retry_topic_instead() -> No
     rig.consume(*rig.found(work, [0], body=b"again", properties="TRAN_MSG\x01true\x02k\x01v\x02UNIQ_KEY\x01" + "B" * 32))
     (command,) = rig.client.requests(SEND)
     fields = command.fields or {}
-    assert (fields["b"], fields["e"], fields["j"], fields["l"], fields["m"]) == ("%RETRY%g", "0", "1", "16", "false")
+    assert (fields["b"], fields["e"], fields["j"], fields["l"], fields["m"]) == ("%RETRY%g", "0", "1", "17", "false"), "16 more tries, the next one included"
     assert command.body == b"again"
     assert decode_properties(fields["i"]) == {"k": "v", "UNIQ_KEY": "B" * 32, "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "B" * 32, "DELAY": "3"}
     assert rig.offset(work.queue) == 1
+
+
+@pytest.mark.parametrize(("tries_before", "dead"), [(1, False), (2, False), (3, True)])
+def test_by_either_way_a_message_is_tried_as_often(tries_before: int, dead: bool) -> None:
+    """The broker counts a copy that it makes before the failure, one that a client writes after it."""
+    rig, _ = rig_with(RECONSUME_LATER, max_reconsume_times=3)
+    work = rig.take()
+    rig.client.add_topic("%RETRY%g", queues=1)
+    rig.client.answer(BACK, lambda command, _address: command.answer(1, remark="refused"))
+    rig.pull(work)
+    rig.client.pulls[-1].reply(0, 1, [record(work.queue, 0, reconsume_times=tries_before)])
+    rig.consume(*rig.submitted)
+    by_broker, by_copy = rig.client.requests(BACK)[0].fields or {}, rig.client.requests(SEND)[0].fields or {}
+    assert (tries_before >= int(by_broker["maxReconsumeTimes"])) is dead
+    assert (int(by_copy["j"]) >= int(by_copy["l"])) is dead
 
 
 def test_a_rejected_message_written_into_the_retry_topic_counts_as_failed_often_enough() -> None:
