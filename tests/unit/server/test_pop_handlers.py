@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
 from rmq_ray.protocol.filter_tag import tag_subscription
@@ -341,6 +343,56 @@ def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(tm
     worker.beat()
     assert texts(worker.pop()) == [b"b", b"c"]
     assert worker.settle(leased, 0b010) == 0b010, "a receipt that nobody knows is stale"
+    second.close()
+
+
+def test_a_journal_that_lost_its_end_makes_messages_come_again_but_never_vanish(tmp_path: Path) -> None:
+    first = Bench(tmp_path, default_topic_queues=1).open()
+    worker = Worker(first)
+    worker.beat()
+    first.send(TOPIC, 0, [b"%d" % n for n in range(8)])
+    one, other = worker.pop(3), worker.pop(3)
+    worker.settle(one[0], 0b010)
+    worker.settle(other[0], 0b100)
+    worker.settle(one[0], 0b001, Settle.CHANGE, 1_000)
+    worker.pop(1)
+    first.close()
+    journal = tmp_path / "store" / "rmq_ray" / "pop.journal"
+    whole = journal.read_bytes()
+    unsettled = {b"0", b"2", b"3", b"4", b"6", b"7"}
+    for length in range(8, len(whole), 89):
+        journal.write_bytes(whole[:length])
+        copy = tmp_path / f"cut-{length}"
+        shutil.copytree(tmp_path / "store", copy / "store")
+        again = Bench(copy, clock=ManualClock(first.clock.now_ms() + 1), default_topic_queues=1).open(create=False)
+        worker = Worker(again)
+        worker.beat()
+        found = set(texts(worker.pop()))
+        pass_ms(again, 31_000)
+        found |= set(texts(worker.pop()))
+        assert unsettled <= found, (length, found)
+        again.close()
+
+
+def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_place(tmp_path: Path) -> None:
+    first = Bench(tmp_path, default_topic_queues=1).open()
+    worker = Worker(first)
+    worker.beat()
+    first.send(TOPIC, 0, [b"kept"])
+    ledger = first.core.pops.ledger
+    (leased,) = worker.pop()
+    key = (GROUP, TOPIC, 0)
+    ledger.grant(key, range(1, 4), 4, PopRecords(GROUP, TOPIC, 8, 1 << 20, 30_000))
+    first.close()
+    second = Bench(tmp_path, clock=first.clock, default_topic_queues=1).open(create=False)
+    queue = second.core.pops.ledger.find(key)
+    assert queue is not None and (queue.next_offset, queue.in_flight) == (1, 1)
+    worker = Worker(second)
+    worker.beat()
+    second._sequence = first._sequence
+    second.send(TOPIC, 0, [b"new"])
+    assert texts(worker.pop()) == [b"new"]
+    assert worker.settle(leased, 1) == 0
     second.close()
 
 
