@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ FOREIGN_DISK_CAPS = (8, 64 << 10)
 IN_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio
 _DENSE = 4  # a span is read at once when it is at most this many times its wanted bytes
 _SPAN_MAX = 8 << 20
+_GAP_MAX = 32 << 10  # bytes of others between two records that are read along: that costs less than another read
 _FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
@@ -124,17 +126,16 @@ class LogReader:
         if not len(rows):
             return result
         result.suggest_slave = self._log.end - int(offsets[-1]) > self._memory_bytes
-        data = self._read_adjacent(offset, rows, offsets, sizes) if len(rows) > _FEW else None
-        if data is not None:
-            result.sizes, result.parts, result.status = sizes.astype(np.int32), [data], GetMessageStatus.FOUND
-            return result
-        if len(rows) > _FEW or isinstance(rows, np.ndarray):
-            rows, offsets, sizes = rows.tolist(), offsets.tolist(), sizes.tolist()
-        kept, result.parts = self._read_records(offset, rows, offsets, sizes)
+        if len(rows) > _FEW:
+            kept, result.parts = self._read_many(offset, rows, offsets, sizes)
+        else:
+            if isinstance(rows, np.ndarray):
+                rows, offsets, sizes = rows.tolist(), offsets.tolist(), sizes.tolist()
+            kept, result.parts = self._read_records(offset, rows, offsets, sizes)
         result.sizes = np.array(kept, np.int32)
         result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
         if not kept:
-            gone = offsets[-1] < self._log.begin  # with its segment: what else was in there is not worth a look
+            gone = int(offsets[-1]) < self._log.begin  # with its segment: what else was in there is not worth a look
             result.next_offset = max(result.next_offset, queue.min_offset, queue.first_at(self._log.begin) if gone else 0)
         return result
 
@@ -149,16 +150,39 @@ class LogReader:
             total += size
         return len(offsets)
 
-    def _read_adjacent(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> bytes | None:
-        """The bytes of many records that lie back to back and are all sound; None when it is not as simple as that."""
-        first, length = int(offsets[0]), int(sizes.sum())
-        if int(offsets[-1]) + int(sizes[-1]) - first != length or length > _SPAN_MAX:
+    def _read_many(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> tuple[list[int], list[Any]]:
+        """``_read_records`` of many: those that lie near one another are read and checked at once, and one by one only where that fails."""
+        segments = offsets // self._log.chain.segment_bytes
+        apart = (offsets[1:] - (offsets[:-1] + sizes[:-1]) > _GAP_MAX) | (segments[1:] != segments[:-1])
+        edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(rows)]
+        kept: list[int] = []
+        parts: list[Any] = []
+        for begin, end in pairwise(edges):
+            span = (rows[begin:end], offsets[begin:end], sizes[begin:end])
+            found = self._read_span(offset, *span)
+            one_by_one = self._read_records(offset, *(values.tolist() for values in span)) if found is None else (span[2].tolist(), found)
+            kept += one_by_one[0]
+            parts += one_by_one[1]
+        return kept, parts
+
+    def _read_span(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> list[Any] | None:
+        """Buffers of records that lie near one another, each of those that stand back to back; None when they are not all sound."""
+        first, ends = int(offsets[0]), offsets + sizes
+        length = int(ends[-1]) - first
+        if length > _SPAN_MAX:
             return None
         try:
             data = self._log.read(first, length)
         except StoreMissing:
             return None
-        return data if len(data) == length and _are_sound(data, first, offset + rows, offsets, sizes) else None
+        if len(data) != length or not _are_sound(data, first, offset + rows, offsets, sizes):
+            return None
+        breaks = np.flatnonzero(offsets[1:] != ends[:-1])
+        if not len(breaks):
+            return [data]
+        view = memoryview(data)
+        begins = [0, *(offsets[breaks + 1] - first).tolist()]
+        return [view[begin:end] for begin, end in zip(begins, [*(ends[breaks] - first).tolist(), length], strict=True)]
 
     def _read_records(self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]) -> tuple[list[int], list[Any]]:
         """(sizes, buffers) of the records that are sound."""

@@ -6,6 +6,7 @@ import pytest
 
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.record import decode_record
 from tests.support.store_rig import ROOT, StoreRig, small_config
 
 
@@ -99,3 +100,41 @@ def test_a_foreign_read_from_disk_ends_at_64_kib_and_one_from_memory_at_256() ->
     rig.store.opened.reader._memory_bytes = 0
     assert rig.store.get_messages("TopicTest", 0, 0, 1_000, 1 << 30, None, foreign=True).count == 4
     assert rig.store.get_messages("TopicTest", 0, 0, 1_000, 1 << 30, None).count == 40, "our own readers have no such caps"
+
+
+def bodies_of(rig: StoreRig, offset: int, count: int, queue_id: int = 0, codes: frozenset[int] | None = None) -> tuple[list[bytes], int]:
+    """(bodies, next offset) of a read."""
+    found = rig.store.get_messages("TopicTest", queue_id, offset, count, 1 << 20, codes)
+    data, bodies, at = b"".join(bytes(part) for part in found.parts), [], 0
+    for size in found.sizes.tolist():
+        bodies.append(decode_record(data, at).body)
+        at += size
+    assert at == len(data)
+    return bodies, found.next_offset
+
+
+def interleaved(rounds: int, frame: int) -> tuple[StoreRig, list[bytes]]:
+    """Frames of two queues by turns, in segments of 64 KiB; what lies in queue 0."""
+    rig = StoreRig(config=small_config(segment_bytes=1 << 16))
+    expected = [b"%d" % i * 40 for i in range(rounds * frame)]
+    for start in range(0, len(expected), frame):
+        rig.send(expected[start : start + frame], 2 * start)
+        rig.send([b"other" * 30] * frame, 2 * start + 1, queue_id=1)
+    return rig, expected
+
+
+@pytest.mark.parametrize(("rounds", "frame"), [(8, 30), (100, 1), (3, 200)])
+def test_records_between_those_of_other_queues_are_read_whole_and_in_order(rounds: int, frame: int) -> None:
+    rig, expected = interleaved(rounds, frame)
+    assert bodies_of(rig, 0, 1_000) == (expected, len(expected))
+    assert bodies_of(rig, 7, 40) == (expected[7:47], 47)
+
+
+def test_one_damaged_record_among_many_is_left_out_and_counted_and_the_others_come() -> None:
+    rig, expected = interleaved(8, 30)
+    log_offset = rig.records()[100].log_offset
+    segment = log_offset // (1 << 16) * (1 << 16)
+    rig.disk.flip(f"{ROOT}/commitlog/{segment:020d}", log_offset - segment + 90)
+    found, next_offset = bodies_of(rig, 0, 1_000)
+    assert (found, next_offset) == (expected[:100] + expected[101:], 240)
+    assert rig.store.status()["quarantined"] == 1
