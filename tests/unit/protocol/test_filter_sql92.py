@@ -89,7 +89,7 @@ def test_keywords_have_any_case_properties_have_theirs_and_comments_are_blanks()
 
 
 def test_the_last_of_several_values_counts_and_a_name_within_a_name_does_not() -> None:
-    assert verdict("a = '2'", b"a\x011\x02xa\x013\x02a\x012\x02") is True
+    assert verdict("a = '2'", b"a\x011\x02xa\x013\x02a\x014\x02a\x012\x02") is True
     assert verdict("a IS NULL", b"xa\x013\x02ab\x014") is True and verdict("a IS NULL", b"a\x01\x02b\x011") is True
 
 

@@ -160,6 +160,17 @@ def test_a_held_pull_ends_at_its_deadline_with_the_offset_it_came_to(bench: Benc
     assert answer.code == ResponseCode.PULL_NOT_FOUND and page is not None and page.next_offset == 3
 
 
+def test_a_held_pull_is_not_held_on_beyond_its_deadline(bench: Bench) -> None:
+    fill(bench, 1)
+    peer = FakePeer()
+    hold(bench, peer, 1)
+    bench.clock.advance_ms(15_000)
+    fill(bench, 2)
+    (answer,) = peer.sent
+    page = page_of(answer)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and page is not None and page.next_offset == 2
+
+
 # --- the table ---
 
 
