@@ -116,10 +116,10 @@ class ArrowSending:
             outcome.message_ids = load.message_ids
             return Delivery(load, queue, attempts, self._queue is not None)
 
-        job = Job(outcome, prepare, queue.broker_name, self._queue, frame.weight)
+        job = Job(outcome, prepare, queue.broker_name, queue, frame.weight, ordered=self._queue is not None)
         self._sent.append((frame, outcome))
-        if core.launcher.admit(job):
-            core.launcher.launch(job)
+        core.launcher.admit(job)
+        core.launcher.launch(job)
 
     def _encode(self, frame: ArrowFrame, queue: MessageQueue, wait_ms: float) -> RecordsLoad:
         identity, now_ms = self._core.identity, self._core.clock.now_ms()

@@ -171,8 +171,8 @@ class Accumulator:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""
         del self._open[batch.key]
         prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731 - a bound method cannot carry the batch
-        job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue if batch.ordered else None, batch.weight)
-        batch.job = job if self._launcher.admit(job) else None
+        batch.job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue, batch.weight, batch.ordered)
+        self._launcher.admit(batch.job)
         return batch
 
     def _ship(self, batch: OpenBatch) -> None:

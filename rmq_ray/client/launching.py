@@ -6,7 +6,7 @@
                                                   finished <───────┘  slot freed, next of the lane, futures completed
 
 Decides nothing about retries (``protocol.retry``) or batches (``client.batching``). Invariants: at most ``frames_in_flight_max``
-jobs of a broker hold a slot, from the first message of a batch until its answer; an ordered queue has one frame out; a job is
+jobs of a broker hold a slot, from the first message of a batch until its answer; frames of a queue leave in order (``client.lanes``); a job is
 finished exactly once; the reader thread never encodes, writes, waits or runs users' callbacks.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from rmq_ray.client.lanes import Lanes
 from rmq_ray.client.send_future import BatchOutcome
 from rmq_ray.client.sending import Delivery, Outcome, Sending, store_id
 from rmq_ray.client.timers import Timers
@@ -39,14 +39,28 @@ class Job:
     ``wait`` False it raises ``BrokerBusy`` instead and is called again later.
     """
 
-    __slots__ = ("busy_until_ms", "delivery", "done", "kept", "lane", "outcome", "prepare", "slot_of", "weight")
+    __slots__ = (
+        "busy_until_ms", "delivery", "done", "holds", "kept", "lane", "number", "ordered", "outcome", "prepare", "slot_of", "waiting", "weight",
+    )  # fmt: skip
 
-    def __init__(self, outcome: BatchOutcome, prepare: Callable[[bool], Delivery], slot_of: str | None, lane: MessageQueue | None, weight: int = 0) -> None:  # noqa: PLR0913 - a unit
+    def __init__(  # noqa: PLR0913 - a unit
+        self,
+        outcome: BatchOutcome,
+        prepare: Callable[[bool], Delivery],
+        slot_of: str | None,
+        lane: MessageQueue | None,
+        weight: int = 0,
+        ordered: bool = False,
+    ) -> None:
         self.outcome = outcome
         self.prepare = prepare
         self.slot_of = slot_of
         self.weight = weight
         self.lane = lane
+        self.ordered = ordered
+        self.holds = False
+        self.number = 0
+        self.waiting: Callable[[], None] | None = None
         self.delivery: Delivery | None = None
         self.done = False
         self.busy_until_ms: float | None = None  # no frame id was free: given up then
@@ -100,22 +114,34 @@ class Launcher:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._jobs: set[Job] = set()
-        self._lanes: dict[MessageQueue, deque[Job]] = {}
+        self._lanes: Lanes[Job] = Lanes()
 
-    def admit(self, job: Job) -> bool:
-        """Take responsibility for a job, in the order of the calls; True = launch it now, False = its lane's turn will come."""
+    def admit(self, job: Job) -> None:
+        """Take responsibility for a job. The jobs of a lane leave in the order of these calls; ``launch`` follows, in any order."""
         with self._lock:
             self._jobs.add(job)
-            if job.lane is None:
-                return True
-            waiting = self._lanes.get(job.lane)
-            if waiting is not None:
-                waiting.append(job)
-                return False
-            self._lanes[job.lane] = deque()
-            return True
+            self._lanes.add(job)
 
     def launch(self, job: Job) -> None:
+        """Launch a job, or what its lane has before it; another thread that is at it, or the end of what holds the lane, may launch it as well."""
+        if job.lane is None:
+            self._begin(job)
+        else:
+            self._work_off(job.lane)
+
+    def _work_off(self, queue: MessageQueue) -> None:
+        while True:  # ends: each round takes one job out of the lane
+            with self._lock:
+                job = self._lanes.next(queue)
+            if job is None:
+                return
+            try:
+                self._begin(job)
+            finally:
+                with self._lock:
+                    self._lanes.launched(queue)
+
+    def _begin(self, job: Job) -> None:
         """Encode if need be and begin an attempt; returns when the bytes are handed to the connection. Never raises."""
         try:
             delivery = job.delivery
@@ -133,6 +159,9 @@ class Launcher:
         except Exception as error:  # noqa: BLE001 - futures must end whatever goes wrong in encoding
             log.exception("a batch for %s could not be sent", job.outcome.queue)
             self._finish(job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}"))
+        except BaseException:  # Ctrl-C in the launching thread: nobody else would end the job, and its lane would wait for it
+            self._finish(job, SendUnknown(f"sending to {job.outcome.queue} was interrupted; the message may be stored", job.outcome.queue.topic))
+            raise
 
     def _prepare(self, job: Job) -> Delivery | None:
         """The job's delivery; None = the worker looks again soon. It must not wait itself: the frames that keep ids are repeated by it."""
@@ -145,8 +174,20 @@ class Launcher:
                 job.busy_until_ms = now + self._sending.config.send_timeout_ms
             if not in_worker or now >= job.busy_until_ms:
                 raise
-            self._worker.after(BUSY_PAUSE_MS, lambda: self.launch(job))
+            self._later(BUSY_PAUSE_MS, job, lambda: self._begin(job))
         return job.delivery
+
+    def _later(self, delay_ms: float, job: Job, action: Callable[[], None]) -> None:
+        """The worker goes on with this job; newer ones of its lane wait."""
+        with self._lock:
+            self._lanes.hold(job)
+        self._worker.after(delay_ms, lambda: self._in_turn(job, action))
+
+    def _in_turn(self, job: Job, action: Callable[[], None]) -> None:
+        with self._lock:
+            may_go = self._lanes.may_go(job, action)
+        if may_go:
+            action()
 
     def wait_idle(self, timeout_ms: float, jobs: set[Job] | None = None) -> bool:
         """Wait until the given jobs (None = all there are now) are finished; False when they are not in time."""
@@ -183,7 +224,7 @@ class Launcher:
         if decision.step is Step.GIVE_UP:
             self._finish(job, None if job.kept else delivery.error(now))
         else:
-            self._worker.after(decision.delay_ms, lambda: self._again(job, delivery, decision))
+            self._later(decision.delay_ms, job, lambda: self._again(job, delivery, decision))
 
     def _keep(self, job: Job, delivery: Delivery, answer: Command) -> bool:
         """Write an answer that says stored into the outcome; False when it cannot be read (the job is finished then)."""
@@ -203,7 +244,7 @@ class Launcher:
 
     def _again(self, job: Job, delivery: Delivery, decision: Decision) -> None:
         self._sending.follow(delivery, decision)
-        self.launch(job)
+        self._begin(job)
 
     def _too_late(self, job: Job, delivery: Delivery) -> None:
         if job.kept:
@@ -216,7 +257,7 @@ class Launcher:
             if job.done:
                 return
             job.done = True
-            following = self._next_of_lane(job)
+            followed, action = self._lanes.ended(job)
         if job.slot_of is not None:
             self._slots.free(job.slot_of, job.weight)
         if job.delivery is not None:
@@ -225,17 +266,11 @@ class Launcher:
         with self._lock:
             self._jobs.discard(job)
             self._idle.notify_all()
-        if following is not None:
-            self._worker.after(0.0, lambda: self.launch(following))
+        if action is not None:
+            self._worker.after(0.0, action)
+        if followed and job.lane is not None:
+            queue = job.lane
+            self._worker.after(0.0, lambda: self._work_off(queue))
 
     def _run_callbacks(self, callbacks: Callable[[], None]) -> None:
         self._worker.after(0.0, callbacks)
-
-    def _next_of_lane(self, job: Job) -> Job | None:
-        if job.lane is None:
-            return None
-        waiting = self._lanes.get(job.lane)
-        if waiting:
-            return waiting.popleft()
-        self._lanes.pop(job.lane, None)
-        return None

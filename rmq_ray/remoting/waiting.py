@@ -125,12 +125,12 @@ class WaitingTable:
                 waiter.resolve(RequestTimeout(f"{self._peer} did not answer in time; the request may have been processed", self._peer))
 
     def fail_all(self, reason: str) -> None:
-        """The connection is dead: every request ends, with ``ConnectFailed`` where nothing of it had been sent."""
+        """The connection is dead: every request ends, the oldest first, with ``ConnectFailed`` where nothing of it had been sent."""
         while self._waiting:
             try:
-                _, waiter = self._waiting.popitem()
-            except KeyError:
-                break
+                waiter = self._waiting.pop(next(iter(self._waiting)))
+            except (KeyError, RuntimeError, StopIteration):  # another thread put or took one in between: look again
+                continue
             waiter.resolve(lost(self._peer, reason) if waiter.sent else not_sent(self._peer, reason))
         self.timed.clear()
 

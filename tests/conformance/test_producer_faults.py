@@ -279,3 +279,25 @@ def test_messages_of_many_threads_that_open_a_batch_at_once_do_not_make_it_too_l
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
             assert set(threads.map(send, range(12))) == {SendStatus.SEND_OK}
     assert max(len(arrival.records) for arrival in cluster.broker.arrivals) == 1
+
+
+def test_a_batch_that_is_sent_again_is_not_overtaken_by_later_ones_of_its_queue(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda _arrival, number: "refuse" if number < 3 else None
+    queue = MessageQueue("orders", cluster.broker.name, 0)
+    with Producer("web", discovery=cluster, retries=16, send_timeout_ms=10_000, batch_messages_max=5, linger_ms=0.5) as producer:
+        futures = [producer.send_async("orders", b"%d" % n, queue=queue) for n in range(200)]
+        offsets = [future.result(20).queue_offset for future in futures]
+    assert offsets == sorted(offsets)
+    assert [record.body for record in cluster.broker.stored["orders", 0]] == [b"%d" % n for n in range(200)]
+
+
+def test_batches_that_linger_and_batches_that_are_full_leave_in_the_order_of_the_calls(cluster: TinyCluster) -> None:
+    queue = MessageQueue("orders", cluster.broker.name, 1)
+    pause = threading.Event()
+    with Producer("web", discovery=cluster, batch_messages_max=7, linger_ms=0.2) as producer:
+        for n in range(3_000):
+            producer.send_async("orders", b"%d" % n, queue=queue)
+            if n % 50 == 0:
+                pause.wait(0.0004)
+        producer.flush(20)
+    assert [record.body for record in cluster.broker.stored["orders", 1]] == [b"%d" % n for n in range(3_000)]
