@@ -88,5 +88,7 @@ def main(cluster: str = "default") -> int:
 
 if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False)
-    rmq.start(store_path="rmq-data")
-    raise SystemExit(main())
+    queue = rmq.start("default", store_path="rmq-data")
+    code = main()
+    queue.stop()
+    raise SystemExit(code)

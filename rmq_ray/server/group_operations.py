@@ -68,7 +68,7 @@ class GroupOperations:
         """222: tell every member of the group where each queue of the topic goes on; the answer lists the positions."""
         header = ResetOffsetHeader.from_fields(command.fields)
         group, store, config = self._online(header.group), self._store(), self._topics.get(header.topic)
-        if group.consume_type is not ConsumeType.CONSUME_PASSIVELY:
+        if group.consume_type is ConsumeType.CONSUME_ACTIVELY:
             raise Refused(f"members of group {header.group} pull by themselves and would not be moved: stop them first", ResponseCode.SYSTEM_ERROR)
         if config is None:
             raise Refused(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}", ResponseCode.SYSTEM_ERROR)
@@ -94,6 +94,10 @@ class GroupOperations:
         def tell(found: dict[MessageQueue, int]) -> Command:
             fields = ResetOffsetHeader(header.topic, header.group, header.timestamp_ms).to_fields()
             body = bodies_groups.encode_offsets(found)
+            if group.consume_type is ConsumeType.CONSUME_POP:  # no member has a queue: what is out is void
+                for queue, target in found.items():
+                    self._offsets.commit(header.topic, header.group, queue.queue_id, target, command.opaque, administrator=True)
+                return command.answer(fields={}, body=body)
             for channel in list(group.channels):
                 self._number += 1
                 cast(Peer, channel).send(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._number & 0x7FFFFFFF, FLAG_ONEWAY, fields, body))

@@ -47,7 +47,10 @@ class PopCounters:
 
 
 class PopLedger:
-    """``freed(group)``: told after messages of a queue that was full were settled. ``full``: those queues; who finds one full adds it."""
+    """``freed(group)``: told when a group may get what it could not before: a queue was full, or the group was moved.
+
+    ``full``: queues that a pop found full; who finds one adds it.
+    """
 
     def __init__(self, journal: PopJournal, offsets: OffsetTable, clock: Clock, offload: Offload) -> None:
         self._journal = journal
@@ -210,6 +213,7 @@ class PopLedger:
         if queue.in_flight:
             log.info("offset of group %s in queue %d of %s was set to %s: receipts of what is out there are void", key[0], key[2], key[1], stored)
         self._record((EventKind.FORGET, *key))
+        self.freed(key[0])
         return None
 
     def _record(self, event: Event) -> None:

@@ -11,11 +11,14 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.filter_tag import tag_subscription
 from rmq_ray.remoting import bodies
+from rmq_ray.remoting.bodies_groups import encode_offsets
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.headers_groups import ResetOffsetHeader
 from rmq_ray.remoting.pops import LeasedRecords, PopRecords, Settle, Settlement, pack_pop, pack_settle, unpack_popped, unpack_stale
 from rmq_ray.store.record import Record, decode_record
 from tests.support.broker_bench import Bench
@@ -412,6 +415,20 @@ def test_an_administrator_who_moves_the_offset_voids_what_is_out(bench: Bench, w
     assert texts(worker.pop()) == [b"b", b"c"]
     assert worker.settle(leased, 0b111) == 0b111
     assert commits(bench)[TOPIC] == {0: 1}
+
+
+def test_a_group_is_moved_while_its_workers_run_and_those_who_wait_are_served(bench: Bench, worker: Worker) -> None:
+    bench.send(TOPIC, 0, [b"a", b"b", b"c"])
+    (leased,) = worker.pop()
+    worker.settle(leased, 0b111)
+    assert bench.core.handle(worker.pop_command(wait_ms=10_000), worker) is None
+    worker.take()
+    fields = ResetOffsetHeader(TOPIC, GROUP, -1, force=True).to_fields()
+    body = encode_offsets({MessageQueue(TOPIC, "broker-a", 0): 1})
+    assert bench.ask(Code.INVOKE_BROKER_TO_RESET_OFFSET, fields, body).code == 0
+    assert commits(bench)[TOPIC] == {0: 1}
+    pass_ms(bench, 1_000)
+    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"b", b"c"]]
 
 
 def test_push_consumers_cannot_join_a_group_that_pops_and_are_told_by_whom_it_is_used(bench: Bench, worker: Worker) -> None:
