@@ -211,6 +211,22 @@ def test_a_group_is_pushed_or_popped_not_both(cluster: LiveCluster, caplog: pyte
     assert any("g-modes is used by simple consumers" in record.message for record in caplog.records), "the push consumer's log says why it gets nothing"
 
 
+def test_administration_sees_workers_and_their_lag_and_can_move_them(cluster: LiveCluster) -> None:
+    admin = Admin(cluster)
+    admin.create_topic("admin", queues=1)
+    send(cluster, "admin", [b"%d" % n for n in range(5)])
+    with SimpleConsumer("admin", "g-admin", discovery=cluster) as consumer:
+        messages = drain(consumer, 5)
+        consumer.ack_all(messages[:3])
+        lag = {row["topic"]: row["lag"] for row in admin.group_lag("g-admin")}
+        assert lag["admin"] == 2
+        assert [row["client_id"] for row in admin.group_clients("g-admin")] == [consumer.client_id]
+        consumer.ack_all(messages)
+        admin.seek_group("g-admin", "admin", "first", execute=True)
+        assert [message.body for message in drain(consumer, 5)] == [b"%d" % n for n in range(5)]
+    admin.close()
+
+
 def test_a_queue_that_is_full_of_work_is_told_with_a_type(tmp_path: Path) -> None:
     with LiveCluster(tmp_path) as cluster:
         core = cluster.brokers[0]._core
