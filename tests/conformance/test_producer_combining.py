@@ -134,11 +134,18 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         queue = core.next_queue("orders", 1000.0)
         for _ in range(FRAMES_ALONE_MAX):
             assert core.combiner.enter(Outgoing("orders", b"alone", ""), queue) is None
-        places = [core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue) for n in range(3)]
+        gate = threading.Barrier(3)  # each in a thread of its own: a thread has one lock
+
+        def enter(n: int) -> object:
+            gate.wait(10)
+            return core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue)
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            places = list(pool.map(enter, range(3)))
         for _ in range(FRAMES_ALONE_MAX):
             core.combiner.leave(queue)
         for place in places:
             assert place is not None
-            core.combiner._go(*place)
+            core.combiner._go(*place)  # type: ignore[misc]
         eventually(lambda: core.combiner._out == {})
         assert producer.send("orders", b"after")
