@@ -198,9 +198,9 @@ class AsyncProducer:
         namespace = self._config.namespace
         topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
         queues = await frames.queues(topic)
-        if queue is not None and queue.topic != topic:
-            raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
-        return await frames.send_frames(parts, queue or frames.next_queue(queues), queue is not None, timeout_ms, self._steps)
+        assert self._core is not None
+        target = frames.next_queue(queues) if queue is None else self._core.choose(topic, queue, None, 0.0)
+        return await frames.send_frames(parts, target, queue is not None, timeout_ms, self._steps)
 
     async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""

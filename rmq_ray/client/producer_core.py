@@ -182,11 +182,11 @@ class ProducerCore:
         """Round robin over the topic's queues."""
         return self.choice.next(self.find_queues(topic, timeout_ms), self.turns.of(topic))
 
-    def choose(self, topic: str, queue: MessageQueue | None, message_group: str | None, timeout_ms: float) -> MessageQueue:
+    def choose(self, topic: str, queue: object, message_group: str | None, timeout_ms: float) -> MessageQueue:
         """The queue of a message that must not go anywhere else, given or by its group."""
         if message_group is not None:
             return self.groups.choose(topic, message_group, self.find_queues(topic, timeout_ms))
-        if queue is None or queue.topic != topic:
+        if not isinstance(queue, MessageQueue) or queue.topic != topic:
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
         if self.instance.broker_address(queue.broker_name) is None:
             self.find_queues(topic, timeout_ms)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
