@@ -328,26 +328,34 @@ def test_a_queue_that_is_to_leave_hands_out_nothing_more_and_says_when_it_has_en
 
 
 def test_a_fault_of_settling_ends_neither_thread_nor_queue_and_skips_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = OrderlyRig(concurrency=1, suspend_queue_ms=10)
+    rig = OrderlyRig(Answers(Reject), concurrency=1, suspend_queue_ms=10)
     work = rig.take_locked()
     broken = threading.Event()
-    update = rig.parts.offsets.update
 
-    def failing(*args: Any, **more: Any) -> None:
-        if not broken.is_set():
-            broken.set()
-            raise RuntimeError("planted")
-        update(*args, **more)
+    def failing(_message: object) -> bool:
+        broken.set()
+        raise RuntimeError("planted")
 
-    monkeypatch.setattr(rig.parts.offsets, "update", failing)
+    monkeypatch.setattr(rig.send_back, "dead_letter", failing)
     rig.orderly.start()
-    rig.pulled(work, 0)
+    rig.pulled(work, 0, 1)
     assert broken.wait(5)
-    assert rig.orderly.stop(5_000)
+    assert rig.orderly.stop(5_000), "the thread lives on, and ends when it is told to"
     rig.orderly._stopping = False
     rig.advance(10)
     rig.work_off()
-    assert rig.calls[0] == [0] and work.lease is not None and not work.lease.busy
+    assert rig.calls == [[0], [0], [1]] and work.lease is not None and not work.lease.busy
+
+
+def test_a_queue_that_stays_after_all_while_its_thread_is_just_leaving_it_is_not_forgotten() -> None:
+    rig = OrderlyRig()
+    work = rig.take_locked()
+    lease = work.lease
+    assert lease is not None
+    rig.pulled(work, 0)
+    rig.orderly._ready.get_nowait()  # its thread has seen that the queue leaves, and in this moment it stays
+    rig.orderly._rest(work, lease)
+    assert rig.work_off() == 1 and rig.calls == [[0]]
 
 
 def test_on_stop_the_running_listener_ends_and_nothing_more_is_handed_out() -> None:

@@ -20,6 +20,7 @@ from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
 from tests.support.scripted_client import ScriptedClient
+from tests.support.waiting import eventually
 
 LOCK, UNLOCK, UPDATE, LEAVE = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
 
@@ -101,10 +102,7 @@ def test_a_lost_queue_is_dropped_uncommitted_and_taken_anew_by_the_next_balance(
 def test_it_leaves_by_telling_offsets_then_unlocking_then_leaving_the_group() -> None:
     engine, client = engine_of(orderly=True, concurrency=1)
     engine.begin()
-    for _ in range(500):
-        if len(engine.parts.assigned.snapshot()) == 2:
-            break
-        threading.Event().wait(0.01)
+    eventually(lambda: len(engine.parts.assigned.snapshot()) == 2)
     names = {thread.name for thread in threading.enumerate()}
     assert {"rmq-locks-g", "rmq-consume-g-0", "rmq-rebalance-g", "rmq-later-g"} <= names
     for queue in engine.parts.assigned.snapshot():

@@ -172,6 +172,24 @@ def test_the_refreshing_thread_asks_after_one_second_and_then_every_twenty() -> 
     assert [b - a for a, b in zip(times, times[1:], strict=False)] == [20_000, 20_000]
 
 
+def test_however_long_an_answer_takes_a_lock_is_as_old_as_the_question() -> None:
+    rig = joined()
+
+    def slowly(command: Command, address: Any) -> Command:
+        answer = rig._lock(command, address)
+        rig.clock.advance_ms(800)
+        return answer
+
+    rig.client.answer(LOCK, slowly)
+    asked_ms = rig.clock.monotonic_ms()
+    rig.balance.rebalance()
+    for _ in range(2):
+        leases = [work.lease for work in rig.parts.assigned.snapshot().values() if work.lease is not None]
+        assert len(leases) == 4 and all(lease.is_held(asked_ms + 30_000) and not lease.is_held(asked_ms + 30_001) for lease in leases)
+        asked_ms = rig.clock.monotonic_ms()
+        rig.leases.refresh()
+
+
 def test_a_refresh_that_gets_no_answer_changes_nothing_but_the_age() -> None:
     rig = joined()
     rig.balance.rebalance()

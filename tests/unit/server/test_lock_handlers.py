@@ -121,6 +121,14 @@ def test_a_zombie_cannot_commit_after_the_queue_was_given_back_nor_by_a_fresh_co
     assert stored(bench) is None
 
 
+def test_nobody_is_an_administrator_by_naming_a_lock(bench: Bench) -> None:
+    bench.send(bodies_=[b"x"] * 9)
+    epoch = lock(bench, "c1")
+    fresh = FakePeer(port=9)
+    assert commit(bench, fresh, 10, epoch) == ResponseCode.SYSTEM_ERROR, "the log ends at 9"
+    assert commit(bench, fresh, 9, epoch) == 0 and commit(bench, fresh, 4, epoch) == 0 and stored(bench) == 4, "the holder may go back"
+
+
 def test_a_zombies_pull_commits_nothing(bench: Bench) -> None:
     zombie = member(bench, "c1", 1)
     bench.send(bodies_=[b"x"] * 9)
