@@ -13,6 +13,7 @@ process boundary.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,6 +90,7 @@ class Producer:
         self._body_bytes_max = config.body_bytes_max
         self._plain_topics: set[str] = set()
         self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
+        self._plain_below = sys.maxsize if self._steps is None else self._steps.plain_below
         _living.add(self)
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -203,9 +205,10 @@ class Producer:
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         unplaced = queue is None and selector is None and message_group is None
         untimed = not delay_level and delay is None and deliver_at is None
-        topic = topic_or_message if unplaced and untimed and self._steps is None and isinstance(topic_or_message, str) else None
+        plain = unplaced and untimed and isinstance(body, bytes) and len(body) < self._plain_below
+        topic = topic_or_message if plain and isinstance(topic_or_message, str) else None
         if topic is not None and (topic in self._plain_topics or self._is_plain(topic)):
-            content = body if isinstance(body, bytes) and 0 < len(body) <= self._body_bytes_max else check_body(body, self._body_bytes_max)
+            content = body if body and len(body) <= self._body_bytes_max else check_body(body, self._body_bytes_max)
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
             return core.batches.append(topic, content, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)

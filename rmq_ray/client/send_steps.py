@@ -42,6 +42,9 @@ class SendSteps:
         self._own = tuple(hooks)
         self.hooks: tuple[SendHook, ...] = self._own
         self._trace = config.trace
+        only_compression = not (hooks or checks or config.namespace or config.trace)
+        self.plain_below = config.compress_over_bytes if only_compression else 0
+        """Shorter bodies have no steps at all."""
         self._checks = tuple(checks)
         self._group = config.group
         self._namespace = config.namespace

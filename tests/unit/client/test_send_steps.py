@@ -165,3 +165,9 @@ def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows()
     assert made.placement(None) is None and steps(trace=True).placement((whole[0], None, None, None)) == (whole[0], None, None, None)
     with pytest.raises(ClientError):
         made.name(Outgoing("o" * 126, b"x", ""))
+
+
+def test_bodies_too_short_to_compress_have_no_steps_unless_something_else_wants_them() -> None:
+    assert steps(compression="zlib").plain_below == 4_096 and steps(compression="zlib", compress_over_bytes=10).plain_below == 10
+    wanted: list[dict[str, Any]] = [{"namespace": "ns"}, {"trace": True}, {"hooks": [Witness("1", [])]}, {"checks": [print]}]
+    assert all(steps(compression="zlib", **each).plain_below == 0 for each in wanted)
