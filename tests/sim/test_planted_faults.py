@@ -30,13 +30,11 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """``told``: what the checkers must say. ``faults``: kinds of actions, None = as drawn. ``messages``: 0 = as drawn."""
+    """``told``: what the checkers must say. ``changes``: of the plans drawn, so that it does not take many of them."""
 
     plant: Plant
-    orderly: bool
     told: str
-    faults: tuple[str, ...] | None = None
-    messages: int = 0
+    changes: dict[str, Any]
 
 
 def commit_past_unfinished(patch: pytest.MonkeyPatch) -> None:
@@ -114,22 +112,28 @@ def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rebalancer, "first_offset", lambda rebalancer, queue: (found := first_offset(rebalancer, queue)) and found + 1)
 
 
+CONCURRENT: dict[str, Any] = {"orderly": False}
+ORDERLY: dict[str, Any] = {"orderly": True}
+ZOMBIES = ORDERLY | {"faults": ("join", "long pause", "partition"), "messages": 120, "actions": 8}
+DEATHS = CONCURRENT | {"faults": ("broker",), "messages": 60, "minutes": 0.5, "actions": 4}
+CHANGES = CONCURRENT | {"faults": ("join", "leave")}
+
 FAULTS = {
-    "commits pass unfinished work": Fault(commit_past_unfinished, False, "which nobody is done with"),
-    "the last message of a page is lost in the client": Fault(lose_the_end_of_a_page, False, "which nobody is done with"),
-    "a failed message is not sent back": Fault(skip_the_retry, False, "which nobody is done with"),
-    "ordered: a failed message is skipped": Fault(skip_what_failed_in_order, True, "is settled"),
-    "a lock is granted to whoever asks": Fault(lock_for_whoever_asks, True, "locked for"),
-    "ordered: commits of zombies are taken": Fault(take_the_commits_of_zombies, True, "although the lock is"),
-    "ordered: a lock is never checked by its holder": Fault(trust_a_lock_for_ever, True, "is handed out by", ("join", "long pause", "partition"), 150),
-    "a queue is let go without telling its offset": Fault(let_go_without_telling, False, "let go at", ("join", "leave")),
-    "anybody may put an offset back": Fault(let_anybody_go_back, False, "put the offset back"),
-    "offsets are forgotten when a broker dies": Fault(forget_offsets_at_restart, False, "after the restart the offset is"),
-    "what was acknowledged is gone when a broker dies": Fault(forget_what_was_written, False, "the next free one is"),
-    "a queue has no owner": Fault(leave_a_queue_to_nobody, False, "has 0 owners"),
-    "a queue has two owners": Fault(give_a_queue_to_two, False, "has 2 owners", ("join", "join", "join", "leave")),
-    "dead letters come too early": Fault(give_up_too_early, False, "is a dead letter after"),
-    "a new owner begins behind the offset": Fault(begin_at_the_end, False, "which nobody is done with"),
+    "commits pass unfinished work": Fault(commit_past_unfinished, "which nobody is done with", CONCURRENT),
+    "the last message of a page is lost in the client": Fault(lose_the_end_of_a_page, "which nobody is done with", CONCURRENT),
+    "a failed message is not sent back": Fault(skip_the_retry, "which nobody is done with", CONCURRENT),
+    "ordered: a failed message is skipped": Fault(skip_what_failed_in_order, "is settled", ORDERLY),
+    "a lock is granted to whoever asks": Fault(lock_for_whoever_asks, "locked for", ORDERLY),
+    "ordered: commits of zombies are taken": Fault(take_the_commits_of_zombies, "although the lock is", ZOMBIES),
+    "ordered: a lock is never checked by its holder": Fault(trust_a_lock_for_ever, "is handed out by", ZOMBIES),
+    "a queue is let go without telling its offset": Fault(let_go_without_telling, "let go at", CHANGES),
+    "anybody may put an offset back": Fault(let_anybody_go_back, "put the offset back", CONCURRENT),
+    "offsets are forgotten when a broker dies": Fault(forget_offsets_at_restart, "after the restart the offset is", DEATHS),
+    "what was acknowledged is gone when a broker dies": Fault(forget_what_was_written, "the next free one is", DEATHS),
+    "a queue has no owner": Fault(leave_a_queue_to_nobody, "has 0 owners", CHANGES),
+    "a queue has two owners": Fault(give_a_queue_to_two, "owners at rest", CHANGES | {"consumers": 3, "actions": 2}),
+    "dead letters come too early": Fault(give_up_too_early, "is a dead letter after", CONCURRENT | {"failing": 0.6, "messages": 40}),
+    "a new owner begins behind the offset": Fault(begin_at_the_end, "which nobody is done with", CONCURRENT),
 }
 
 
@@ -138,8 +142,7 @@ def test_a_planted_fault_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     fault = FAULTS[name]
     fault.plant(monkeypatch)
     for seed in range(HISTORIES_MAX):
-        plan = History(seed).plan
-        plan = replace(plan, orderly=fault.orderly, strategy=Averagely(), faults=fault.faults or plan.faults, messages=fault.messages or plan.messages)
+        plan = replace(History(seed).plan, strategy=Averagely(), **fault.changes)
         try:
             violations = History(seed, plan).run()
         except AssertionError:

@@ -85,7 +85,7 @@ class SimBroker:
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, name: str, address: Address, **settings: Any) -> None:
         store = StoreConfig(
-            f"/{name}", segment_bytes=1 << 15, consume_queue_entries=64, index_slots=97, index_items=400, preallocate=False, index_enabled=False
+            f"/{name}", segment_bytes=1 << 14, consume_queue_entries=64, index_slots=97, index_items=400, preallocate=False, index_enabled=False
         )
         self.config = BrokerConfig(store, name).but(**settings)
         self.name = name

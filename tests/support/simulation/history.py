@@ -60,6 +60,7 @@ class Plan:
     concurrency: int
     batch_size: int
     messages: int
+    failing: float
     minutes: float
     actions: int
     faults: tuple[str, ...]
@@ -77,8 +78,9 @@ class Plan:
             concurrency=chance.choice([1, 2, 3]),
             batch_size=chance.choice([1, 1, 2, 4]),
             messages=chance.randint(8, 30),
-            minutes=(minutes := chance.uniform(0.25, 0.7)),
-            actions=int(minutes * 15),
+            failing=chance.choice([0.05, 0.1, 0.5]),
+            minutes=(minutes := chance.uniform(0.2, 0.5)),
+            actions=int(minutes * 20),
             faults=CALM if calm else FAULTS,
         )
 
@@ -311,7 +313,8 @@ class History:
         resumed_ms = self.scheduler.now_ms - member.process.resumed_ms
         ledger.begin(member.process.name, ctx.queue, messages, may_be_late=0 <= resumed_ms < 1)
         self.scheduler.sleep(chance.choice([0, 1, 5, 20, 20, 100, chance.uniform(100, 3_000)]))
-        verdict = "done" if self._calm else chance.choices(["done", "later", "raise", "reject"], [90, 5, 4, 1])[0]
+        fails = 0.0 if self._calm else self.plan.failing
+        verdict = chance.choices(["done", "later", "raise", "reject"], [1 - fails, fails * 0.5, fails * 0.4, fails * 0.1])[0]
         if verdict == "done":
             ledger.done(messages)
             return None

@@ -19,7 +19,11 @@ from typing import Any
 from rmq_ray.client import broker_link, client_instance, delayed, timers
 from tests.support.simulation.scheduler import Scheduler, Task
 
-SELDOM_MS = 10_000.0
+TIMES = (
+    (timers, "IDLE_WAIT_MS", 10_000.0),  # threads that look now and then look less often: they are woken anyway
+    (delayed, "IDLE_WAIT_MS", 10_000.0),
+    (client_instance, "ROUTE_REFRESH_MS", 8_000),  # a topic that grew is known soon
+)
 
 
 class Waiters:
@@ -266,13 +270,13 @@ def simulated(scheduler: Scheduler, pool: Callable[..., Any]) -> Iterator[None]:
         "SimpleQueue": (queue.SimpleQueue, lambda: SimSimpleQueue(scheduler)),
         "ConnectionPool": (broker_link.ConnectionPool, pool),
     }
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("rmq_ray.client.")]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("rmq_ray.client.")]
     replaced = [(module, name, real) for module in modules for name, (real, _) in stand_ins.items() if vars(module).get(name) is real]
     for module, name, _ in replaced:
         setattr(module, name, stand_ins[name][1])
-    for module in (timers, delayed):  # threads that look now and then look less often
-        replaced.append((module, "IDLE_WAIT_MS", module.IDLE_WAIT_MS))
-        module.IDLE_WAIT_MS = SELDOM_MS
+    for module, name, value in TIMES:
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
     logger = logging.getLogger("rmq_ray")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
