@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 import rmq_ray as rmq
@@ -66,3 +68,25 @@ def test_requests_get_their_replies_and_a_question_without_an_answer_ends(mq: rm
 
     asked, total, said = request_reply.main(mq.name)
     assert (asked, total) == (request_reply.PRICES, 275) and "no reply came within 500 ms" in said
+
+
+def test_orders_and_their_messages_agree(start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import transaction
+
+    mq = start(broker_settings=transaction.QUICK)
+    assert transaction.main(mq.name) == (["o-1", "o-2"], ["o-1", "o-2"])
+    assert "'o-' is rolled back" in capsys.readouterr().out
+
+
+def test_reminders_come_in_time_and_in_order(mq: rmq.Cluster) -> None:
+    from examples import delay
+
+    came = delay.main(mq.name)
+    assert [name for name, _ in came] == ["first", "second", "third"] and all(0 <= late_ms <= 1_000 for _, late_ms in came)
+
+
+def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster) -> None:
+    from examples import columns
+
+    stored, same, complaint = columns.main(mq.name)
+    assert stored == same == columns.READINGS and "column 'body', row 1 is null" in complaint
