@@ -1,6 +1,6 @@
 """Apache RocketMQ's unmodified Java client does to our name server and broker what it does to its own, and gets the same answers.
 
-``ClientCheck`` creates a topic, sends in every way, looks messages up, consumes with a tag filter, waits for a delayed message,
+``ClientCheck`` creates a topic, sends in every way, looks messages up, consumes with a tag filter and with an SQL92 filter, waits for a delayed message,
 sees a failed message again. It runs against both sides at once; what it tells must be equal, but for ids, ports and times.
 """
 
@@ -120,6 +120,13 @@ def test_delay_level_one_is_one_second_and_never_early(told: tuple[Lines, Lines]
     delayed = one(told[0], "delay")
     assert delayed["came"] == 1
     assert 1_000 <= delayed["after_ms"] < 6_000
+
+
+@pytest.mark.seed("S4-008", "S4-081", "S4-231")
+def test_an_sql_filter_lets_through_what_it_should_and_a_malformed_one_is_refused_at_the_start(told: tuple[Lines, Lines]) -> None:
+    assert one(told[0], "filter")["bodies"].split(",") == sorted(f"f-{n}" for n in range(12, 40, 2))
+    assert set(one(told[0], "filter-pull")["statuses"].split(",")) == {"NO_MATCHED_MSG end"}
+    assert one(told[0], "filter-wrong")["code"] == 23
 
 
 @pytest.mark.seed("S4-185", "S3-083")

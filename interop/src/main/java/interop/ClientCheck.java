@@ -10,8 +10,10 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -59,6 +61,7 @@ public final class ClientCheck {
         consume();
         delay();
         retry();
+        filter();
         ConsumeStats stats = admin.examineConsumeStats(GROUP);
         print(new Json().put("check", "progress").put("diff", stats.computeTotalDiff()).put("queues", stats.getOffsetTable().size()));
         print(new Json().put("check", "brokers").put("count", admin.examineBrokerClusterInfo().getBrokerAddrTable().size()));
@@ -184,6 +187,58 @@ public final class ClientCheck {
         boolean came = done.await(40, TimeUnit.SECONDS);
         print(new Json().put("check", "retry").put("came", came ? 1 : 0).put("times", times));
         consumer.shutdown();
+    }
+
+    /** A push consumer with an SQL92 filter, a pull with one, and a malformed one. */
+    private void filter() throws Exception {
+        for (int i = 0; i < 40; i++) {
+            Message message = new Message("Filtered", ("f-" + i).getBytes(StandardCharsets.UTF_8));
+            message.putUserProperty("amount", Integer.toString(i * 10));
+            message.putUserProperty("region", i % 2 == 0 ? "eu" : "cn");
+            producer.send(message);
+        }
+        List<String> bodies = Collections.synchronizedList(new ArrayList<>());
+        CountDownLatch enough = new CountDownLatch(14);
+        DefaultMQPushConsumer consumer = consumer("java-filter");
+        consumer.subscribe("Filtered", MessageSelector.bySql("amount > 100 AND region IN ('eu', 'us')"));
+        consumer.registerMessageListener((org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                bodies.add(body(message));
+                enough.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        boolean all = enough.await(30, TimeUnit.SECONDS);
+        Thread.sleep(500);
+        List<String> sorted = new ArrayList<>(bodies);
+        Collections.sort(sorted);
+        print(new Json().put("check", "filter").put("enough", all ? 1 : 0).put("bodies", String.join(",", sorted)));
+        consumer.shutdown();
+        DefaultMQPullConsumer puller = new DefaultMQPullConsumer("java-filter-pull");
+        puller.setNamesrvAddr(nameServer);
+        puller.setInstanceName("filter-pull");
+        puller.setRegisterTopics(java.util.Set.of("Filtered"));
+        puller.start();
+        Thread.sleep(2_500); // the first heartbeat tells the client its broker's version, without which it sends no filters
+        List<String> statuses = new ArrayList<>();
+        for (MessageQueue queue : puller.fetchSubscribeMessageQueues("Filtered")) {
+            PullResult result = puller.pull(queue, MessageSelector.bySql("region = 'nowhere'"), 0, 32);
+            statuses.add(result.getPullStatus() + " " + (result.getNextBeginOffset() == puller.maxOffset(queue) ? "end" : "" + result.getNextBeginOffset()));
+        }
+        Collections.sort(statuses);
+        print(new Json().put("check", "filter-pull").put("statuses", String.join(",", statuses)));
+        puller.shutdown();
+        DefaultMQPushConsumer wrong = consumer("java-wrong");
+        wrong.subscribe("Filtered", MessageSelector.bySql("amount > "));
+        wrong.registerMessageListener(
+            (org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently) (messages, context) -> ConsumeConcurrentlyStatus.CONSUME_SUCCESS);
+        try {
+            wrong.start();
+            print(new Json().put("check", "filter-wrong").put("code", 0));
+        } catch (MQClientException refused) {
+            print(new Json().put("check", "filter-wrong").put("code", refused.getResponseCode()));
+        }
     }
 
     private DefaultMQPushConsumer consumer(String group) {

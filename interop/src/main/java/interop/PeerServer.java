@@ -57,6 +57,7 @@ public final class PeerServer {
         config.setBrokerIP1("127.0.0.1");
         config.setBrokerIP2("127.0.0.1");
         config.setNamesrvAddr(nameServer);
+        config.setEnablePropertyFilter(true);
         NettyServerConfig netty = new NettyServerConfig();
         netty.setListenPort(freePorts());
         MessageStoreConfig store = new MessageStoreConfig();
