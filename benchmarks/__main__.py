@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_filter, bench_rebalance, consume, dataframe, flush, growth, kafka_peer, latency, parked, produce, recovery
+from benchmarks import bench_filter, bench_rebalance, consume, dataframe, delay, flush, growth, kafka_peer, latency, parked, produce, recovery, transaction
 from benchmarks.report import markdown
 from benchmarks.scene import scene
 
@@ -24,6 +24,8 @@ PARTS = {
     "growth": growth.run,
     "recovery": recovery.run,
     "dataframe": dataframe.run,
+    "transaction": transaction.run,
+    "delay": delay.run,
     "rebalance": bench_rebalance.run,
     "parked": parked.run,
     "filter": bench_filter.run,

@@ -17,9 +17,11 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 
 from rmq_ray.model.message import (
     DELAY,
+    FRAME,
     HALF_FROM,
     IMMUNITY_SECONDS,
     OP_OUTCOME,
@@ -31,6 +33,7 @@ from rmq_ray.model.message import (
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED,
     WAIT,
+    encode_properties,
 )
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
 
@@ -39,7 +42,7 @@ SYSTEM_GROUP = "CID_RMQ_SYS_TRANS"
 OP_TAG = "d"
 HISTORY = 65_536  # ended halves that are remembered, so that a repeated end gets the first one's answer
 _COMPACT = 65_536
-_NOT_IN_FINAL = frozenset((REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, DELAY, WAIT, TRANSACTION_CHECK_TIMES, PREPARED_QUEUE_OFFSET, HALF_FROM))
+_NOT_IN_FINAL = frozenset((FRAME, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, DELAY, WAIT, TRANSACTION_CHECK_TIMES, PREPARED_QUEUE_OFFSET, HALF_FROM))
 
 
 class LocalTransactionState(Enum):
@@ -113,6 +116,12 @@ def real_target(properties: Mapping[str, str]) -> tuple[str, int] | None:
     if not topic or topic in (HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC) or not queue.isdigit():
         return None
     return topic, int(queue)
+
+
+@lru_cache(maxsize=64)
+def op_text(state: EndState, copy: int = -1, before: int = -1) -> str:
+    """The property string of an op message."""
+    return encode_properties(encode_op(Op(0, state, copy, before))[1])
 
 
 def final_properties(properties: Mapping[str, str]) -> dict[str, str]:

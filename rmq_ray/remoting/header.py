@@ -37,6 +37,8 @@ def _int(text: str) -> int:
 
 
 def _bounded(text: str, limit: int) -> int:
+    if len(text) < 10 and text.isdecimal():
+        return int(text)
     value = int(text) if len(text) <= 20 and "_" not in text else limit
     if not -limit <= value < limit:
         raise ValueError(f"{text[:40]!r} is no integer below {limit}")

@@ -78,6 +78,17 @@ class MessageWriter:
             raise self._keeper.refusal()
         return store.append_message(self._message(topic, queue_id, body, kept, origin), frame_id)
 
+    def put_encoded(self, topic: str, queue_id: int, body: bytes, text: str, origin: Origin = NEW) -> AppendResult:
+        """Store one message whose property string is complete: what the broker writes very often. Raises as ``put``."""
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        born_ms = self._clock.now_ms() if origin.born_ms is None else origin.born_ms
+        host = origin.born_host or self._host
+        return store.append_message(
+            StoredMessage(topic, queue_id, body, text, origin.flag, origin.sys_flag, born_ms, host, origin.reconsume_times, origin.prepared_offset)
+        )
+
     def put_batch(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:
         """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises as ``put`` does."""
         kept = {name: value for name, value in properties.items() if name != FRAME}

@@ -68,14 +68,14 @@ class TransactionHandlers:
 
     def _end(self, command: Command, peer: Peer, header: EndTransactionHeader, state: EndState, raw: bytes | None) -> Command | None:
         """``raw``: the record at the given log offset, None = there is none."""
-        half = _checked(raw, header)
+        half, properties = _checked(raw, header)
         transactions, path = self._transactions, self._path
         offset = transactions.window.current(half.queue_offset)
         known = transactions.window.state(offset)
         if known is EndState.PENDING:
             if path.sync:
                 path.acks.admit(len(half.body))
-            end = transactions.finish(half, offset, state)
+            end = transactions.finish(half, properties, offset, state)
         elif known is state:
             store = path.keeper.store
             end = 0 if store is None else store.end_offset
@@ -114,13 +114,14 @@ class TransactionAsker:
         peer.send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
 
 
-def _checked(raw: bytes | None, header: EndTransactionHeader) -> Record:
-    """The half record that the header means. Raises ``Refused`` (1)."""
+def _checked(raw: bytes | None, header: EndTransactionHeader) -> tuple[Record, dict[str, str]]:
+    """The half record that the header means, and its properties. Raises ``Refused`` (1)."""
     if raw is None:
         raise Refused(f"there is no half message at log offset {header.commit_log_offset}", ResponseCode.SYSTEM_ERROR)
     half = decode_record(raw)
     if half.topic != HALF_TOPIC or half.queue_offset != header.state_table_offset:
         raise Refused(f"the record at log offset {header.commit_log_offset} is not half message {header.state_table_offset}", ResponseCode.SYSTEM_ERROR)
-    if decode_properties(half.properties).get(PRODUCER_GROUP) != header.producer_group:
+    properties = decode_properties(half.properties)
+    if properties.get(PRODUCER_GROUP) != header.producer_group:
         raise Refused(f"half message {header.state_table_offset} is not of producer group {header.producer_group}", ResponseCode.SYSTEM_ERROR)
-    return half
+    return half, properties

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, StoreError
-from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
+from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.transaction import (
@@ -34,9 +34,9 @@ from rmq_ray.protocol.transaction import (
     copy_for_check,
     copy_for_immunity,
     decode_op,
-    encode_op,
     final_properties,
     judge,
+    op_text,
     real_target,
 )
 from rmq_ray.server.counters import Counters
@@ -129,8 +129,9 @@ class Transactions:
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 
-    def finish(self, half: Record, half_offset: int, state: EndState) -> int:
-        """End a pending half; returns the log offset behind what was written. ``half``: any of its copies, ``half_offset``: the one that stands for it.
+    def finish(self, half: Record, properties: dict[str, str], half_offset: int, state: EndState) -> int:
+        """End a pending half; returns the log offset behind what was written. ``half``: any of its copies, with ``properties``; ``half_offset``: the one
+        that stands for it.
 
         Raises the store's errors; nothing has happened then, but for ``AppendUnknown``.
         """
@@ -138,21 +139,20 @@ class Transactions:
             self.pay()
         end = 0
         if state is EndState.COMMITTED:
-            store = self._store()
-            end = self._write_final(half, store.log_offset_of(HALF_TOPIC, 0, half_offset))
+            prepared = half.log_offset if half_offset == half.queue_offset else self._store().log_offset_of(HALF_TOPIC, 0, half_offset)
+            end = self._write_final(half, properties, prepared)
             self._counters.half_committed += 1
         else:
             self._counters.half_rolled_back += 1
         return max(end, self._end(Op(half_offset, state), owe=bool(end)))
 
-    def _write_final(self, half: Record, prepared_offset: int) -> int:
-        properties = decode_properties(half.properties)
+    def _write_final(self, half: Record, properties: dict[str, str], prepared_offset: int) -> int:
         target = real_target(properties)
         if target is None:  # refused when the half came; another broker may have written this one
             raise StoreError(f"the half message at log offset {half.log_offset} names no lawful topic and queue")
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         origin = Origin(half.born_ms, half.born_host, half.flag, sys_flag, half.reconsume_times, prepared_offset)
-        return self._writer.put(*target, half.body, final_properties(properties), origin).end_log_offset
+        return self._writer.put_encoded(*target, half.body, encode_properties(final_properties(properties)), origin).end_log_offset
 
     def _end(self, op: Op, *, owe: bool) -> int:
         """Note and write an op. ``owe``: what it stands for has happened, so where there is no room for it it is written later."""
@@ -174,7 +174,7 @@ class Transactions:
 
     def _write_op(self, op: Op) -> int:
         self._topics.create_internal(OP_HALF_TOPIC, 1)
-        end = self._writer.put(OP_HALF_TOPIC, 0, *encode_op(op)).end_log_offset
+        end = self._writer.put_encoded(OP_HALF_TOPIC, 0, b"%d" % op.half_offset, op_text(op.state, op.copy, op.before)).end_log_offset
         self.window.written(max(op.half_offset, op.copy))
         return end
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.store.dispatcher import CODED_TOPICS
 from rmq_ray.store.queue_table import is_storable
 from rmq_ray.store.record import PROPERTIES_BYTES_MAX, Record, encode_record, host_lengths
@@ -100,6 +101,8 @@ def encode_batch(batch: StoredMessage, store_host: tuple[str, int], body_bytes_m
     if not parts:
         raise MessageIllegal("the batch holds no message")
     frame = _frame(batch.topic, batch.queue_id, [len(part) for part in parts], facts)
+    if batch.topic == TIMER_TOPIC:  # never sent by clients: tools write many waiting messages so
+        frame.tag_codes = [int(fact.delay or 0) for fact in facts]
     born_len = host_lengths(int.from_bytes(parts[0][36:40], "big"))[0]
     return EncodedMessages(bytearray(b"".join(parts)), frame, None, batch.sys_flag, born_len)
 
