@@ -192,7 +192,7 @@ class PullConsumer(PullLife):
     def pause(self, queues: Iterable[Pausable] | Pausable) -> None:
         """No messages of these queues (or topics) until ``resume``. What was pulled of them is given back and pulled again then."""
         engine = self._running()
-        engine.parts.pauses.add([queues] if isinstance(queues, str | MessageQueue) else queues)
+        engine.parts.pauses.add(self._whole_of(queues))
         for queue in engine.parts.assigned.snapshot():
             if engine.parts.pauses.covers(queue):
                 engine.rewind(queue)
@@ -204,7 +204,7 @@ class PullConsumer(PullLife):
         if queues is None:
             engine.parts.pauses.clear()
         else:
-            engine.parts.pauses.remove([queues] if isinstance(queues, str | MessageQueue) else queues)
+            engine.parts.pauses.remove(self._whole_of(queues))
         engine.pull_soon(paused)
 
     def paused(self) -> list[Pausable]:
@@ -236,6 +236,11 @@ class PullConsumer(PullLife):
     def _whole(self, topic: str) -> str:
         """The topic's name as brokers know it."""
         return with_namespace(self._settings.config.namespace, topic)
+
+    def _whole_of(self, what: Iterable[Pausable] | Pausable) -> list[Pausable]:
+        """Topics and queues as brokers know them."""
+        found = [what] if isinstance(what, str | MessageQueue) else list(what)
+        return [self._whole(item) if isinstance(item, str) else item for item in found]
 
     def _whole_queue(self, queue: MessageQueue) -> MessageQueue:
         if not isinstance(queue, MessageQueue):

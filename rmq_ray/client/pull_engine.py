@@ -83,11 +83,12 @@ class PullEngine:
     def subscribed(self) -> None:
         """Topics were subscribed or given up: from now on queues come by rebalance."""
         self._learn_routes(self.parts.subscriptions.topics())
-        if self._rebalancing:
+        with self._table:
+            first, self._rebalancing = not self._rebalancing, True
+        if not first:
             self.rebalancer.beat()
             self.rebalancer.wake()
             return
-        self._rebalancing = True
         self.client.heartbeat()
         self.rebalancer.start()
 

@@ -210,12 +210,12 @@ class PushConsumer:
     def pause(self, *what: Pausable) -> None:
         """No further pulls of these topics and queues (all, when none is named) until ``resume``; what was pulled is still handed out."""
         if self._engine is not None:
-            self._engine.pause(what)
+            self._engine.pause([self._whole_of(item) for item in what])
 
     def resume(self, *what: Pausable) -> None:
         """Pull these again (everything, when nothing is named), and rebalance."""
         if self._engine is not None:
-            self._engine.resume(what)
+            self._engine.resume([self._whole_of(item) for item in what])
 
     def adjust(self, **limits: int) -> None:
         """Other limits from now on, while it runs: ``threshold_messages``, ``threshold_mib``, ``threshold_messages_topic``, ``threshold_mib_topic``,
@@ -233,6 +233,9 @@ class PushConsumer:
     def _whole(self, topic: str) -> str:
         """The topic's name as brokers know it."""
         return with_namespace(self._settings.config.namespace, topic)
+
+    def _whole_of(self, what: Pausable) -> Pausable:
+        return self._whole(what) if isinstance(what, str) else what
 
     # --- as the client instance sees it ----------------------------------------------------------------------------------
 

@@ -439,6 +439,9 @@ def test_names_are_put_into_the_namespace_and_messages_taken_out_of_it(cluster: 
         assert pc.fetch_message_queues("orders") == [MessageQueue("ns%orders", "broker-a", number) for number in range(2)]
         pc.assign([MessageQueue("orders", "broker-a", 1)])
         batch = pc.poll(10, timeout=5)
+        pc.pause("orders")
+        assert pc.paused() == ["ns%orders"]
+        pc.resume("orders")
         assert (batch[0].topic, batch.to_arrow()["topic"].to_pylist(), batch.queues) == ("orders", ["orders"], [MessageQueue("ns%orders", "broker-a", 1)])
 
 
