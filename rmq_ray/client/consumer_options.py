@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from rmq_ray.client.consume_hooks import ConsumeHook, check_hooks
+from rmq_ray.client.filter_hooks import Filter, check_filters
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.filters import Expression, Sql
@@ -37,6 +38,7 @@ class PushOptions(TypedDict, total=False):
     strategy's name, or a strategy. ``max_reconsume_times``: retries before the
     dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (8192 unless
     given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
+    ``filters``: functions of a message that return False for what the listener shall not get.
     ``namespace``: put before the group and every topic, and taken off the topic of what the listener gets.
     """
 
@@ -51,6 +53,7 @@ class PushOptions(TypedDict, total=False):
     batch: str
     columns: Sequence[str]
     hooks: Sequence[ConsumeHook]
+    filters: Sequence[Filter]
     namespace: str
 
 
@@ -66,6 +69,7 @@ class PushSettings:
     columns: tuple[str, ...] | None = None
     """Columns of the batches that the listener gets; None = it gets lists of messages."""
     hooks: tuple[ConsumeHook, ...] = ()
+    filters: tuple[Filter, ...] = ()
 
     @property
     def broadcasting(self) -> bool:
@@ -101,7 +105,7 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
         raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
     model = _model(options.get("model", "clustering"))
     start_from, hooks = _start_from(options.get("start_from", "last")), check_hooks(options.get("hooks", ()))
-    return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks)
+    return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks, check_filters(options.get("filters", ()), columns))
 
 
 def check_listener(listener: object) -> None:

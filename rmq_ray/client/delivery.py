@@ -1,6 +1,6 @@
 """How a batch reaches the user's listener: as messages or columns, through hooks, by call or by a loop.
 
-    batch ── take ──> list of messages, or a RecordBatch ──> hooks before ──> listener (in the consumer's loop when it is async) ──> hooks after
+    batch ── take ──> list of messages, or a RecordBatch ──> filters ──> hooks before ──> listener (in the consumer's loop when it is async) ──> hooks after
 
 Decides the order of these wrappers. Does not decide what an answer means. Called by ``client.consumer_engine``; both kinds of consumption
 call what they find here as if it were the listener itself.
@@ -15,6 +15,7 @@ from rmq_ray.client.assigned_queue import ReadyBatch
 from rmq_ray.client.async_listener import LoopListener, is_async
 from rmq_ray.client.consume_hooks import with_hooks
 from rmq_ray.client.consumer_options import PushSettings
+from rmq_ray.client.filter_hooks import with_filters
 from rmq_ray.clock import Clock
 
 
@@ -29,7 +30,8 @@ class Delivery:
 
     def __init__(self, group: str, listener: Callable[[Any, Any], Any], settings: PushSettings, clock: Clock) -> None:
         self._loop = LoopListener(listener, f"rmq-listener-{group}") if is_async(listener) else None
-        self.call = with_hooks(self._loop or listener, settings.hooks, clock, settings.config.consume_timeout_minutes * 60_000)
+        hooked = with_hooks(self._loop or listener, settings.hooks, clock, settings.config.consume_timeout_minutes * 60_000)
+        self.call = with_filters(hooked, settings.filters)
         self.take, self.of_messages = ReadyBatch.take, self.call
         columns = settings.columns
         if columns is not None:
