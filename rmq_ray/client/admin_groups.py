@@ -16,12 +16,13 @@ from rmq_ray.client.admin_link import AdminLink, body_of
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs
 from rmq_ray.remoting.bodies_groups import encode_offsets
 from rmq_ray.remoting.body_json import parse
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.frame import Buffer, Command
 from rmq_ray.remoting.headers import (
     ConsumerGroupHeader,
     ConsumeStatsHeader,
@@ -41,13 +42,6 @@ class Offset:
     """The same queue offset in every queue."""
 
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class LikeGroup:
-    """Where another group is."""
-
-    group: str
 
 
 SeekTarget = str | int | datetime | Offset | LikeGroup | Mapping[MessageQueue, int]
@@ -200,7 +194,7 @@ class AdminGroups(AdminLink):
         for broker, address in self.masters().items():
             self._ask(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields=fields), f"broker {broker} did not delete group {group!r}")
 
-    def _connections(self, group: str) -> dict[str, bytes]:
+    def _connections(self, group: str) -> dict[str, Buffer]:
         """Broker -> its answer about running consumers, where there are some."""
         check_group(group)
         found = {}

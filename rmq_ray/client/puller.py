@@ -329,6 +329,8 @@ class Puller:
             delay_ms = BUSY_DELAY_MS
         elif outcome.code in UNTOLD:
             self._events.tell_brokers()
+            if outcome.code == ResponseCode.FILTER_DATA_NOT_EXIST and self._worth_a_line(work):
+                log.warning("pull of %s refused: %s", work.queue, outcome.remark or "the broker does not know the filter")
         elif outcome.code == ResponseCode.STILL_RECOVERING:
             self._events.broker_lost(work.queue.broker_name)
         elif self._worth_a_line(work):

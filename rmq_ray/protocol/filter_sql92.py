@@ -20,8 +20,8 @@ from rmq_ray.protocol.sql92_compiler import compile_condition
 from rmq_ray.protocol.sql92_parser import parse
 from rmq_ray.protocol.sql92_values import NotComparable
 
-VERDICTS_MAX = 4_096
-HEAD_BYTES_MAX = 256
+VERDICTS_MAX = 512  # of a filter; a broker may have thousands of filters
+HEAD_BYTES_MAX = 128
 FILTERS_MAX = 100
 _TAIL_NAME = b"\x02" + UNIQUE_KEY.encode() + b"\x01"
 _TAIL_BYTES = len(_TAIL_NAME) + 32

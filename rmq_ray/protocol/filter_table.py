@@ -50,6 +50,7 @@ class FilterTable:
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, FilterData]] = {}
+        self._of_group: dict[str, set[str]] = {}
         self._bloom = filter_for()
         self._count = 0
         self._newest_ms = 0  # of the messages that have bit maps; a filter is born after them, also by a clock that was set back
@@ -79,9 +80,9 @@ class FilterTable:
         """A heartbeat of the group: SQL filters are taken in, those it no longer names die. Returns what is wrong with those that are left out."""
         named = {subscription.topic: subscription for subscription in subscriptions if subscription.expression_type == SQL92}
         faults = [fault for fault in [self._put(group, subscription, now_ms) for subscription in named.values()] if fault]
-        for topic, groups in self._topics.items():
-            known = groups.get(group)
-            if known is not None and topic not in named and not known.dead_ms:
+        for topic in self._of_group.get(group, set()) - named.keys():
+            known = self._topics[topic][group]
+            if not known.dead_ms:
                 known.dead_ms, self.dirty = now_ms, True
         return faults
 
@@ -144,6 +145,7 @@ class FilterTable:
         groups = self._topics.setdefault(data.topic, {})
         self._count += data.group not in groups
         groups[data.group] = data
+        self._of_group.setdefault(data.group, set()).add(data.topic)
         self.dirty = True
 
     def _remove(self, topic: str, group: str) -> None:
@@ -153,6 +155,9 @@ class FilterTable:
             self.dirty = True
             if not groups:
                 del self._topics[topic]
+            self._of_group[group].discard(topic)
+            if not self._of_group[group]:
+                del self._of_group[group]
 
     def _decode(self, topic: str, group: str, entry: Mapping[str, Any], now_ms: int) -> FilterData:
         if entry.get("expressionType") != SQL92:

@@ -13,11 +13,12 @@ from enum import Enum
 
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
-_DIGITS = re.compile(r"([+-]?)0*(\d{1,19})")
+_DIGITS = re.compile(r"([+-]?)(0*+)(\d{0,19}+)")
 _DOUBLE = re.compile(
-    r"[\x00-\x20]*(?P<sign>[+-]?)(?:(?P<nan>NaN)|(?P<infinity>Infinity)|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
-    r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)[\x00-\x20]*"
+    r"[\x00-\x20]*+(?P<sign>[+-]?)(?:(?P<nan>NaN)|(?P<infinity>Infinity)|(?P<decimal>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?"
+    r"|(?P<hex>0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?)[\x00-\x20]*+"
 )
+"""Nothing in it is tried twice: a value of 32 KB costs time in proportion."""
 
 
 class NotComparable(ValueError):
@@ -108,7 +109,7 @@ def is_true(value: bytes) -> bool:
 
 def _whole(value: bytes) -> int:
     match = _DIGITS.fullmatch(value.decode("utf-8", "replace"))
-    if match is None or max(match[2]) > "\uffff":  # Java looks at 16-bit characters, so digits beyond them are none
+    if match is None or not (match[2] or match[3]) or max(match[3], default="") > "\uffff":  # Java's digits are 16-bit characters
         raise NotComparable(f"{value[:40]!r} is no whole number")
-    found = int(match[2])
+    found = int(match[3] or "0")
     return -found if match[1] == "-" else found

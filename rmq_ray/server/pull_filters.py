@@ -46,11 +46,11 @@ class PullFilters:
 
     def inline(self, topic: str, expression: str | None, expression_type: str) -> Wanted:
         """An expression that came with the pull."""
-        if expression is None or expression == SUBSCRIBE_ALL:
+        if expression_type != SQL92 and (expression is None or expression == SUBSCRIBE_ALL):
             return EVERYTHING
         try:
             if expression_type == SQL92:
-                compiled = self._inline.get(expression)
+                compiled = self._inline.get(expression or "")
                 self._require_enabled()
                 return Wanted(matches=compiled.matches)
             return Wanted(tag_subscription(topic, expression, 0).codes or None)

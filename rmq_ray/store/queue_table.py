@@ -30,7 +30,7 @@ class QueueTable:
     """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where extension units are, None = never looked for."""
 
     def __init__(self, root: str, entries_per_file: int, files: FileSystem, files_max: int = OPEN_FILES_MAX, ext: ExtSettings | None = None) -> None:
-        self._ext = ext
+        self._ext = ext if ext is not None and (ext.enabled or files.is_dir(ext.root)) else None
         self.root = root
         self._entries_per_file = entries_per_file
         self._files = files

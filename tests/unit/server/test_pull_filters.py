@@ -92,6 +92,8 @@ def test_refusals_have_their_codes(tmp_path: Path, bench: Bench) -> None:
     fill(bench, 1)
     answer = bench.core.handle(bench.pull_command(expression="amount > ", expression_type="SQL92"), FakePeer())
     assert isinstance(answer, Command) and answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED and "character 10" in str(answer.remark)
+    for nothing in ("*", None):
+        assert bench.pull(expression=nothing, expression_type="SQL92")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     peer = FakePeer()
     bench.heartbeat(peer, expression="*", version=5)
     assert bench.pull(flags=0, sub_version=6, peer=peer)[0] == ResponseCode.SUBSCRIPTION_NOT_LATEST
