@@ -208,7 +208,8 @@ class Ledger:
     def handed_over(self, queue: MessageQueue, finished: int, since_ms: float) -> None:
         """A consumer has let go of a queue in which it was done with everything below ``finished``; it began to at ``since_ms``."""
         key = (queue.broker_name, queue.topic, queue.queue_id)
-        told = max([value for at_ms, value in self._changes[key] if at_ms >= since_ms] + [self.committed.get(key, 0)])
+        before = [value for at_ms, value in self._changes[key] if at_ms < since_ms][-1:]
+        told = max([0, *before, *(value for at_ms, value in self._changes[key] if at_ms >= since_ms)])  # the new owner may have put it back again
         while told < finished and self.records[key][told].number in self.unwanted:
             told += 1
         if self.calm and told < finished:
