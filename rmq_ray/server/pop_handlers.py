@@ -12,10 +12,9 @@ Invariants: an answer with messages leaves after their lease was written down; a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
-
-import numpy as np
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
@@ -27,13 +26,15 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
-from rmq_ray.remoting.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, LeaseHead, PopRecords, Settle, pack_popped, pack_stale, unpack_pop, unpack_settle
+from rmq_ray.remoting.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PopRecords, Settle, pack_stale, unpack_pop, unpack_settle
 from rmq_ray.remoting.records import PullRecords
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
+from rmq_ray.server.later import Answer
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.parked_pulls import ParkedPulls
 from rmq_ray.server.pop_ledger import PopLedger
+from rmq_ray.server.pop_page import PopPage, lease_head, offsets_of, read_queue
 from rmq_ray.server.pop_waiting import PopWaiting, WaitingPop, Wish
 from rmq_ray.server.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull_handlers import PullTables
@@ -41,11 +42,9 @@ from rmq_ray.server.refusal import Refused
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.reading import GetResult
-from rmq_ray.store.record import headers
 
 WAIT_MS_MAX = 120_000
 READS_A_QUEUE = 4  # of one pop, where nothing matches the filter; each looks at 8,192 messages
-Refuse = Callable[[Command, Peer, Callable[[], Command | None]], None]
 
 
 class Look(Enum):
@@ -58,36 +57,12 @@ class Look(Enum):
     """The answer comes from a read beside the loop."""
 
 
-class _Page:
-    """What one pop has taken so far."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        self.heads: list[LeaseHead] = []
-        self.sizes: list[Any] = []
-        self.parts: list[Any] = []
-
-    def add(self, head: LeaseHead, result: GetResult) -> None:
-        self.heads.append(head)
-        self.sizes.append(result.sizes)
-        self.parts += result.parts
-        self.count -= head.records
-        self.size -= head.size
-
-    @property
-    def complete(self) -> bool:
-        return self.count <= 0 or self.size <= 0
-
-    def body(self) -> Any:
-        return pack_popped(self.heads, self.sizes, self.parts)
-
-
 class PopHandlers:
     """``answer(command, peer, run)``: send what ``run`` returns or the refusal it raises. ``move()``: look for due messages soon."""
 
     def __init__(  # noqa: PLR0913 - what a pop touches
         self, keeper: StoreKeeper, tables: PullTables, ledger: PopLedger, parked: ParkedPulls[Any], counters: Counters, clock: Clock, config: BrokerConfig,
-        answer: Refuse, offload: Offload, reads: Offload, move: Callable[[], None],
+        answer: Answer, offload: Offload, reads: Offload, move: Callable[[], None],
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._tables = tables
@@ -121,7 +96,7 @@ class PopHandlers:
         if pop.wait_ms <= 0 or not peer.may_suspend:
             return self._nothing(command, found)
         try:
-            self.waiting.add(pop, command, peer, found is Look.FULL)
+            self.waiting.add(pop if self._config.long_polling else replace(pop, wait_ms=min(pop.wait_ms, self._config.short_polling_ms)), command, peer)
         except TooManyRequests as error:
             raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
         return None
@@ -189,7 +164,7 @@ class PopHandlers:
     def _look(self, pop: PopRecords, command: Command, peer: Peer) -> Command | Look:
         """Take what there is now."""
         store, outcome, cold = self._store(), Look.EMPTY, None
-        page = _Page(min(pop.count_max, self._config.pull_records_max), max(1, min(pop.bytes_max, self._config.pull_bytes_max)))
+        page = PopPage(min(pop.count_max, self._config.pull_records_max), max(1, min(pop.bytes_max, self._config.pull_bytes_max)))
         for key, queue in self._queues(store, pop):
             if queue.reading or queue.next_offset >= store.bounds(key[1], key[2])[1]:
                 continue
@@ -232,16 +207,16 @@ class PopHandlers:
         low, high = store.bounds(key[1], key[2])
         return low if pop.from_first or key[1] != pop.topic else high
 
-    def _take(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: _Page) -> None:  # noqa: PLR0913 - one queue of one pop
+    def _take(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage) -> None:  # noqa: PLR0913 - one queue of one pop
         wanted = self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
         for _ in range(READS_A_QUEUE):
             before = queue.next_offset
-            result = _read(store, key, before, count, page.size, wanted)
+            result = read_queue(store, key, before, count, page.size, wanted)
             if self._granted(pop, key, queue, result, page) or not before < queue.next_offset < result.max_offset:
                 return
 
-    def _granted(self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: _Page) -> bool:  # noqa: PLR0913 - one read of one pop
+    def _granted(self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: PopPage) -> bool:  # noqa: PLR0913 - one read of one pop
         """Lease what was read; False when there was nothing in it."""
         if result.status is not GetMessageStatus.FOUND or not result.count:
             if result.next_offset >= queue.next_offset:
@@ -249,15 +224,15 @@ class PopHandlers:
             else:
                 self._ledger.restart_at(key, result.next_offset)
             return False
-        offsets = _offsets(result, queue.next_offset)
+        offsets = offsets_of(result, queue.next_offset)
         lease_id, deadline_ms = self._ledger.grant(key, offsets, result.next_offset, pop)
-        head = _head(key, lease_id, deadline_ms, result)
+        head = lease_head(key, lease_id, deadline_ms, result)
         page.add(head, result)
         self._counters.got_messages += head.records
         self._counters.got_bytes += head.size
         return True
 
-    def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: _Page, command: Command, peer: Peer) -> None:  # noqa: PLR0913
+    def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage, command: Command, peer: Peer) -> None:  # noqa: PLR0913
         offset, wanted = queue.next_offset, self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
 
@@ -268,7 +243,7 @@ class PopHandlers:
 
         queue.reading = True
         try:
-            self._reads.submit(lambda: _read(store, key, offset, count, page.size, wanted), read)
+            self._reads.submit(lambda: read_queue(store, key, offset, count, page.size, wanted), read)
         except RmqError:
             queue.reading = False
             raise
@@ -283,22 +258,22 @@ class PopHandlers:
         size = self._config.pull_bytes_max
 
         def read() -> list[GetResult]:
-            return [_read(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key]) for key, lease in taken]
+            return [read_queue(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key]) for key, lease in taken]
 
         def answer(outcome: list[GetResult] | Exception) -> Command:
             if isinstance(outcome, Exception):
                 raise outcome
-            page = _Page(0, 0)
+            page = PopPage(0, 0)
             for (key, lease), result in zip(taken, outcome, strict=True):
-                if lease.untouched and result.count == len(lease.offsets) and list(_offsets(result, lease.offsets[0])) == list(lease.offsets):
-                    page.add(_head(key, lease.id, lease.deadline_ms, result), result)
+                if lease.untouched and result.count == len(lease.offsets) and list(offsets_of(result, lease.offsets[0])) == list(lease.offsets):
+                    page.add(lease_head(key, lease.id, lease.deadline_ms, result), result)
             return self._page_answer(command, page) if page.heads else command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
 
         self._reads.submit(read, lambda outcome: self._answer(command, peer, lambda: answer(outcome)))
         return True
 
     def _conclude(  # noqa: PLR0913 - one read of one pop
-        self, pop: PopRecords, key: Key, queue: PopQueue, offset: int, outcome: GetResult | Exception, page: _Page, command: Command
+        self, pop: PopRecords, key: Key, queue: PopQueue, offset: int, outcome: GetResult | Exception, page: PopPage, command: Command
     ) -> Command:
         if isinstance(outcome, Exception):
             raise outcome
@@ -309,7 +284,7 @@ class PopHandlers:
 
     # --- answering -------------------------------------------------------------------------------------------------------
 
-    def _page_answer(self, command: Command, page: _Page) -> Command:
+    def _page_answer(self, command: Command, page: PopPage) -> Command:
         self._counters.pulls += 1
         return command.answer(ResponseCode.SUCCESS, None, page.body())
 
@@ -332,14 +307,23 @@ class PopHandlers:
             found = self._look(waiting.pop, waiting.command, waiting.peer)
             if isinstance(found, Command):
                 return found
-            served, waiting.full = found is Look.READING, found is Look.FULL
+            served = found is Look.READING
             return None
 
         self._answer(waiting.command, waiting.peer, run)
         return served
 
     def _give_up(self, waiting: WaitingPop) -> None:
-        self._answer(waiting.command, waiting.peer, lambda: self._nothing(waiting.command, Look.FULL if waiting.full else Look.EMPTY))
+        """Its time is over: a last look, so that nothing depends on having been woken."""
+
+        def run() -> Command | None:
+            self._check(waiting.pop, waiting.peer)
+            found = self._look(waiting.pop, waiting.command, waiting.peer)
+            if isinstance(found, Command):
+                return found
+            return None if found is Look.READING else self._nothing(waiting.command, found)
+
+        self._answer(waiting.command, waiting.peer, run)
 
     def _wishes(self, pop: PopRecords) -> Sequence[Wish]:
         """Where this pop's next message may come from; nothing while the broker has no store."""
@@ -360,24 +344,3 @@ class PopHandlers:
         if store is None:
             raise self._keeper.refusal()
         return store
-
-
-def _read(store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted) -> GetResult:  # noqa: PLR0913 - a read and its filter
-    if wanted.matches is not None:
-        return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
-    return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
-
-
-def _head(key: Key, lease_id: int, deadline_ms: int, result: GetResult) -> LeaseHead:
-    size = int(result.sizes.sum(dtype=np.int64))
-    return LeaseHead(key[1], key[2], lease_id, deadline_ms, result.min_offset, result.max_offset, result.count, size)
-
-
-def _offsets(result: GetResult, first: int) -> Sequence[int]:
-    """Queue offsets of the records; a range where none was left out."""
-    if result.next_offset - first == result.count:
-        return range(first, result.next_offset)
-    raw = result.parts[0] if len(result.parts) == 1 else b"".join(result.parts)
-    starts = np.cumsum(result.sizes, dtype=np.int64) - result.sizes
-    found: list[int] = headers(raw)[starts]["queue_offset"].tolist()
-    return range(found[0], found[-1] + 1) if found[-1] - found[0] + 1 == len(found) else found

@@ -39,13 +39,12 @@ Wish = tuple[str, int, int, frozenset[int] | None]
 
 @dataclass(slots=True)
 class WaitingPop:
-    """One pop; ``full``: when it looked last, there were messages that it could not have."""
+    """One pop and where its answer goes."""
 
     pop: PopRecords
     command: Command
     peer: Peer
     number: int
-    full: bool = False
 
 
 class _Nobody:
@@ -103,7 +102,7 @@ class PopWaiting:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, pop: PopRecords, command: Command, peer: Peer, full: bool) -> None:
+    def add(self, pop: PopRecords, command: Command, peer: Peer) -> None:
         """Let it wait as long as it asked. Raises ``TooManyRequests``."""
         mine: dict[int, RoomName] = peer.attributes.setdefault(WAITING, {})
         if self._count >= self._waiting_max or len(mine) >= WAITING_PER_PEER_MAX:
@@ -111,7 +110,7 @@ class PopWaiting:
         name = (pop.group, pop.topic)
         room = self._rooms.setdefault(name, _Room(name))
         self._numbers += 1
-        room.waiting[self._numbers] = WaitingPop(pop, command, peer, self._numbers, full)
+        room.waiting[self._numbers] = WaitingPop(pop, command, peer, self._numbers)
         mine[self._numbers] = name
         self._count += 1
         heapq.heappush(self._deadlines, (self._clock.now_ms() + pop.wait_ms, self._numbers, name))

@@ -262,6 +262,20 @@ def test_waiting_pops_are_served_in_turn_and_get_nothing_twice(bench: Bench, wor
     assert bench.core.pops.status()["waiting"] == 0
 
 
+def test_without_long_polling_a_pop_looks_again_after_a_second(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, default_topic_queues=1, long_polling=False).open()
+    worker = Worker(bench)
+    worker.beat()
+    bench.send(TOPIC, 0, [b"a"])
+    worker.pop()
+    assert bench.core.handle(worker.pop_command(wait_ms=10_000), worker) is None
+    bench.send(TOPIC, 0, [b"b"])
+    worker.take()
+    pass_ms(bench, 1_000)
+    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"b"]]
+    bench.close()
+
+
 def test_a_message_that_comes_again_wakes_who_waits(bench: Bench, worker: Worker) -> None:
     bench.send(TOPIC, 0, [b"a"])
     worker.pop(invisible_ms=1_000)
@@ -397,6 +411,31 @@ def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_plac
     assert texts(worker.pop()) == [b"new"]
     assert worker.settle(leased, 1) == 0
     second.close()
+
+
+def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_ray.server.pop_handlers.is_cold_pull", lambda *_: True)
+    other = Worker(bench, 50_002)
+    other.beat()
+    bench.send(TOPIC, 0, [b"a", b"b"])
+    bench.offload.held = True
+    worker.take()
+    assert bench.core.handle(worker.pop_command(1), worker) is None
+    assert other.pop() == []
+    bench.offload.held = False
+    bench.offload.run()
+    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"a"]]
+    assert bench.core.handle(other.pop_command(), other) is None
+    assert texts(unpack_popped(other.sent[-1].body)) == [b"b"]
+
+
+def test_a_cold_message_comes_again_as_any_other(bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_ray.server.pop_mover.is_cold", lambda *_: True)
+    bench.send(TOPIC, 0, [b"a"])
+    (leased,) = worker.pop()
+    worker.settle(leased, 1, Settle.CHANGE, 0)
+    pass_ms(bench, 300)
+    assert texts(worker.pop()) == [b"a"]
 
 
 def test_nothing_is_granted_while_it_cannot_be_written_down(bench: Bench, worker: Worker) -> None:
