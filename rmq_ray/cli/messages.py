@@ -37,16 +37,19 @@ _POLL_S = 0.2
 @click.option("--tag", default=None, help="Tag of every message.")
 @click.option("--key", "keys", multiple=True, help="Business key; may be given several times.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="User property; may be given several times.")
+@click.option("--trace", is_flag=True, help="Trace it: see message trace.")
 @pass_options
 @told
-def produce(options: Options, topic: str, body: str | None, tag: str | None, keys: tuple[str, ...], properties: tuple[str, ...]) -> None:
+def produce(  # noqa: PLR0913 - options of the command
+    options: Options, topic: str, body: str | None, tag: str | None, keys: tuple[str, ...], properties: tuple[str, ...], trace: bool
+) -> None:
     """Send BODY and print where it was stored; or send each line of standard input and print how many there were.
 
     Empty lines are left out: RocketMQ knows no empty messages.
     """
     parts: dict[str, Any] = {"tag": tag, "keys": list(keys), "properties": dict(_pair(text) for text in properties)}
     options.connect()
-    with rmq_ray.Producer(GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms) as producer:
+    with rmq_ray.Producer(GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms, trace=trace) as producer:
         if body is None:
             output.record({"topic": topic, "messages": _send_lines(producer, topic, parts)}, options.style)
             return

@@ -4,8 +4,8 @@
     SYNC_FLUSH: the oldest unanswered send waits for its fdatasync > 1 s            ──> SYSTEM_BUSY, nothing written
 
 Requests wait in sockets, not in a queue of ours, while the loop is held up by a write; so the time that slow writes took since the turn before is
-the age of what is read now. It counts until the loop has been through once more. Time that nobody used (a machine without a free
-core) is not counted: nothing would be better for a refusal.
+the age of what is read now. It counts until the loop has been through once more. What else held the loop up is not counted: a refusal would
+make nothing faster.
 
 Decides whether a send is taken now; called by the send handlers around each append. Invariant: a refused send wrote nothing.
 """

@@ -89,6 +89,16 @@ def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
     assert cli.run("topic", "delete", topic, text="n\n").returncode == 1
 
 
+def test_a_traced_message_tells_what_became_of_it(cli: Cli) -> None:
+    topic = name("t")
+    cli.look("topic", "create", topic, "--queues", "1")
+    sent = cli.json("produce", topic, "x", "--key", "traced", "--trace")
+    eventually(lambda: cli.look("message", "find", "RMQ_SYS_TRACE_TOPIC", sent["message_id"]) != [])
+    (row,) = cli.look("message", "trace", sent["message_id"])
+    assert (row["kind"], row["topic"], row["keys"], row["success"]) == ("Pub", topic, "traced", True)
+    assert "nobody traced it" in cli.fails("message", "trace", "0" * 32)
+
+
 def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
     topic, group = name("t"), name("g")
     cli.look("topic", "create", topic, "--queues", "1")
