@@ -125,6 +125,8 @@ class SendHandlers:
         result.queue_id = queue_id
         if topic != header.topic and not half:
             path.counters.dead_letters += not result.repeat
+        if half:
+            return self._answer(command, peer, result, True, {"transactionId": properties.get(UNIQUE_KEY, "")})
         if result.topic == TIMER_TOPIC:
             path.topics.create_internal(TIMER_TOPIC, 2)
             handle = RecallHandle(topic, self._identity.name, properties.get(UNIQUE_KEY, ""), result.base_queue_offset, result.base_log_offset)

@@ -169,3 +169,20 @@ def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(bench: Ben
     bench.offload.drain()
     assert bench.core.keeper.reopened == 1
     assert advance(bench, 200) == [b"x"]
+
+
+def test_levels_that_changed_at_a_restart_hold_for_what_waits_already(tmp_path: Path) -> None:
+    """A level that became shorter delivers sooner, one that became longer later; what lies in a level that is gone waits for its return."""
+    bench = Bench(tmp_path, delay_levels="10s 60s 1s").open()
+    send(bench, b"longer", 1)
+    send(bench, b"shorter", 2)
+    send(bench, b"gone", 3)
+    bench.close()
+    again = Bench(tmp_path, clock=bench.clock, delay_levels="30s 5s").open(create=False)
+    assert advance(again, 5_000) == [b"shorter"]
+    assert advance(again, 24_900) == [b"shorter"]
+    assert advance(again, 100) == [b"shorter", b"longer"]
+    again.close()
+    third = Bench(tmp_path, clock=bench.clock, delay_levels="10s 60s 1s").open(create=False)
+    assert advance(third, 50) == [b"shorter", b"longer", b"gone"]
+    third.close()

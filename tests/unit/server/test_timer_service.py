@@ -349,3 +349,18 @@ def test_a_hundred_random_lives_lose_nothing_and_are_never_early(tmp_path: Path)
     assert not early and {record.body for record in found} == sent.keys() - taken_back, "recalled = never, all others come"
     assert bench.core.status()["timing_messages"] == 0
     bench.close()
+
+
+def test_a_store_with_waiting_recalled_and_delivered_messages_is_sound(bench: Bench, tmp_path: Path) -> None:
+    from rmq_ray.store.inspect import verify
+
+    handle = handle_of(send(bench, b"a", DELAY_MS=1_000))
+    for number in range(20):
+        send(bench, b"%d" % number, DELAY_MS=100 * number)
+    recall(bench, handle)
+    go(bench, 1_100)
+    store = bench.core.keeper.store
+    assert store is not None
+    bench.close()
+    assert not verify(bench.config.store.path, index_slots=997).faults
+    bench.core.keeper.store = None

@@ -351,3 +351,15 @@ def test_under_sync_flush_an_end_is_answered_when_it_is_durable(tmp_path: Path) 
     store = bench.core.keeper.store
     assert store is not None and peer.take()[0].code == 0 and store.durable_offset == store.end_offset
     bench.close()
+
+
+def test_a_store_with_transactions_is_sound(bench: Bench) -> None:
+    from rmq_ray.store.inspect import verify
+
+    producer(bench)
+    end(bench, half(bench, b"1"))
+    end(bench, half(bench, b"2"), ROLLBACK)
+    half(bench, b"3")
+    round_of_checks(bench)
+    bench.close()
+    assert not verify(bench.config.store.path, index_slots=997).faults
