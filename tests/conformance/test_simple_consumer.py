@@ -266,8 +266,9 @@ def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
     try:
         send(first, "crash", [b"%d" % n for n in range(20)])
         with SimpleConsumer("crash", "g-crash", discovery=first, ack_timeout=30) as consumer:
-            messages = drain(consumer, 20, invisible=4)
+            messages = drain(consumer, 20, invisible=2.5)
             consumer.ack_all(messages[:10])
+            messages[10].extend(60)
             first.kill()
             threading.Timer(0.3, lambda: lives.append(LiveProcess(tmp_path))).start()
             messages[10].ack()  # goes on until the broker is back, and counts there
@@ -282,21 +283,21 @@ def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
 
 
 def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = [b"%d" % n for n in range(60)]
+    bodies = [b"%d" % n for n in range(40)]
     send(cluster, "lossy", bodies)
     monkeypatch.setattr("tests.support.lossy_proxy.SENDS", {RequestCode.POP_RECORDS, RequestCode.SETTLE_POPPED})
-    monkeypatch.setattr("rmq_ray.client.settling.REQUEST_MS", 300)
-    monkeypatch.setattr("rmq_ray.client.popping.ANSWER_MS", 300)
+    monkeypatch.setattr("rmq_ray.client.settling.REQUEST_MS", 200)
+    monkeypatch.setattr("rmq_ray.client.popping.ANSWER_MS", 200)
     with LossyProxy(cluster, {"lossy": 8}, 0.2) as proxy:
         workers = [Worker("lossy", "g-lossy", proxy, batch=4, invisible=60) for _ in range(3)]
         for worker in workers:
             worker.start()
-        eventually(lambda: len(together(workers, "done")) == 60, 30)
+        eventually(lambda: len(together(workers, "done")) == 40, 30)
         for worker in workers:
             worker.stop()
         assert sum(proxy.lost.values()) > 0
     assert together(workers, "got") == together(workers, "done") == Counter(bodies), "handed out again at once, acknowledged exactly once"
-    assert eventually(lambda: commits(cluster, "g-lossy", "lossy") == 60, 15)
+    assert eventually(lambda: commits(cluster, "g-lossy", "lossy") == 40, 15)
 
 
 def test_without_a_broker_a_receive_ends_with_its_wait_and_says_so(tmp_path: Path) -> None:
