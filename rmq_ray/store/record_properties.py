@@ -112,7 +112,7 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
     if same is not None:
         facts = facts_of(same)
         found.tag_codes.fill(facts.tag_code)
-        found.hashed = [_same_key(np.arange(count), key) for key in facts.keys]
+        found.hashed = [same_key(np.arange(count), key) for key in facts.keys]
         if facts.delay is not None:
             found.delays = [(row, facts.delay) for row in range(count)]
         return found
@@ -125,7 +125,8 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
     return found
 
 
-def _same_key(rows: Array, key: str) -> KeyHashes:
+def same_key(rows: Array, key: str) -> KeyHashes:
+    """The same business key for all these records."""
     units = len(key) if key.isascii() else len(key.encode("utf-16-be", "surrogatepass")) // 2
     return KeyHashes(rows, np.full(len(rows), java_hash(key) & 0xFFFFFFFF, np.uint32), np.full(len(rows), units))
 
@@ -159,7 +160,7 @@ def _take_shared(
             break
         facts = facts_of(head)
         found.tag_codes[same] = facts.tag_code
-        found.hashed += [_same_key(same, key) for key in facts.keys]
+        found.hashed += [same_key(same, key) for key in facts.keys]
         found.delays += [(member, facts.delay) for member in same.tolist()] if facts.delay is not None else []
         rest = np.setdiff1d(rest, same, assume_unique=True)
     return rest

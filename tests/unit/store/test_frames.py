@@ -79,6 +79,23 @@ def test_strings_that_differ_in_their_values_are_learnt_by_columns_just_the_same
     compare_both_ways([(b"x", head, f"UNIQ_KEY\x01{KEY[:-4]}{n:04X}") for n, head in enumerate(chosen)])
 
 
+@pytest.mark.parametrize("head", ["", "TAGS\x01a", "KEYS\x01k1 k2\x02TAGS\x01ü", "x\x01y\x02CLUSTER\x01c"])
+@pytest.mark.parametrize("body", [b"", b"x", b"b" * 600])
+def test_records_that_are_all_alike_are_learnt_from_two_of_them(head: str, body: bytes) -> None:
+    messages = [(body, head, f"UNIQ_KEY\x01{KEY[:-4]}{n:04X}") for n in range(40)]
+    compare_both_ways(messages)
+    compare_both_ways([(b"other", "TAGS\x01first", messages[0][2]), *messages[1:]])
+    records, sizes = encode_frame("T", 0, [body] * 40, [f"{head}{head and chr(2)}{tail}" for _, head, tail in messages], 1, FRAME)
+    assert frame_check._check_uniform(memoryview(bytearray(records)), sizes.astype(np.int64), LIMIT) is not None
+
+
+@pytest.mark.parametrize("row", [1, 2, 20, 39])
+def test_one_record_that_is_not_like_the_others_is_judged_by_itself(row: int) -> None:
+    records, sizes = encoded(40, flags=[int(n == row) for n in range(40)])
+    assert frame_check._check_uniform(memoryview(records), sizes.astype(np.int64), LIMIT) is None
+    assert check_frame(records, sizes, LIMIT).count == 40
+
+
 @settings(deadline=None, max_examples=30)
 @given(MESSAGES)
 def test_both_ways_of_checking_learn_the_same(messages: list[tuple[bytes, str, str]]) -> None:
