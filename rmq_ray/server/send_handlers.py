@@ -44,6 +44,7 @@ from rmq_ray.store.message_store import AppendResult
 from rmq_ray.store.record import offset_message_id
 
 PROPERTIES_BYTES_MAX = 32_767
+COPIES_ADD_BYTES = 767  # what copies of half and timed messages have more: target, counts, where they come from
 SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL")
 """Bytes without which no message of a batch can be of a kind that batches may not hold."""
 
@@ -150,9 +151,10 @@ class SendHandlers:
             raise MessageTooLarge(
                 f"the message is illegal, maybe msg body or properties length not matched: body of {body_length} bytes, {self._body_bytes_max} are allowed"
             )
-        if len((header.properties or "").encode()) > PROPERTIES_BYTES_MAX:
-            raise MessageTooLarge(f"the message is illegal, properties are longer than {PROPERTIES_BYTES_MAX} bytes")
         half = properties.get(TRANSACTION_PREPARED) == "true"
+        properties_max = PROPERTIES_BYTES_MAX - (COPIES_ADD_BYTES if half or is_timed(properties) else 0)
+        if len((header.properties or "").encode()) > properties_max:
+            raise MessageTooLarge(f"the message is illegal, properties are longer than {properties_max} bytes")
         if (half and self._rejects_halves) or (not half and header.sys_flag & SysFlag.TRANSACTION_MASK):
             raise Refused(f"the broker[{self._identity.address}] sending transaction message is forbidden", ResponseCode.NO_PERMISSION)
         if half and (properties.keys() & NOT_TRANSACTIONAL or header.batch or group_of_retry_topic(header.topic) is not None):

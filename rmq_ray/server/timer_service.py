@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import BrokerBusy, RmqError, StoreError
+from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
 from rmq_ray.model.message import TIMER_CANCELS, SysFlag, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.due_window import Due, DueWindow
@@ -212,8 +212,7 @@ class TimerService:
                 self._unsafe.append(_Unsafe(self._progress, store.end_offset))
 
     def _deliver_one(self, store: MessageStore, due: Due) -> None:
-        raw = store.record_at(due[2])
-        record = decode_record(raw) if raw is not None else None
+        record = _readable(store, due[2])
         target = release_timed(decode_properties(record.properties)) if record is not None else None
         if record is None or target is None:
             self._counters.timed_dropped += 1
@@ -290,11 +289,16 @@ class TimerService:
         """A new record for a message that waits long, so that retention may take the old one."""
         if offset in self._cancelled:
             return
-        raw = store.record_at(log_offset)
-        if raw is None:
+        record = _readable(store, log_offset)
+        if record is None:
             return
-        record = decode_record(raw)
-        self._writer.put(TIMER_TOPIC, WAITING, record.body, rolled(decode_properties(record.properties), offset), _origin(record))
+        try:
+            self._writer.put(TIMER_TOPIC, WAITING, record.body, rolled(decode_properties(record.properties), offset), _origin(record))
+        except StoreError:
+            raise
+        except RmqError as error:  # a record of another broker that cannot be copied: it waits on where it is
+            log.error("the waiting message at log offset %d cannot be renewed: %s", log_offset, error)
+            return
         self._counters.timed_rolled += 1
         self._leaves()
         self._owed.append(offset)
@@ -347,6 +351,16 @@ class TimerService:
         if old.isdigit() and int(old) not in self._cancelled:
             self._owed.append(int(old))
             self._cancelled.add(int(old))
+
+
+def _readable(store: MessageStore, log_offset: int) -> Record | None:
+    """None for one that is gone, broken, or lies on a bad sector: the others must not wait for it."""
+    try:
+        raw = store.record_at(log_offset)
+    except StoreUnreadable as error:
+        log.error("a waiting message cannot be read: %s", error)
+        return None
+    return None if raw is None else decode_record(raw)
 
 
 def _origin(record: Record) -> Origin:

@@ -20,7 +20,7 @@ from collections import deque
 from typing import Protocol
 
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import AppendUnknown, StoreError
+from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
 from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmq_ray.ports import Peer
@@ -224,7 +224,11 @@ class Transactions:
     def _look_at(self, store: MessageStore, offset: int, now_ms: int) -> bool:
         """One pending half. False: the round is over."""
         log_offset = store.log_offset_of(HALF_TOPIC, 0, offset)
-        raw = store.record_at(log_offset) if log_offset >= 0 else None
+        try:
+            raw = store.record_at(log_offset) if log_offset >= 0 else None
+        except StoreUnreadable as error:
+            log.error("half message %d cannot be read now, the next round tries again: %s", offset, error)
+            return True
         if raw is None:
             if log_offset >= store.visible_offset:
                 return False
@@ -237,13 +241,21 @@ class Transactions:
         verdict = judge(self._rules, properties, (half.born_ms, half.store_ms), self._round_ms, now_ms)
         if verdict is Verdict.STOP:
             return False
+        try:
+            self._treat(verdict, half, properties, offset)
+        except StoreError:
+            raise
+        except RmqError as error:  # a record of another broker that cannot be copied: the others go on
+            log.error("half message %d stays as it is: %s", offset, error)
+        return True
+
+    def _treat(self, verdict: Verdict, half: Record, properties: dict[str, str], offset: int) -> None:
         if verdict is Verdict.DISCARD:
             self._discard(half, properties, offset)
         elif verdict is Verdict.PUT_BACK:
             self._move(half, copy_for_immunity(properties, offset), offset)
         else:
             self._check(half, properties, offset)
-        return True
 
     def _check(self, half: Record, properties: dict[str, str], offset: int) -> None:
         """Ask somebody. While nobody of the group is connected the half only moves to the end of its queue: that is no check, it is not counted."""

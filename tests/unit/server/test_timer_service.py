@@ -11,7 +11,7 @@ import pytest
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode
-from rmq_ray.errors import StoreFull
+from rmq_ray.errors import StoreFull, StoreUnreadable
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
@@ -364,3 +364,20 @@ def test_a_store_with_waiting_recalled_and_delivered_messages_is_sound(bench: Be
     bench.close()
     assert not verify(bench.config.store.path, index_slots=997).faults
     bench.core.keeper.store = None
+
+
+def test_a_waiting_message_on_a_bad_sector_is_dropped_visibly_and_holds_up_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = RecallHandle.decode(handle_of(send(bench, b"bad", DELAY_MS=1_000)))
+    send(bench, b"good", DELAY_MS=1_000)
+    store = bench.core.keeper.store
+    assert store is not None
+    whole = type(store).record_at
+
+    def record_at(self: Any, log_offset: int) -> bytes | None:
+        if log_offset == bad.log_offset:
+            raise StoreUnreadable("bad sector")
+        return whole(self, log_offset)
+
+    monkeypatch.setattr(type(store), "record_at", record_at)
+    go(bench, 1_100)
+    assert bodies(bench) == [b"good"] and bench.core.counters.timed_dropped == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.config import FlushMode
+from rmq_ray.errors import MessageIllegal, StoreUnreadable
 from rmq_ray.model.groups import Heartbeat
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, decode_properties
@@ -363,3 +364,44 @@ def test_a_store_with_transactions_is_sound(bench: Bench) -> None:
     round_of_checks(bench)
     bench.close()
     assert not verify(bench.config.store.path, index_slots=997).faults
+
+
+def test_properties_leave_room_for_what_copies_add(bench: Bench) -> None:
+    """Else a check could not copy the half, again and again."""
+    producer(bench)
+    header = SendHeader("web", "orders", 2, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web\x02a\x01" + "x" * 31_990)
+    assert bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), b"x").code == ResponseCode.MESSAGE_ILLEGAL
+    half(bench, a="x" * 31_900)
+    for _ in range(3):
+        round_of_checks(bench)
+    assert bench.core.counters.half_checks == 3
+
+
+@pytest.mark.parametrize("error", [StoreUnreadable("bad sector"), MessageIllegal("too long")])
+def test_a_half_that_cannot_be_read_or_copied_does_not_hold_up_the_others(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    peer = producer(bench)
+    half(bench, b"bad")
+    half(bench, b"good")
+    store = bench.core.keeper.store
+    assert store is not None
+    with monkeypatch.context() as patch:
+        if isinstance(error, StoreUnreadable):
+            whole, first = type(store).record_at, store.log_offset_of(HALF_TOPIC, 0, 0)
+
+            def record_at(self: Any, log_offset: int) -> bytes | None:
+                if log_offset == first:
+                    raise error
+                return whole(self, log_offset)
+
+            patch.setattr(type(store), "record_at", record_at)
+        else:
+            put = bench.core.writer.put
+
+            def failing(topic: str, queue_id: int, body: bytes, *rest: Any) -> Any:
+                if body == b"bad":
+                    raise error
+                return put(topic, queue_id, body, *rest)
+
+            patch.setattr(bench.core.writer, "put", failing)
+        round_of_checks(bench)
+    assert check_of(peer)[1].body == b"good" and bench.core.status()["half_messages"] == 2
