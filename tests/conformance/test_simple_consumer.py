@@ -23,7 +23,7 @@ from rmq_ray.remoting.codes import RequestCode
 from tests.support.collecting import Collector
 from tests.support.live_cluster import LiveCluster, LiveProcess
 from tests.support.lossy_proxy import LossyProxy
-from tests.support.pop_rig import Worker, together
+from tests.support.pop_rig import Worker, stop, together
 from tests.support.waiting import eventually
 
 
@@ -163,8 +163,7 @@ def test_eight_workers_share_one_queue(cluster: LiveCluster) -> None:
         eventually(lambda: len(together(workers, "done")) >= 200)
         producer.send_batch([Message("shared", body) for body in bodies[200:]], queue=queue)
         eventually(lambda: len(together(workers, "done")) == 400)
-    for worker in workers:
-        worker.stop()
+    stop(workers)
     assert together(workers, "got") == Counter(bodies)
     assert sum(1 for worker in workers if worker.done) >= 2
     assert not [error for worker in workers for error in worker.errors]
@@ -293,8 +292,7 @@ def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster
         for worker in workers:
             worker.start()
         eventually(lambda: len(together(workers, "done")) == 40, 30)
-        for worker in workers:
-            worker.stop()
+        stop(workers)
         assert sum(proxy.lost.values()) > 0
     assert together(workers, "got") == together(workers, "done") == Counter(bodies), "handed out again at once, acknowledged exactly once"
     assert eventually(lambda: commits(cluster, "g-lossy", "lossy") == 40, 15)

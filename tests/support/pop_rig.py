@@ -41,10 +41,18 @@ class Worker(threading.Thread):
         else:
             self.done[message.body] += 1
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """Returns at once; the current receive is the last."""
         self._ending.set()
-        self.join(20)
-        assert not self.is_alive()
+
+
+def stop(workers: list[Worker]) -> None:
+    """End all of them and wait."""
+    for worker in workers:
+        worker.end()
+    for worker in workers:
+        worker.join(20)
+        assert not worker.is_alive()
 
 
 def together(workers: list[Worker], name: str) -> Counter[bytes]:
