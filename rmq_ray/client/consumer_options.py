@@ -24,8 +24,9 @@ from rmq_ray.protocol.validators import check_group, check_topic
 SUBSCRIPTIONS_MAX = 1_000
 MESSAGES_MAX = 1_024
 """Messages of one call, as in RocketMQ; rows may be more."""
-ARROW_DEFAULTS: dict[str, Any] = {"batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
-"""Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait."""
+ARROW_DEFAULTS: dict[str, Any] = {"concurrency": 4, "batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
+"""Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait. Each thread that
+works on columns has memory of its own: with 20 of them in turn a message costs a third more."""
 
 
 class PushOptions(TypedDict, total=False):
