@@ -170,8 +170,7 @@ class PullConsumer(PullLife):
         engine = self._running()
         held = engine.parts.assigned.snapshot()
         if batch is None:
-            with self._polling:
-                offsets = {queue: work.position for queue, work in held.items()}
+            offsets = {queue: work.position for queue, work in held.items()}
         else:
             offsets = dict(batch.next_offsets if isinstance(batch, PulledBatch) else batch)
         taken = {queue: offset for queue, offset in offsets.items() if queue in held}
