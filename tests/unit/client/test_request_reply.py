@@ -18,7 +18,7 @@ from rmq_ray.remoting.codes import RequestCode
 @pytest.mark.seed("S3-017")
 def test_requests_are_looked_at_after_3_s_and_then_every_second() -> None:
     clock = ManualClock()
-    core = SimpleNamespace(clock=clock, requests={}, closers=[], worker=Timers(clock, "worker"))
+    core = SimpleNamespace(clock=clock, requests={}, closers=[], disowners=[], worker=Timers(clock, "worker"))
     requests = Requests(cast(Any, core))
     assert RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT in core.requests and len(core.closers) == 1
     first = requests._pending.add("1", "rpc", 100.0)
