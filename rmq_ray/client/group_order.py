@@ -4,7 +4,8 @@ A group's queue follows from the hash of its name, so that all producers agree. 
 the group moves only once everything this producer sent for it has ended, else a later message could be stored before an earlier one.
 
 Decides the queue of a group. Does not keep the order within a queue: each queue has one ordered frame out (``client.launching``, or a lock
-of ``client.async_frames``). Invariant: at most ``GROUPS_MAX`` groups are remembered; one that is forgotten follows its hash. Thread-safe.
+of ``client.async_frames``). Invariant: at most ``GROUPS_MAX`` groups are remembered, and those only
+while something of them, or of an older one, is under way; one that is forgotten follows its hash. Thread-safe.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ class GroupOrder:
             self._last.move_to_end(key)
             if len(self._last) > GROUPS_MAX:
                 self._last.popitem(last=False)
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Under the lock: the oldest that have ended say nothing any more. Two a call: more than come in."""
+        for _ in range(2):
+            oldest = next(iter(self._last))
+            if len(self._last) == 1 or not self._last[oldest][1].done():
+                return
+            del self._last[oldest]
 
     def __len__(self) -> int:
         return len(self._last)

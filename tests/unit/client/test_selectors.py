@@ -79,3 +79,19 @@ def test_a_bounded_number_of_groups_is_remembered(monkeypatch: pytest.MonkeyPatc
     for name in "abcde":
         order.sent(name, QUEUES[0], done)
     assert len(order) == 3
+
+
+def test_groups_of_which_nothing_is_under_way_are_forgotten() -> None:
+    order, ended, out = GroupOrder(), Future[None](), Future[None]()
+    ended.set_result(None)
+    for n in range(100):
+        order.sent(f"ended-{n}", QUEUES[0], ended)
+    assert len(order) <= 2
+    order.sent("out", QUEUES[0], out)
+    for n in range(10):
+        order.sent(f"again-{n}", QUEUES[0], ended)
+    assert 10 <= len(order) <= 12, "what is younger than one that is under way waits for it"
+    out.set_result(None)
+    for n in range(10):
+        order.sent(f"more-{n}", QUEUES[0], ended)
+    assert len(order) <= 3
