@@ -12,7 +12,7 @@ broker and ``buffer_bytes_max`` bytes are out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from rmq_ray.client.send_future import FINISHED, BatchOutcome
 from rmq_ray.client.sending import Delivery
 from rmq_ray.client.splitting import RECORD_OVERHEAD, FrameParts
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import BrokerBusy, SendError, SendTimeout
-from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
+from rmq_ray.errors import BrokerBusy, ClientError, SendError, SendTimeout
+from rmq_ray.model.ids import FrameId, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult
 from rmq_ray.store.arrow_encoder import encode_arrow, offsets_of
 from rmq_ray.store.key_range import KeyRange
@@ -75,10 +75,24 @@ def cut(windows: Sequence[Rows], config: ProducerConfig) -> Iterator[ArrowFrame]
             begin, before = end, int(ends[end - 1])
 
 
-class ArrowSending:
-    """One call of ``send_arrow``. ``queue``: where all of it must go, None = each frame to the next queue."""
+def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts]:
+    """The frames for producers that have more to do with each message; ``ClientError`` where the caller wants to place them."""
+    if place is not None:
+        raise ClientError("place= goes without hooks, compression, trace and namespace only: use a plain producer")
+    return (frame.parts() for frame in frames)
 
-    def __init__(self, core: ProducerCore, topic: str, queue: MessageQueue | None, timeout_ms: float) -> None:
+
+class ArrowSending:
+    """One call of ``send_arrow``. ``queue``: where all of it must go, None = each frame to the next queue. ``place``: queue and id of the n-th frame
+    instead, for writers that repeat whole tables.
+    """
+
+    def __init__(  # noqa: PLR0913 - a call
+        self, core: ProducerCore, topic: str, queue: MessageQueue | None, timeout_ms: float, place: Callable[[int], tuple[MessageQueue, FrameId]] | None = None
+    ) -> None:
+        if place is not None:
+            core.find_queues(topic, timeout_ms)  # where the brokers are
+        self._place = place
         self._core = core
         self._topic = topic
         self._queue = queue
@@ -104,27 +118,28 @@ class ArrowSending:
     def _begin(self, frame: ArrowFrame) -> None:
         """Wait for a slot, encode, hand the bytes to the connection."""
         core, timeout_ms = self._core, self._timeout_ms
-        queue = self._queue or core.next_queue(self._topic, timeout_ms)
+        queue, frame_id = self._place(len(self._sent)) if self._place is not None else (self._queue or core.next_queue(self._topic, timeout_ms), None)
+        pinned = self._queue is not None or frame_id is not None
         if not core.slots.take(queue.broker_name, frame.weight, timeout_ms):
             raise BrokerBusy(f"no frame to {queue.broker_name} was answered for {timeout_ms:.0f} ms; rows from {frame.begin} on were not sent", self._topic)
         started_ms = core.clock.monotonic_ms()
         outcome = BatchOutcome(queue)
 
         def prepare(wait: bool) -> Delivery:
-            attempts = core.sending.attempts_since(started_ms, self._topic, self._queue is not None, timeout_ms, codes_retried=True)
-            load = self._encode(frame, queue, timeout_ms if wait else 0.0)
+            attempts = core.sending.attempts_since(started_ms, self._topic, pinned, timeout_ms, codes_retried=True)
+            load = self._encode(frame, queue, timeout_ms if wait else 0.0, frame_id)
             outcome.message_ids = load.message_ids
-            return Delivery(load, queue, attempts, self._queue is not None)
+            return Delivery(load, queue, attempts, pinned)
 
         job = Job(outcome, prepare, queue.broker_name, queue, frame.weight, ordered=self._queue is not None)
         self._sent.append((frame, outcome))
         core.launcher.admit(job)
         core.launcher.launch(job)
 
-    def _encode(self, frame: ArrowFrame, queue: MessageQueue, wait_ms: float) -> RecordsLoad:
+    def _encode(self, frame: ArrowFrame, queue: MessageQueue, wait_ms: float, given: FrameId | None) -> RecordsLoad:
         identity, now_ms = self._core.identity, self._core.clock.now_ms()
         keys = identity.unique_keys(now_ms, frame.end - frame.begin)
-        frame_id = identity.take(wait_ms)
+        frame_id = given or identity.take(wait_ms)
         try:
             records, sizes = encode_arrow(queue.topic, queue.queue_id, frame.bodies, frame.texts, keys, now_ms, frame_id)
         except BaseException:

@@ -53,7 +53,9 @@ class ProducerIdentity:
         return FrameId(self.producer_id, sequence)
 
     def release(self, frame_id: FrameId) -> None:
-        """The frame is stored or given up: it will not be sent again."""
+        """The frame is stored or given up: it will not be sent again. Ids that were made elsewhere are none of this producer's."""
+        if frame_id.producer_id != self.producer_id:
+            return
         self._unresolved.pop(frame_id.sequence, None)
         if self._holding:
             with self._resolved:

@@ -24,7 +24,7 @@ from typing import Any, Self, Unpack
 from rmq_ray.client import transaction
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Selector, is_special, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import NO_PROPERTIES, Selector, is_special, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
@@ -39,7 +39,7 @@ from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError, SendError
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
@@ -170,8 +170,7 @@ class Producer:
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
-        placed = queue is not None or selector is not None or message_group is not None
-        placement = (queue, selector, arg, message_group) if placed else None
+        placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
             return self._steps.send(core, message, placement, timeout_ms)
         if placement is not None:
@@ -212,8 +211,7 @@ class Producer:
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
             return core.batches.append(topic, content, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
-        placed = queue is not None or selector is not None or message_group is not None
-        placement = (queue, selector, arg, message_group) if placed else None
+        placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
             return self._steps.send_async(core, message, placement, timeout_ms)
         if placement is not None:
@@ -239,8 +237,7 @@ class Producer:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         core = self._core or self._ready()
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
-        placed = queue is not None or selector is not None or message_group is not None
-        placement = (queue, selector, arg, message_group) if placed else None
+        placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
             self._steps.send_oneway(core, message, placement, self._timeout_ms)
             return
@@ -271,24 +268,25 @@ class Producer:
         properties: str | Sequence[str] = (),
         queue: MessageQueue | None = None,
         timeout: float | None = None,
+        place: Callable[[int], tuple[MessageQueue, FrameId]] | None = None,
     ) -> list[SendResult]:
         """Send the rows of a ``pyarrow.Table`` or ``RecordBatch`` and wait; no Python object per message.
 
         ``body``: a binary or string column. ``key``: string or list<string>; ``tag``: string; ``properties``: one map column, or names of string
         columns. Null means none, but for bodies. ``queue``: where all rows go, in their order; None = each frame of ``batch_bytes_max`` bytes to the next
-        queue. ``timeout``: s, per frame. Returns one result per frame, in the order of the rows. Raises ``ClientError``, ``MessageIllegal`` or
-        ``MessageTooLarge`` naming column and row before anything is sent; ``SendError`` when a frame failed, with ``args[2]`` the
-        ranges of rows [(first, behind last), ...] that are stored.
+        queue. ``timeout``: s, per frame. ``place``: see ``protocol.derived_frames``. Returns one result per frame, in the order of the rows. Raises
+        ``ClientError``, ``MessageIllegal`` or ``MessageTooLarge`` naming column and row before anything is sent; ``SendError`` when a frame failed, with
+        ``args[2]`` the ranges of rows [(first, behind last), ...] that are stored.
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         check_send_topic(topic)
-        from rmq_ray.client.arrow_sending import ArrowSending, table_frames  # pyarrow takes 0.15 s to load
+        from rmq_ray.client.arrow_sending import ArrowSending, table_frames, unplaced  # pyarrow takes 0.15 s to load
 
         frames = table_frames(data, (body, key, tag, properties), self._config)
         if self._steps is not None:
-            return self._send_frames(core, topic, (frame.parts() for frame in frames), queue, timeout_ms, lambda stored: [(0, stored)])
-        return ArrowSending(core, topic, queue and core.choose(topic, queue, None, timeout_ms), timeout_ms).send(frames)
+            return self._send_frames(core, topic, unplaced(frames, place), queue, timeout_ms, lambda stored: [(0, stored)])
+        return ArrowSending(core, topic, queue and core.choose(topic, queue, None, timeout_ms), timeout_ms, place).send(frames)
 
     def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its delivery time; see ``client.recalling``. Its message id."""

@@ -1,0 +1,87 @@
+"""How far a stream of batches has come: offsets of every queue with the epochs of their logs, as text in a checkpoint; and how far the next batch goes.
+
+    {"offsets": {"orders": {"broker-a": {"0": 23}}}, "epochs": {"broker-a": 3}, "begin": {"orders": {"broker-a": {"0": 0}}}}
+
+Decides: the form, and how a limit on rows is shared among queues. Does not ask anybody. Invariants: equal positions have equal text; a batch never
+has more rows than its limit; a queue that a position does not name begins at its smallest offset, since it came later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmq_ray.errors import ClientError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.scan_positions import normal
+
+Offsets = Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """``offsets``: the next one of each queue. ``epochs``: of each broker's log, when they were read. ``begin``: where the stream began."""
+
+    offsets: dict[MessageQueue, int]
+    epochs: dict[str, int] = field(default_factory=dict)
+    begin: dict[MessageQueue, int] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As in the module."""
+        parts = {"offsets": _nested(self.offsets), "epochs": dict(sorted(self.epochs.items()))}
+        return json.dumps({**parts, "begin": _nested(self.begin)} if self.begin else parts, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> StreamPosition:
+        """The way back. ``ClientError`` for what is no such text.
+
+        >>> StreamPosition.from_json(StreamPosition({MessageQueue("t", "b", 0): 7}, {"b": 2}).to_json()).epochs
+        {'b': 2}
+        """
+        try:
+            found = json.loads(text)
+            if not isinstance(found, dict) or not isinstance(found.get("offsets"), dict):
+                raise ValueError("it has no 'offsets'")
+            epochs = {str(name): int(epoch) for name, epoch in found.get("epochs", {}).items()}
+            return cls(_offsets(found["offsets"]), epochs, _offsets(found.get("begin", {})))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ClientError(f"the checkpoint's position {text!r:.120} cannot be read: {error}; restore it, or begin with a new checkpoint", text[:120]) from None
+
+    def start_of(self, queue: MessageQueue, low: int) -> int:
+        """Where a batch behind this position begins in a queue whose smallest offset is ``low``."""
+        return self.offsets.get(queue, low)
+
+
+def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQueue, int]:
+    """Ends of at most ``rows_max`` rows together, each queue in proportion to what it has; None = all.
+
+    ``start`` names every queue of ``end``. Queues whose end lies before their start stay at their start.
+
+    >>> limited({MessageQueue("t", "b", 0): 0, MessageQueue("t", "b", 1): 5}, {MessageQueue("t", "b", 0): 90, MessageQueue("t", "b", 1): 15}, 10)
+    {MessageQueue(topic='t', broker_name='b', queue_id=0): 9, MessageQueue(topic='t', broker_name='b', queue_id=1): 6}
+    """
+    rows = {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
+    total = sum(rows.values())
+    if rows_max is None or total <= rows_max:
+        return {queue: start[queue] + count for queue, count in rows.items()}
+    taken = {queue: rows_max * count // total for queue, count in rows.items()}
+    left = rows_max - sum(taken.values())
+    most_wronged = sorted(rows, key=lambda queue: -(rows_max * rows[queue] % total))
+    for queue in most_wronged[:left]:
+        taken[queue] += 1
+    return {queue: start[queue] + count for queue, count in taken.items()}
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
+    return found
+
+
+def _offsets(nested: dict[str, Any]) -> dict[MessageQueue, int]:
+    found = normal(nested)
+    assert isinstance(found, dict)  # it was a mapping
+    return found
