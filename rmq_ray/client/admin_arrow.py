@@ -11,7 +11,7 @@ from typing import Any
 from rmq_ray.client.admin_link import AdminLink
 from rmq_ray.client.scan_plan import open_reader, plan_scan
 from rmq_ray.errors import ClientError
-from rmq_ray.protocol.scan_splits import Position
+from rmq_ray.protocol.scan_positions import Where
 from rmq_ray.protocol.validators import check_topic
 
 CHUNK_BYTES = 8 << 20
@@ -21,12 +21,10 @@ ROWS_MAX = 50_000_000
 class AdminArrow(AdminLink):
     """The part of ``Admin`` that reads topics."""
 
-    def to_arrow(
-        self, topic: str, *, start: Position = "earliest", end: Position = "latest", columns: Sequence[str] | None = None, rows_max: int = ROWS_MAX
-    ) -> Any:
+    def to_arrow(self, topic: str, *, start: Where = "earliest", end: Where = "latest", columns: Sequence[str] | None = None, rows_max: int = ROWS_MAX) -> Any:
         """``pyarrow.Table`` of what the topic holds now (columns: ``rmq_ray.model.arrow.SCHEMA``); ``.to_pandas()`` makes a frame of it.
 
-        ``start``, ``end``: "earliest", "latest", or a queue offset for each ``MessageQueue``. All of it lies in this process's memory: a plan of more than
+        ``start``, ``end``: "earliest", "latest", a time, a group's position or offsets, see ``rmq_ray.protocol.scan_positions``. All of it lies in this process's memory: a plan of more than
         ``rows_max`` rows is refused with ``ClientError`` before anything is read. Raises ``TopicNotFound``, ``OffsetOutOfRange`` and ``ClusterError`` as
         reading into Spark does.
         """

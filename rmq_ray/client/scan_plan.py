@@ -12,7 +12,8 @@ row that is not damaged, in order, or raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,14 +21,18 @@ import msgpack
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.outage import PAUSE_MS, ask_patiently
+from rmq_ray.client.queue_questions import QueueQuestions
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError, ClusterError, ResponseError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
-from rmq_ray.protocol.scan_splits import Position, cut, resolve, rows_per_split
-from rmq_ray.remoting.bodies import decode_cluster_info
+from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
+from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, Position, cut, resolve, rows_per_split
+from rmq_ray.protocol.validators import check_topic
+from rmq_ray.remoting.bodies import decode_cluster_info, decode_topic_list
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.records import Sizes
@@ -36,6 +41,7 @@ from rmq_ray.store.split_reader import LocalSplitReader, host_id
 log = logging.getLogger("rmq_ray.scan")
 PIN_MS = 3_600_000
 TIMEOUT_MS = 10_000
+TOOLS_GROUP = "TOOLS_CONSUMER"  # RocketMQ's own group for tools
 PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
 
 Bounds = Mapping[MessageQueue, tuple[int, int]]
@@ -87,34 +93,112 @@ def open_reader(plan: ScanPlan) -> ScanReader:
     return ScanReader(LocalSplitReader(), StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK))
 
 
-def plan_scan(  # noqa: PLR0913 - a read and where it is from
-    discovery: Discovery, topic: str, start: Position, end: Position, splits_wanted: int, brokers_expected: Collection[str] = ()
-) -> ScanPlan:
-    """Ask every broker of the topic for its bounds and its store, pin, and cut into about ``splits_wanted`` splits.
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """How a plan is cut and what it puts up with.
 
-    ``start``, ``end``: see ``protocol.scan_splits.resolve``. ``brokers_expected``: must be registered before the topic's route counts, since
-    a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
-    Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments, ``ClusterError`` where there is no cluster or an
-    expected broker stays away, ``RemotingError`` where a broker cannot be asked.
+    ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are no longer there are an error, else the read begins
+    or ends at the nearest ones. ``pattern``: the topic is a regular expression that whole names must match.
     """
+
+    rows_min: int = 1
+    rows_max: int = ROWS_PER_SPLIT_MAX
+    fail_on_data_loss: bool = True
+    pattern: bool = False
+
+
+def plan_scan(  # noqa: PLR0913 - a read and where it is from
+    discovery: Discovery,
+    topic: str | Sequence[str],
+    start: Where,
+    end: Where,
+    splits_wanted: int,
+    brokers_expected: Collection[str] = (),
+    options: ScanOptions | None = None,
+) -> ScanPlan:
+    """Ask every broker of the topics for its bounds and its store, pin, and cut into about ``splits_wanted`` splits.
+
+    ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan_positions``. ``brokers_expected``: must be registered before the topic's
+    route counts, since a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
+    Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
+    ``ClusterError`` where there is no cluster or an expected broker stays away, ``RemotingError`` where a broker cannot be asked.
+    """
+    options = options or ScanOptions()
+    begin, finish = normal(start), normal(end)
     where = discovery.lookup()
     instance = ClientInstance.get_or_create(discovery)
     instance.start()
     try:
         _wait_for(instance, set(brokers_expected))
-        brokers = _brokers_of(instance, topic)
-        bounds = _bounds(instance, topic, brokers)
-        ranges = resolve(start, end, bounds)
-        for name, address in brokers.items():
-            starts = {queue.queue_id: low for queue, (low, _) in ranges.items() if queue.broker_name == name}
-            if starts:
-                _ask(instance, address, RequestCode.PIN_SEGMENTS, [topic, starts, PIN_MS])
+        names = _topics(instance, topic, options.pattern)
+        brokers: dict[str, Address] = {}
+        bounds: dict[MessageQueue, tuple[int, int]] = {}
+        for each in names:
+            own = _brokers_of(instance, each)
+            brokers.update(own)
+            bounds.update(_bounds(instance, each, own))
+        low, high = (_looked_up(instance, position, bounds) for position in (begin, finish))
+        ranges = resolve(low, high, bounds, options.fail_on_data_loss)
+        _pin(instance, ranges, brokers)
         stores = {name: _ask(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
     finally:
         instance.release()
-    rows = rows_per_split(ranges, splits_wanted)
-    splits = tuple(_split(queue, low, high, stores[queue.broker_name], brokers[queue.broker_name]) for queue, low, high in cut(ranges, rows))
-    return ScanPlan(topic, splits, where.cluster, where.secret)
+    rows = rows_per_split(ranges, splits_wanted, options.rows_max, options.rows_min)
+    splits = tuple(_split(queue, first, last, stores[queue.broker_name], brokers[queue.broker_name]) for queue, first, last in cut(ranges, rows))
+    return ScanPlan(" ".join(names), splits, where.cluster, where.secret)
+
+
+def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool) -> list[str]:
+    """The names that are meant, each once, in their order. ``ClientError`` for none."""
+    if pattern:
+        if not isinstance(topic, str):
+            raise ClientError("a pattern is one regular expression, not several topics", str(topic)[:80])
+        try:
+            wanted = re.compile(topic)
+        except re.error as error:
+            raise ClientError(f"pattern {topic!r} is no regular expression: {error}", topic) from None
+        command = Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answer = ask_patiently(lambda _: instance.name_server_invoke(command), instance.clock, PATIENCE_MS)
+        known = decode_topic_list(answer.body_bytes())
+        info = ask_patiently(lambda _: instance.name_server_invoke(Command(RequestCode.GET_BROKER_CLUSTER_INFO)), instance.clock, PATIENCE_MS)
+        own = {name for data in decode_cluster_info(info.body_bytes()) for name in (data.broker_name, data.cluster, f"{data.cluster}{REPLY_SUFFIX}")}
+        names = sorted(
+            name
+            for name in known
+            if wanted.fullmatch(name) and name not in own and name not in SYSTEM_TOPICS and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        )
+        if not names:
+            raise TopicNotFound(f"no topic of this cluster matches {topic!r}", topic)
+        return names
+    names = list(dict.fromkeys([topic] if isinstance(topic, str) else topic))
+    if not names:
+        raise ClientError("a read needs at least one topic", "")
+    for name in names:
+        check_topic(name)
+    return names
+
+
+def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]], brokers: Mapping[str, Address]) -> None:
+    """Keep what lies from the starts on; one request for each topic of each broker."""
+    starts: dict[tuple[str, str], dict[int, int]] = {}
+    for queue, (low, _) in ranges.items():
+        starts.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = low
+    for (broker, topic), offsets in starts.items():
+        _ask(instance, brokers[broker], RequestCode.PIN_SEGMENTS, [topic, offsets, PIN_MS])
+
+
+def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], bounds: Bounds) -> Position:
+    """Words and offsets as they are; a time or a group's position as the offset that each queue's broker says."""
+    if isinstance(position, str):
+        return position
+    if isinstance(position, Mapping):
+        return of_queues(position, bounds)
+    questions = QueueQuestions(instance, position.group if isinstance(position, LikeGroup) else TOOLS_GROUP)
+    found: dict[MessageQueue, int] = {}
+    for queue, (low, high) in bounds.items():
+        offset = questions.offset_at(queue, position) if isinstance(position, int) else questions.committed(queue)
+        found[queue] = low if offset is None else min(max(low, offset), high)
+    return found
 
 
 def _wait_for(instance: ClientInstance, expected: set[str]) -> None:

@@ -20,7 +20,7 @@ from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.ports import Split
-from rmq_ray.protocol.scan_splits import Position
+from rmq_ray.protocol.scan_positions import Where
 
 CHUNK_BYTES = 8 << 20
 SPLITS_PER_CPU = 2
@@ -31,8 +31,8 @@ ROW_BYTES_GUESS = 512
 def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     topic: str,
     *,
-    start: Position = "earliest",
-    end: Position = "latest",
+    start: Where = "earliest",
+    end: Where = "latest",
     columns: Sequence[str] | None = None,
     cluster: str = DEFAULT_CLUSTER,
     name_servers: Sequence[str] | str | None = None,
@@ -42,9 +42,10 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
 ) -> ray.data.Dataset:
     """What the topic holds now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
 
-    ``start``, ``end``: "earliest", "latest", or a queue offset for each ``MessageQueue``. ``columns``: only these are decoded. ``splits``: how many
-    pieces at least; default two for each CPU of the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The segments are kept from
-    retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``, ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
+    ``start``, ``end``: "earliest", "latest", a time, a group's position or offsets, see ``rmq_ray.protocol.scan_positions``. ``columns``: only these are
+    decoded. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The
+    segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``, ``ClusterError`` as
+    ``rmq_ray.spark.read_topic`` does.
     """
     chosen = check_columns(columns)
     wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]

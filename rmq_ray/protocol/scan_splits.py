@@ -18,11 +18,12 @@ Position = str | Mapping[MessageQueue, int]
 Ranges = dict[MessageQueue, tuple[int, int]]
 
 
-def resolve(start: Position, end: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -> Ranges:
+def resolve(start: Position, end: Position, bounds: Mapping[MessageQueue, tuple[int, int]], fail_on_data_loss: bool = True) -> Ranges:
     """[start, end) of every queue that has something to read, in the order of queues.
 
     ``bounds``: minimum and maximum of each queue of the topic. Queues that a mapping does not name: start at their minimum, end at
-    their maximum. Raises ``OffsetOutOfRange`` for an offset outside of the bounds; ``ClientError`` for another word, a queue that the
+    their maximum. ``fail_on_data_loss`` False: offsets that retention or a cut of the log has overtaken are moved to the
+    nearest that is there. Raises ``OffsetOutOfRange`` for an offset outside of the bounds; ``ClientError`` for another word, a queue that the
     topic does not have, an offset that is no integer, and a start behind its end.
 
     >>> resolve("earliest", {MessageQueue("t", "b", 0): 7}, {MessageQueue("t", "b", 0): (5, 12), MessageQueue("t", "b", 1): (0, 0)})
@@ -33,7 +34,7 @@ def resolve(start: Position, end: Position, bounds: Mapping[MessageQueue, tuple[
     ranges = {}
     for queue in sorted(bounds):
         low, high = bounds[queue]
-        first, last = _offset(start, queue, low, high, low), _offset(end, queue, low, high, high)
+        first, last = _offset(start, queue, low, high, low, fail_on_data_loss), _offset(end, queue, low, high, high, fail_on_data_loss)
         if first > last:
             raise ClientError(f"the read of {queue} would start at {first}, behind its end {last}; exchange start and end", first, last)
         if first < last:
@@ -41,16 +42,18 @@ def resolve(start: Position, end: Position, bounds: Mapping[MessageQueue, tuple[
     return ranges
 
 
-def rows_per_split(ranges: Mapping[MessageQueue, tuple[int, int]], splits_wanted: int, rows_max: int = ROWS_PER_SPLIT_MAX) -> int:
-    """Rows a split should have so that about ``splits_wanted`` come out, each at most ``rows_max``.
+def rows_per_split(ranges: Mapping[MessageQueue, tuple[int, int]], splits_wanted: int, rows_max: int = ROWS_PER_SPLIT_MAX, rows_min: int = 1) -> int:
+    """Rows a split should have so that about ``splits_wanted`` come out, each of ``rows_min`` (the last ones of a queue apart) to ``rows_max``.
 
     >>> rows_per_split({MessageQueue("t", "b", 0): (0, 100)}, 4)
     25
     """
     if splits_wanted < 1:
         raise ClientError(f"a read needs at least 1 split, not {splits_wanted}", splits_wanted)
+    if not 1 <= rows_min <= rows_max:
+        raise ClientError(f"a split needs 1 <= rows_min <= rows_max, not {rows_min} and {rows_max}", rows_min, rows_max)
     rows = sum(end - start for start, end in ranges.values())
-    return max(1, min(rows_max, -(-rows // splits_wanted)))
+    return max(rows_min, min(rows_max, -(-rows // splits_wanted)))
 
 
 def cut(ranges: Mapping[MessageQueue, tuple[int, int]], rows: int) -> Iterator[tuple[MessageQueue, int, int]]:
@@ -77,10 +80,14 @@ def _check(position: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -
             raise ClientError(f"the offset of {queue} must be an integer, not {offset!r}", repr(offset))
 
 
-def _offset(position: Position, queue: MessageQueue, low: int, high: int, default: int) -> int:
+def _offset(position: Position, queue: MessageQueue, low: int, high: int, default: int, strict: bool) -> int:  # noqa: PLR0913 - a queue, and what is asked of it
     if isinstance(position, str):
         return low if position == "earliest" else high
     offset = int(position.get(queue, default))
-    if not low <= offset <= high:
-        raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside of [{low}, {high}]", offset, low, high)
-    return offset
+    if strict and not low <= offset <= high:
+        why = "retention has removed what lay before" if offset < low else "there is no such message yet, or the log was cut"
+        raise OffsetOutOfRange(
+            f"offset {offset} of {queue} lies outside of [{low}, {high}]: {why}; begin there, or say fail_on_data_loss=False to go on with what is left",
+            offset, low, high,
+        )  # fmt: skip
+    return min(max(low, offset), high)

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.scan_plan import ScanPlan, plan_scan
+from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.scan_splits import Position
+from rmq_ray.protocol.filter_tag import parse_tags
+from rmq_ray.protocol.scan_positions import Where
+from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX
+from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,43 +43,76 @@ FIELDS = {
     "reconsume_times": "int",
 }
 """Columns and their Spark types; the same names and order as in Arrow, pandas and Ray Data."""
+KAFKA_FIELDS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "long",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+}
+"""The columns of Spark's Kafka source: key = the first of a message's keys, partition = queue id (of one broker: several brokers repeat them),
+timestamp = store time, timestampType 1 (log append time).
+"""
 
 
 def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     session: SparkSession,
-    topic: str,
+    topic: str | Sequence[str] | None = None,
     *,
-    start: Position = "earliest",
-    end: Position = "latest",
+    pattern: str | None = None,
+    start: Where = "earliest",
+    end: Where = "latest",
     columns: Sequence[str] | None = None,
+    tags: Any = None,
+    key: str | None = None,
+    kafka_compat: bool = False,
+    fail_on_data_loss: bool = True,
     cluster: str = DEFAULT_CLUSTER,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,
+    rows_min: int = 1,
+    rows_max: int = ROWS_PER_SPLIT_MAX,
 ) -> DataFrame:
-    """What the topic holds now, as a DataFrame with the columns of ``FIELDS``.
+    """What one or several topics hold now, as a DataFrame with the columns of ``FIELDS``.
 
-    ``start``, ``end``: "earliest", "latest", or a queue offset for each ``MessageQueue`` (queues not named: earliest, latest).
-    The end is fixed when this is called: messages sent later are not in it. ``columns``: only these are decoded (Spark does not pass its
-    own pruning on: ``select`` behind this saves nothing). ``splits``: how many pieces at least; default three for each core of the session.
+    ``topic``: a name or several; or ``pattern``: a regular expression that whole names must match. ``start``, ``end``: "earliest", "latest", a time
+    (``datetime`` or ms since the epoch: the first message stored then or later), ``rmq.LikeGroup(name)`` (where a consumer group is), or
+    offsets: for each ``MessageQueue``, or as JSON text ``{"orders": {"broker-a": {"0": 23, "1": -1}}}`` (-1 latest, -2 earliest; queues not named:
+    earliest, latest). The end is fixed when this is called: messages sent later are not in it.
+
+    ``columns``: only these are decoded (Spark does not pass its own pruning on: ``select`` behind this saves nothing). ``tags``: only messages
+    with one of these tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``kafka_compat``: the
+    columns of Spark's Kafka source instead (``KAFKA_FIELDS``). ``splits``: how many pieces at least; default three for each core of the session;
+    ``rows_min``, ``rows_max``: of a piece. ``fail_on_data_loss`` False: where retention has overtaken the start, what is left is read.
     ``cluster`` names one of this Ray cluster; ``name_servers`` and ``secret`` reach one without Ray.
 
     The segments are kept from retention for an hour, which is how long the DataFrame may be used. Raises ``TopicNotFound``,
     ``OffsetOutOfRange`` (an offset outside of the queue), ``ClientError`` for other wrong positions, ``SparkError`` for wrong columns and
     ``ClusterError`` where a broker of the cluster stays away for 30 s: the queues that it holds would be missing.
     """
-    chosen = check_columns(columns)
-    wanted = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
+    name = topic if pattern is None else pattern
+    if name is None or (topic is not None and pattern is not None):
+        raise SparkError("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic))
+    if kafka_compat and columns is not None:
+        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
+    wanted = Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    count = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
     discovery = discovery_for(cluster, name_servers, secret)
-    plan = plan_scan(discovery, topic, start, end, wanted, discovery.broker_names())
-    return frame_of(session, plan, chosen)
+    options = ScanOptions(rows_min, rows_max, fail_on_data_loss, pattern is not None)
+    plan = plan_scan(discovery, name, start, end, count, discovery.broker_names(), options)
+    return frame_of(session, plan, wanted, kafka_compat)
 
 
-def frame_of(session: SparkSession, plan: ScanPlan, columns: Sequence[str] = tuple(FIELDS)) -> DataFrame:
+def frame_of(session: SparkSession, plan: ScanPlan, rows: Rows | None = None, kafka_compat: bool = False) -> DataFrame:
     """The rows of a plan as a DataFrame: one task for each split."""
+    wanted = rows or Rows(tuple(FIELDS))
     numbers = session.range(0, len(plan.splits), 1, max(1, len(plan.splits)))
-    ddl = ", ".join(f"{name} {FIELDS[name]}" for name in columns)
-    return numbers.mapInArrow(_reader(plan, list(columns)), ddl)
+    fields = KAFKA_FIELDS if kafka_compat else {name: FIELDS[name] for name in wanted.columns}
+    ddl = ", ".join(f"{name} {kind}" for name, kind in fields.items())
+    return numbers.mapInArrow(_reader(plan, wanted, kafka_compat), ddl)
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str]:
@@ -91,12 +127,21 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     return list(columns)
 
 
-def _reader(plan: ScanPlan, columns: list[str]) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+def wanted_tags(tags: Any) -> tuple[str, ...] | None:
+    """The tags of an expression like "a || b"; None for all."""
+    if tags is None or tags == "*":
+        return None
+    if not isinstance(tags, str):
+        raise SparkError(f"tags must be an expression like 'paid || refund', not {tags!r:.80}; filter properties with where() behind this", repr(tags)[:80])
+    return tuple(sorted(parse_tags(tags)))
+
+
+def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """The function that Spark ships to its workers: split numbers in, rows out."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         from rmq_ray.client.scan_plan import open_reader
-        from rmq_ray.store.arrow_reader import to_batch
+        from rmq_ray.store.arrow_rows import kafka_columns, to_rows
 
         reader = open_reader(plan)
         try:
@@ -104,7 +149,8 @@ def _reader(plan: ScanPlan, columns: list[str]) -> Callable[[Iterator[pyarrow.Re
                 for number in batch.column(0).to_pylist():
                     split = plan.splits[number]
                     for records, sizes in reader.read(split, CHUNK_BYTES):
-                        yield to_batch(split.queue.topic, split.queue.broker_name, records, sizes, columns)
+                        found = to_rows(split.queue.topic, split.queue.broker_name, records, sizes, rows)
+                        yield kafka_columns(found) if kafka_compat else found
         finally:
             reader.close()
 

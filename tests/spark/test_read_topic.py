@@ -20,6 +20,7 @@ from rmq_ray import spark as mqs
 from rmq_ray.client.scan_plan import plan_scan
 from rmq_ray.model.ids import Address
 from rmq_ray.spark.read import frame_of
+from rmq_ray.store.arrow_rows import Rows
 from tests.support.bulk_reading import elsewhere, send_compressed
 from tests.support.waiting import eventually
 
@@ -156,7 +157,7 @@ def test_a_query_goes_on_when_a_broker_is_killed_in_the_middle_of_its_stream(
     reading = importlib.import_module("rmq_ray.spark.read")
     monkeypatch.setattr(reading, "CHUNK_BYTES", 100_000)  # travels to the workers with the function
     plan = plan_scan(mq.discovery, "killed", "earliest", "latest", 1)
-    read, seen, go_on = reading._reader(elsewhere(plan), ["body"]), tmp_path / "seen", tmp_path / "go-on"
+    read, seen, go_on = reading._reader(elsewhere(plan), Rows(("body",)), False), tmp_path / "seen", tmp_path / "go-on"
 
     def paused(batches: Iterator[Any]) -> Iterator[Any]:
         """In the worker: after the fifth chunk nothing more is asked for until the broker is dead."""
@@ -182,3 +183,38 @@ def test_a_query_goes_on_when_a_broker_is_killed_in_the_middle_of_its_stream(
     query.join(90)
     assert [tuple(row) for row in found] == [(4_000, 4_000, 0, 3_999)]
     assert mq.status()["broker-a/0"]["scans"] > 20, "most was read from the broker's next process"
+
+
+def test_predicates_patterns_and_times_choose_rows_where_they_are_read(session: Any, mq: rmq.Cluster, sent: dict) -> None:
+    paid = {place for place, row in sent.items() if row["tag"] == "paid"}
+    frame = mqs.read_topic(session, "kinds", tags="paid", columns=["broker", "queue_id", "queue_offset"], cluster=mq.name)
+    assert {tuple(row) for row in frame.collect()} == paid
+    (keyed,) = mqs.read_topic(session, pattern="ki.ds", key=next(row["keys"][0] for row in sent.values() if row["keys"]), cluster=mq.name).collect()
+    assert keyed["keys"][0].startswith("k-")
+    assert mqs.read_topic(session, "kinds", start=datetime.now(UTC) + timedelta(hours=1), cluster=mq.name).count() == 0
+    ends = '{"kinds":{"broker-a":{"0":3,"1":0},"broker-b":{"0":0,"1":0}}}'
+    assert mqs.read_topic(session, "kinds", end=ends, cluster=mq.name).count() == 3
+
+
+def test_the_columns_of_sparks_kafka_source(session: Any, mq: rmq.Cluster, sent: dict) -> None:
+    frame = mqs.read_topic(session, "kinds", kafka_compat=True, cluster=mq.name)
+    assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    rows = frame.collect()
+    expected = sorted((row["keys"][0].encode() if row["keys"] else b"", row["body"]) for row in sent.values())
+    assert sorted((bytes(row["key"] or b""), bytes(row["value"])) for row in rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either topic= .* or pattern="),
+        ({"topic": "kinds", "pattern": "k.*"}, "either topic= .* or pattern="),
+        ({"topic": "kinds", "kafka_compat": True, "columns": ["body"]}, "choose among them with select"),
+        ({"topic": "kinds", "tags": 5}, "tags must be an expression"),
+        ({"topic": "kinds", "start": '{"kinds":{"broker-a":{"0":'}, "no JSON"),
+        ({"topic": "kinds", "start": {"other": {"broker-a": {"0": 1}}}}, "no queue of this topic"),
+    ],
+)
+def test_reads_that_make_no_sense_are_refused_in_words(session: Any, mq: rmq.Cluster, sent: dict, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rmq.RmqError, match=message):
+        mqs.read_topic(session, **options, cluster=mq.name)
