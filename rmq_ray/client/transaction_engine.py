@@ -18,7 +18,10 @@ import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import cast
 
+from rmq_ray.client.bundling import Bundler
+from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.compressing import split_word
 from rmq_ray.client.loads import SingleLoad
 from rmq_ray.client.outgoing import Outgoing
@@ -54,6 +57,8 @@ class TransactionEngine:
         self._core = core
         self._sending = copy.copy(core.sending)
         self._sending.config = core.config.but(idempotent=True)
+        self._bundler = Bundler(core.instance, core.worker)
+        self._sending.instance = cast(ClientInstance, self._bundler)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
         self._brokers: set[str] = set()
@@ -126,7 +131,7 @@ class TransactionEngine:
         while (left := deadline - clock.monotonic_ms()) > 0:
             address = self._core.instance.broker_address(name)
             try:
-                answer = None if address is None else self._core.instance.invoke(address, command, min(left, ATTEMPT_MS_MAX))
+                answer = None if address is None else self._bundler.invoke(address, command, min(left, ATTEMPT_MS_MAX))
             except RemotingError as error:
                 answer, reason = None, str(error)
             if answer is not None and answer.code not in TRANSIENT_CODES:

@@ -89,6 +89,8 @@ class RequestCode(IntEnum):
     """Ours: a frame of pre-encoded records; see ``remoting.records``."""
     PULL_RECORDS = 20011
     """Ours: a pull whose answer carries an array of sizes and as many records as the byte limit allows."""
+    BUNDLE = 20060
+    """Ours: several single requests of one producer in one frame; see ``server.bundle_handler``."""
     SCAN_RECORDS = 20020
     """Ours: a bulk read of queue offsets [start, end); same answer as PULL_RECORDS, never suspended, no group."""
     PIN_SEGMENTS = 20021

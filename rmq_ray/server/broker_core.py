@@ -25,6 +25,7 @@ from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.acknowledgements import Acknowledgements
 from rmq_ray.server.admin_handlers import AdminHandlers
 from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
+from rmq_ray.server.bundle_handler import BundleHandler
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.delay_service import DelayService
 from rmq_ray.server.fast_failure import FastFailure
@@ -259,6 +260,7 @@ class BrokerCore:
             path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host, self.config.reject_transactions
         )
         ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
+        bundles = BundleHandler(self.handle)
         recalls = RecallHandler(path, self.timed, identity, self.clock, self.answer_from)
         replies = ReplyHandlers(path, self.writer, self.members, identity, self._store_host, self.answer, self.config.store_replies)
         back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
@@ -280,7 +282,7 @@ class BrokerCore:
         operations = GroupOperations(keeper, identity, tables.topics, tables.offsets, self.members, self.clock, self.answer_from)
         return {
             Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
-            Code.END_TRANSACTION: ends.end, Code.RECALL_MESSAGE: recalls.recall,
+            Code.END_TRANSACTION: ends.end, Code.RECALL_MESSAGE: recalls.recall, Code.BUNDLE: bundles.bundle,
             Code.SEND_REPLY_MESSAGE: replies.reply, Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2, Code.CONSUMER_SEND_MSG_BACK: back.send_back,
             Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
             Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,

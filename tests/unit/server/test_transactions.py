@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from rmq_ray.config import FlushMode
@@ -405,3 +406,41 @@ def test_a_half_that_cannot_be_read_or_copied_does_not_hold_up_the_others(bench:
             patch.setattr(bench.core.writer, "put", failing)
         round_of_checks(bench)
     assert check_of(peer)[1].body == b"good" and bench.core.status()["half_messages"] == 2
+
+
+def bundle(bench: Bench, parts: list[Any], peer: FakePeer | None = None) -> Command:
+    return bench.ask(Code.BUNDLE, None, msgpack.packb(parts), peer)
+
+
+def test_the_parts_of_a_bundle_are_answered_in_their_order_each_by_itself(bench: Bench) -> None:
+    headers = [half(bench, b"%d" % number) for number in range(3)]
+    wrong = headers[1].to_fields() | {"producerGroup": "other"}
+    sending = SendHeader("web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web").to_v2()
+    parts = [(37, headers[0].to_fields(), b""), (37, wrong, b""), (310, sending, b"new"), (37, headers[2].to_fields(), b"")]
+    answers = msgpack.unpackb(bundle(bench, [[code, fields, body] for code, fields, body in parts]).body)
+    assert [answer[0] for answer in answers] == [0, 1, 0, 0] and "not of producer group" in answers[1][2] and answers[2][1]["queueOffset"] == "3"
+    assert orders(bench) == [b"0", b"2"]
+
+
+@pytest.mark.parametrize(
+    "parts", [[], [[37]], [[Code.PULL_MESSAGE, {}, b""]], [[Code.BUNDLE, {}, b""]], "text", 7, [[37, {}, b""]] * 1_025], ids=lambda parts: repr(parts)[:20]
+)
+def test_what_is_no_bundle_is_refused(bench: Bench, parts: Any) -> None:
+    assert bundle(bench, parts).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_bundles_are_for_our_own_clients(bench: Bench) -> None:
+    assert bundle(bench, [[37, {}, b""]], FakePeer(trusted=False)).code == ResponseCode.NO_PERMISSION
+
+
+def test_a_bundle_waits_for_the_disk_under_sync_flush(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, flush=FlushMode.SYNC_FLUSH).open()
+    peer = FakePeer()
+    sending = SendHeader("web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web").to_v2()
+    body = msgpack.packb([[310, sending, b"%d" % number] for number in range(5)])
+    assert bench.core.handle(bench.command(Code.BUNDLE, None, body), peer) is None
+    bench.offload.run_until(lambda: len(peer.sent) == 1)
+    store = bench.core.keeper.store
+    assert store is not None and store.durable_offset == store.end_offset
+    assert [answer[0] for answer in msgpack.unpackb(peer.take()[0].body)] == [0] * 5
+    bench.close()
