@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.fleet import Workers
     from rmq_ray.actors.producer import ProducerActor
-    from rmq_ray.client.admin_groups import LikeGroup, Offset
+    from rmq_ray.client.admin_groups import Offset
     from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
     from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
     from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         RoomTable,
     )
     from rmq_ray.protocol.autoscale import Autoscale
+    from rmq_ray.protocol.scan_positions import LikeGroup
     from rmq_ray.protocol.subscriptions import sql
     from rmq_ray.protocol.transaction import LocalTransactionState
 
@@ -200,7 +201,7 @@ _HOMES = {
     "rmq_ray.actors.fleet": "Workers",
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
-    "rmq_ray.client.admin_groups": "LikeGroup Offset",
+    "rmq_ray.client.admin_groups": "Offset",
     "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
     "rmq_ray.client.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
     "rmq_ray.client.pulled_batch": "PulledBatch",
@@ -227,6 +228,7 @@ _HOMES = {
     "rmq_ray.model.message": "Message SendResult SendStatus",
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",
+    "rmq_ray.protocol.scan_positions": "LikeGroup",
     "rmq_ray.model.pulling": "PullStatus",
     "rmq_ray.protocol.subscriptions": "sql",
 }
