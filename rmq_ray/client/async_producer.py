@@ -22,7 +22,7 @@ from typing import Any, Self, Unpack
 from rmq_ray.client.async_frames import AsyncFrames
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, ask
@@ -147,8 +147,7 @@ class AsyncProducer:
         frames = await self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
-        placed = queue is not None or selector is not None or message_group is not None
-        placement = (queue, selector, arg, message_group) if placed else None
+        placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
             await self._place(message, placement)
             return await frames.send(message, timeout_ms)
@@ -178,8 +177,7 @@ class AsyncProducer:
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
         frames = await self._ready()
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
-        placed = queue is not None or selector is not None or message_group is not None
-        placement = (queue, selector, arg, message_group) if placed else None
+        placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
             await self._place(message, placement)
             await frames.send_oneway(message, self._timeout_ms)

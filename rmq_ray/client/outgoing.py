@@ -83,6 +83,11 @@ def special_text(time: When, wait_store_ok: bool) -> str:
     return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
 
 
+def placed(queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> Placement | None:
+    """A call's placement; None = anywhere."""
+    return None if queue is None and selector is None and message_group is None else (queue, selector, arg, message_group)
+
+
 def check_placement(queue: MessageQueue | None, selector: Selector | None, message_group: object) -> None:
     """At most one way to choose the queue may be used, and a group must have a name."""
     if sum(way is not None for way in (queue, selector, message_group)) > 1:
