@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.errors import BrokerUnreachable, RecallFailed, ResponseError
+from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.timer import RecallHandle
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
@@ -15,6 +16,7 @@ def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float
 
     Raises ``RecallFailed`` when it was due already or waits nowhere, ``BrokerUnreachable``, and ``RemotingError`` when nobody answered: it may be taken back.
     """
+    topic = with_namespace(core.config.namespace, topic)
     handle = RecallHandle.decode(recall_handle)
     if core.instance.broker_address(handle.broker_name) is None:
         core.find_queues(topic, timeout_ms)
@@ -28,4 +30,3 @@ def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         raise RecallFailed(answer.remark or f"message {handle.unique_key} does not wait", handle.unique_key)
     raise ResponseError(f"message {handle.unique_key} was not taken back: {answer.remark or f'code {answer.code}'}", answer.code)
-

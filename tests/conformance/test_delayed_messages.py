@@ -138,3 +138,16 @@ def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(
             living.kill()
     assert {record.body for record in found.values()} == sent.keys() - {b"59"}
     assert all(record.store_ms >= sent[record.body] for record in found.values()), "never early"
+
+
+def test_a_message_in_a_namespace_is_taken_back_by_its_short_name(cluster: LiveCluster) -> None:
+    with Producer("d-space", discovery=cluster, namespace="shop") as producer:
+        result = producer.send("d-space", b"x", delay=SHORT)
+        assert result.recall_handle and producer.recall_message("d-space", result.recall_handle) == result.message_id
+
+
+def test_a_transaction_in_a_namespace_commits(cluster: LiveCluster) -> None:
+    with Producer("d-space-tx", discovery=cluster, namespace="shop") as producer:
+        with producer.transaction(lambda _message: None) as tx:
+            tx.send("d-space-tx", b"x")
+        assert list(arrived(cluster, "shop%d-space-tx")) == [b"x"]
