@@ -2,7 +2,8 @@
 
     rows ──cut by bytes and count──> frame ──slot of its broker──> Job ──> Launcher ──> ... ──> SendResult
 
-Each frame takes the next queue of the topic, so that rows of one frame keep their order and frames do not; all frames of a given queue keep theirs.
+Each frame takes the next queue of the topic, so that rows of one frame keep their order and frames do not. To a given queue they go one at a time and
+stop at the first failure: what is stored is a beginning of the table.
 Decides where a table is cut and what an error tells of the frames that are stored. Does not decide what rows may be (``client.arrow_columns``) or what
 is sent again (``client.launching``). Called by ``Producer.send_arrow``. Imported by those who want columns only: pyarrow takes 0.15 s to load.
 
@@ -98,18 +99,20 @@ class ArrowSending:
         self._queue = queue
         self._timeout_ms = timeout_ms
         self._sent: list[tuple[ArrowFrame, BatchOutcome]] = []
+        self._looked_at = 0
+        """Frames whose end is known, from the first one on."""
 
     def send(self, frames: Iterator[ArrowFrame]) -> list[SendResult]:
         """One result per frame. Raises ``SendError`` when a frame failed; ``args[2]`` are the ranges of rows that are stored all the same."""
         try:
             for frame in frames:
-                if any(outcome.error is not None for _, outcome in self._sent):
-                    break
                 self._begin(frame)
+                if self._failed(wait=self._queue is not None):
+                    break
         except SendError as error:
-            self._settle()
+            self._failed(wait=True)
             raise self._failure(error) from error
-        self._settle()
+        self._failed(wait=True)
         for _, outcome in self._sent:
             if outcome.error is not None:
                 raise self._failure(outcome.error) from outcome.error
@@ -147,15 +150,21 @@ class ArrowSending:
             raise
         return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
 
-    def _settle(self) -> None:
-        """Wait for every frame that was begun; each ends by its own time-out."""
-        deadline = self._core.clock.monotonic_ms() + self._timeout_ms * (1 + len(self._sent) * (self._queue is not None)) + CLOSE_SLACK_MS
-        for _, outcome in self._sent:
-            while outcome.state is not FINISHED:
+    def _failed(self, wait: bool) -> bool:
+        """Whether a frame is known to have failed. ``wait``: until every frame that was begun has ended, by its own time-out at the latest."""
+        deadline = self._core.clock.monotonic_ms() + self._timeout_ms + CLOSE_SLACK_MS
+        failed = False
+        for _, outcome in self._sent[self._looked_at :]:
+            while wait and outcome.state is not FINISHED:
                 if self._core.clock.monotonic_ms() > deadline:
                     raise SendTimeout(f"frames to {outcome.queue} did not end in time; their rows may be stored", self._topic)
                 with outcome.condition:
                     outcome.condition.wait_for(lambda outcome=outcome: outcome.state is FINISHED, WAIT_SLICE_S)  # type: ignore[misc]
+            if outcome.state is not FINISHED:
+                break
+            self._looked_at += 1
+            failed = failed or outcome.error is not None
+        return failed
 
     def _failure(self, error: BaseException) -> SendError:
         stored = [(frame.begin, frame.end) for frame, outcome in self._sent if outcome.state is FINISHED and outcome.error is None]

@@ -77,6 +77,15 @@ def test_an_error_tells_which_rows_are_stored(cluster: TinyCluster) -> None:
     assert stored[0][0] == 0 and bodies == sorted(row for begin, end in stored for row in range(begin, end)) and 500 not in bodies
 
 
+def test_a_given_queue_gets_a_beginning_of_the_table_and_nothing_behind_a_failure(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda _arrival, number: 1_009 if number == 3 else None
+    with Producer("web", discovery=cluster, batch_bytes_max=20_000) as producer, pytest.raises(SendError) as caught:
+        producer.send_arrow("orders", ORDERS, queue=MessageQueue("orders", cluster.broker.name, 0))
+    ranges = caught.value.args[2]
+    assert len(ranges) == 3 and ranges[0][0] == 0 and all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    assert [record.body for record in cluster.broker.stored["orders", 0]] == ORDERS["body"].to_pylist()[: ranges[-1][1]]
+
+
 def test_nothing_is_sent_while_any_row_is_bad(cluster: TinyCluster) -> None:
     bad = pa.concat_tables([pa.table({"body": ORDERS["body"]}), pa.table({"body": pa.array([None], pa.binary())})])
     with Producer("web", discovery=cluster, batch_bytes_max=20_000) as producer:
