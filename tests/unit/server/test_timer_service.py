@@ -299,13 +299,14 @@ def test_under_sync_flush_nothing_overtakes_what_is_not_visible_yet(tmp_path: Pa
     timed = bench.core.timed
     bench.core._often()
     late = header(bench, "late", None, DELAY_MS=200)
+    sent_ms = bench.clock.now_ms()
     assert bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, late.to_v2(), b"late"), peer) is None
     with monkeypatch.context() as patch:
         patch.setattr(type(store), "visible_offset", property(lambda self: 0))
         for _ in range(20):
             bench.clock.advance_ms(50)
             timed.tick(bench.clock.now_ms())
-            assert timed._cap_ms <= bench.clock.now_ms() and timed._progress == (0, -1)
+            assert timed._cap_ms <= sent_ms and timed._progress == (0, -1)
     bench.offload.run_until(lambda: len(peer.sent) == 1)
     bench.core._often()
     bench.offload.run_until(lambda: store.bounds("orders", 2)[1] == 1)
@@ -381,3 +382,19 @@ def test_a_waiting_message_on_a_bad_sector_is_dropped_visibly_and_holds_up_nobod
     monkeypatch.setattr(type(store), "record_at", record_at)
     go(bench, 1_100)
     assert bodies(bench) == [b"good"] and bench.core.counters.timed_dropped == 1
+
+
+def test_progress_is_saved_only_as_far_as_copies_are_on_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(bench, b"a", DELAY_MS=100)
+    store = bench.core.keeper.store
+    assert store is not None
+    before = store.end_offset
+    go(bench, 200)
+    assert bodies(bench) == [b"a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "flushed_offset", property(lambda self: before))
+        bench.core.timed.save()
+        assert bench.core.timed._snapshot().due_ms == 0
+    store.flush()
+    bench.core.timed.save()
+    assert bench.core.timed._snapshot().due_ms > 0
