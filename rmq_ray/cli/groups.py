@@ -64,7 +64,8 @@ def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> Non
 
     Running push consumers are told and go on there about 10 s later; members that pull or pop must be stopped first.
     """
-    _moved(options, options.admin.seek_group(name, topic, _target(to), execute=execute), execute)
+    target = _target(to)  # before anything is connected
+    _moved(options, options.admin.seek_group(name, topic, target, execute=execute), execute)
 
 
 @group.command()
