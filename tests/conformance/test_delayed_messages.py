@@ -65,7 +65,7 @@ def test_every_way_to_send_takes_a_delay_or_a_time(cluster: LiveCluster) -> None
     "given",
     [
         {"delay": SHORT, "delay_level": 3},
-        {"delay": SHORT, "deliver_at": datetime.now(UTC)},
+        {"delay": SHORT, "deliver_at": datetime(2026, 1, 1, tzinfo=UTC)},
         {"delay": -SHORT},
         {"delay": 5},
         {"deliver_at": 1_700_000_000},
