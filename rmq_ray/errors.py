@@ -35,6 +35,7 @@
     ├── StoreError                       the disk's side
     │   ├── StoreInUse, StoreMissing, StoreForeign, StoreUnwritable
     │   ├── StoreCorrupt                 bytes on disk contradict the format
+    │   ├── LogDiverged                  a copy of a log cannot go on: other log, other bytes, other epoch
     │   ├── StoreFull                    no room; reads go on
     │   ├── StoreFailed                  a write or fsync failed: nothing more is acknowledged until it was re-read
     │   │   ├── StoreUnreadable          a read failed: that record cannot be had now, the log goes on
@@ -341,6 +342,12 @@ class StoreUnwritable(StoreError):
 
 class StoreCorrupt(StoreError):
     """Bytes on disk contradict the format (args[1] = path, args[2] = position)."""
+
+
+class LogDiverged(StoreError):
+    """A slave's log is no prefix of its master's: another log, other bytes, or an epoch that its master does not have. Nothing is written."""
+
+    code = 20040
 
 
 class StoreFull(StoreError):

@@ -3,10 +3,13 @@
     rmq_ray/epochs      one line an epoch, oldest first:  <epoch> <log offset where it starts>
 
 Decides: the numbers. Does not decide: when an epoch begins (recovery: an unclean start under ASYNC_FLUSH, a cut of what could have
-been seen; promotion). Called by: recovery, message store. Invariants: epochs rise by at least 1, starts never fall; durable on return.
+been seen; promotion). Called by: recovery, message store, follower store. Invariants: epochs rise by at least 1, starts never fall; durable on return.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.store.files import FileSystem
@@ -53,12 +56,22 @@ class EpochFile:
         Epochs that began behind ``start`` are dropped: that part of the log was cut.
         """
         number = max(self.current + 1, epoch or 0)
-        kept = [entry for entry in self._entries if entry[1] <= start]
-        entries = [*kept, (number, start)][-EPOCHS_MAX:]
-        text = "".join(f"{number} {start}\n" for number, start in entries)
-        self._files.write_whole(self._path, text.encode("ascii"))
-        self._entries = entries
+        self._keep([*(entry for entry in self._entries if entry[1] <= start), (number, start)])
         return number
+
+    def replace(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Take over the epochs of the log that this one is a copy of; durable on return. ``StoreCorrupt`` when they are no rising list."""
+        for before, after in pairwise(entries):
+            if after[0] <= before[0] or after[1] < before[1]:
+                raise StoreCorrupt(f"{self._path}: epoch {after} cannot follow {before}; nothing was taken over", self._path, 0)
+        if tuple(entries) != self.entries:
+            self._keep(entries)
+
+    def _keep(self, entries: Sequence[tuple[int, int]]) -> None:
+        kept = [(int(epoch), int(start)) for epoch, start in entries[-EPOCHS_MAX:]]
+        text = "".join(f"{epoch} {start}\n" for epoch, start in kept)
+        self._files.write_whole(self._path, text.encode("ascii"))
+        self._entries = kept
 
     def of(self, log_offset: int) -> int:
         """The epoch in which the byte at ``log_offset`` was written; 0 = before the first."""

@@ -2,7 +2,7 @@
 
 Decides: the order of things in an append (check, repeat?, place, patch, one write, remember, dispatch or wait), and what is visible:
 visible means durable. ASYNC_FLUSH: a written frame is dispatched before the append returns. SYNC_FLUSH: it waits until the flush
-thread's fdatasync covered it and ``dispatch_durable`` is called. Whole frames, in log order.
+thread's fdatasync covered it and ``dispatch_durable`` is called; with a transient store pool until its commit. Whole frames, in log order.
 Does not decide: permissions, topics, acknowledgements to producers (the broker compares ``end_log_offset`` with ``durable_offset``).
 Called by: the broker. ``append_*`` and ``dispatch_durable`` belong to one thread (the broker's loop); reads may come from any thread.
 
@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
@@ -71,13 +72,15 @@ class MessageStore(StoreReads):
     the SQL filters that new entries' bit maps are made of, None = no bit maps.
     """
 
+    follows: ClassVar[bool] = False  # the log is a copy of a master's
+
     def __init__(  # noqa: PLR0913 - the parts that tests replace
         self, config: StoreConfig, clock: Clock, *, broker_name: str, store_host: tuple[str, int], files: FileSystem | None = None,
         boot_id: str | None = None, delay_ms: DelayOfLevel | None = None, delay_level_max: int = 18, bit_mapper: BitMapper | None = None,
     ) -> None:  # fmt: skip
         files = files or FileSystem()
         boot = files.boot_id() if boot_id is None else boot_id
-        self._around = Surroundings(config, files, clock, boot, delay_ms or (lambda _level: None), delay_level_max, bit_mapper)
+        self._around = Surroundings(config, files, clock, boot, delay_ms or (lambda _level: None), delay_level_max, bit_mapper, self.follows)
         super().__init__(config)
         self._clock = clock
         self._broker_name = broker_name
@@ -86,6 +89,7 @@ class MessageStore(StoreReads):
         self._is_sync = config.flush is FlushMode.SYNC_FLUSH
         self._listener: ArrivalListener | None = None
         self._on_durable: Callable[[int], None] = lambda _position: None
+        self.on_written: Callable[[], None] = lambda: None  # called after each append: the log is longer than before
         self._flusher: LogFlusher | None = None
         self._checkpointer: Checkpointer | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -236,9 +240,9 @@ class MessageStore(StoreReads):
 
     @property
     def durable_offset(self) -> int:
-        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH) or written (ASYNC_FLUSH)."""
+        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the kernel (ASYNC_FLUSH)."""
         log = self.opened.log
-        return log.durable if self._is_sync else log.end
+        return log.durable if self._is_sync else log.committed
 
     # --- upkeep --------------------------------------------------------------------------------------------------------------
 
@@ -316,15 +320,17 @@ class MessageStore(StoreReads):
             stored = StoredFrame(frame.crc, frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, count)
             with self._lock:
                 parts.windows.add(frame.frame_id, stored, store_ms)
+        self.on_written()
         self._frames += 1
         self._records += count
         self._bytes += frame.length
-        at_once = not self._is_sync and not self._waiting and self._replicated is None
+        waits = self._is_sync or parts.log.pool is not None
+        at_once = not waits and not self._waiting and self._replicated is None
         if not at_once or not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
             self._waiting.append((frame, queue_offset, log_offset, store_ms, sys_flag))
-            if at_once is False and not self._is_sync:
+            if at_once is False and not waits:
                 self.dispatch_durable()
-        if self._is_sync and self._flusher is not None:
+        if waits and self._flusher is not None:
             self._flusher.request()
         checkpointer = self._checkpointer
         if checkpointer is not None and end - checkpointer.position > self._config.checkpoint_bytes:
@@ -352,8 +358,7 @@ class MessageStore(StoreReads):
     def _visible_limit(self, parts: StoreParts) -> int:
         if parts.log.failure is not None:
             return -1
-        durable = parts.log.durable if self._is_sync else parts.log.end
-        return durable if self._replicated is None else min(durable, self._replicated)
+        return self.durable_offset if self._replicated is None else min(self.durable_offset, self._replicated)
 
     def _snapshot(self, after: int) -> Snapshot | None:
         parts = self.opened

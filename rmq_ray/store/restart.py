@@ -25,6 +25,7 @@ from rmq_ray.store.extended_queue import ExtSettings
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.index_service import IndexService
+from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
 from rmq_ray.store.log_scan import NEVER_STRICT, scan_buffer
 from rmq_ray.store.quarantine import Quarantine
 from rmq_ray.store.queue_table import QueueTable
@@ -38,6 +39,7 @@ from rmq_ray.store.segment_chain import SegmentChain
 from rmq_ray.store.short_checkpoint import ShortCheckpoint, load_short_checkpoint
 from rmq_ray.store.store_lock import COMMIT_LOG, OURS
 from rmq_ray.store.topic_removal import deleted_topics
+from rmq_ray.store.transient_pool import TransientPool
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -56,6 +58,8 @@ class Surroundings:
     delay_ms: DelayOfLevel
     delay_level_max: int
     bit_mapper: BitMapper | None = None
+    follows: bool = False
+    """The log is to be a copy of another's: epochs begin there."""
 
     @property
     def root(self) -> str:
@@ -113,7 +117,7 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
-    _begin_epoch(parts.epochs, config, report, report.end < seen)
+    _settle_epoch(around, identity, parts.epochs, report, report.end < seen)
     parts.windows.expire(around.clock.now_ms())
     _make_room(chain, report.end)
     report.duration_ms = around.clock.monotonic_ms() - started_ms
@@ -123,7 +127,8 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
 
 def _build(around: Surroundings, chain: SegmentChain, queues: QueueTable, index: IndexService | None) -> StoreParts:
     config, files, ours = around.config, around.files, f"{around.root}/{OURS}"
-    log = CommitLog(chain)
+    gathers = config.gathers and not getattr(around, "follows", False)
+    log = CommitLog(chain, TransientPool(config.transient_store_pool_size, config.transient_buffer_bytes) if gathers else None)
     quarantine = Quarantine(f"{ours}/quarantine", files)
     quarantine.load()
     epochs = EpochFile(f"{ours}/epochs", files)
@@ -243,11 +248,21 @@ def _ours_from(epochs: EpochFile) -> int:
     return epochs.entries[0][1] if epochs.entries else NEVER_STRICT
 
 
-def _begin_epoch(epochs: EpochFile, config: StoreConfig, report: RecoveryReport, was_seen: bool) -> None:
-    """The first one, where our writing begins; one after a stop that may have lost what was seen; one after a cut of what was seen."""
-    if epochs.current == 0:
+def _settle_epoch(around: Surroundings, identity: str, epochs: EpochFile, report: RecoveryReport, was_seen: bool) -> None:
+    """A copy has the epochs of its master. Else: the first one, where our writing begins; one after a stop that may have lost what was
+    seen; one after a cut of what was seen; one where a copy is written to from now on.
+    """
+    origin = read_origin(around.files, around.root, identity)
+    if around.follows:
+        if not origin.copied:
+            write_origin(around.files, around.root, LogOrigin(origin.log if report.end else "", True))
+        report.epoch = epochs.current
+        return
+    if epochs.current == 0 and not origin.copied:
         epochs.begin(report.end)
-    elif was_seen or (not report.clean and config.flush is FlushMode.ASYNC_FLUSH):
+    elif was_seen or origin.copied or (not report.clean and around.config.flush is FlushMode.ASYNC_FLUSH):
         epochs.begin(report.end)
         report.epoch_raised = True
+    if origin.copied:  # after the epoch: until it is on disk the log must not look like one that was written here
+        write_origin(around.files, around.root, LogOrigin(origin.log or identity, False))
     report.epoch = epochs.current

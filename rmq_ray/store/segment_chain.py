@@ -128,6 +128,18 @@ class SegmentChain:
             if length:
                 segment.write(bytes(length), at)
 
+    def begin_at(self, log_offset: int) -> None:
+        """Remove every segment; the next one made begins at ``log_offset``, a multiple of ``segment_bytes``. Interrupted, it can be done again."""
+        assert log_offset % self.segment_bytes == 0, "a log begins where a segment does"
+        with self._making:
+            self._wait_idle()
+            while self._segments:  # ends: one segment less
+                with self._listing:
+                    first, self._segments = self._segments[0], self._segments[1:]
+                self._remove(first)
+            self._files.sync_dir(self.directory)
+        self.ensure(log_offset)
+
     def remove_first(self) -> bool:
         """Remove the oldest segment; never the last. Readers that hold it go on reading."""
         if len(self._segments) < 2:

@@ -1,0 +1,264 @@
+"""A slave's store: its log is a byte prefix of its master's, taken over as raw bytes; everything derived from it is made here.
+
+    bytes of the master ──checked──> commit log ──what the master has confirmed──> consume queues, index ──> readers
+
+Decides: which of the received bytes are taken (whole records and frames that follow the log's own end, every CRC right, broken stretches only
+where the master names them), and what becomes visible: what the master has confirmed and this disk keeps as its flush mode demands.
+Does not decide: where bytes come from, whom to tell (``server.replica``).
+Called by: the broker, in place of ``MessageStore``; ``append_raw`` and ``advance`` from one thread, beside readers.
+
+Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter prefix; clients' appends are refused; epochs are
+those of the master. To be written to, the store is opened anew as a ``MessageStore``, which begins an epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreUnwritable
+from rmq_ray.store.files import Bytes
+from rmq_ray.store.frame_tracker import FrameTracker
+from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
+from rmq_ray.store.log_scan import NEVER_STRICT, ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.log_source import Tail, tail_of
+from rmq_ray.store.message_store import MessageStore
+from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.store.record_batch import Array
+from rmq_ray.store.recovery import RecoveryReport
+from rmq_ray.store.redispatch import Redispatcher
+from rmq_ray.store.restart import StoreParts
+
+CATCH_UP_BYTES = 8 << 20
+FRAME_BYTES_MAX = 48 << 20
+Broken = Sequence[tuple[int, int, str]]
+"""(log offset, bytes, fault) of stretches that are broken in the master's log, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The log that is to be followed: its identity, (epoch, start) oldest first, where it begins, the size of its segments."""
+
+    log: str
+    epochs: tuple[tuple[int, int], ...]
+    begin: int
+    segment_bytes: int
+
+
+@dataclass(slots=True)
+class _Checked:
+    """``end``: behind the last byte that may be taken. ``pieces``: the records in it, in log order. ``fault``: why what lies behind is no record."""
+
+    end: int
+    pieces: list[ScannedRecords]
+    fault: str = ""
+
+
+class FollowerStore(MessageStore):
+    """See the module."""
+
+    follows: ClassVar[bool] = True
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """As ``MessageStore``."""
+        super().__init__(*args, **named)
+        self._taking = threading.Lock()
+        self._fresh: tuple[int, _Checked] | None = None
+
+    # --- following -------------------------------------------------------------------------------------------------------------
+
+    def origin(self) -> LogOrigin:
+        """Whose log this is a copy of; reads a small file."""
+        return read_origin(self._around.files, self._config.path, self.identity)
+
+    def tail(self) -> Tail:
+        """The last bytes of the log, for the master to compare."""
+        return tail_of(self.readable(), self.end_offset)
+
+    def follow(self, lineage: Lineage) -> None:
+        """Before the first bytes of a master: take over its epochs; begin where its log does if that has left this one behind.
+
+        Raises ``LogDiverged`` when this is a copy of another log, has epochs that the master lacks, or other segments. Durable on return.
+        """
+        with self._taking:
+            parts, origin = self.readable(), self.origin()
+            self._check_lineage(parts, origin, lineage)
+            if origin.log != lineage.log:
+                write_origin(self._around.files, self._config.path, LogOrigin(lineage.log, True))
+            if lineage.begin > parts.log.end:
+                self._begin_at(parts, lineage.begin)
+            parts.epochs.replace(lineage.epochs)
+
+    def append_raw(self, log_offset: int, data: Bytes, broken: Broken = ()) -> int:
+        """Bytes of the master's log that begin exactly at this one's end; returns how many were taken: whole records of whole frames, 0 when more
+        are needed to complete one. On return the kernel has them. They become visible with ``advance``.
+
+        Raises ``LogDiverged`` (another position), ``StoreCorrupt`` (args[2]: log offset of bytes that are no record and that ``broken`` does not name;
+        what lies before them was taken), ``StoreFull``, ``StoreFailed``.
+        """
+        with self._taking:
+            parts = self.readable()
+            if log_offset != parts.log.end:
+                raise LogDiverged(f"bytes for log offset {log_offset} do not continue the log, which ends at {parts.log.end}; ask from there", log_offset)
+            view = memoryview(data)
+            found = self._check(parts, view, log_offset, broken)
+            taken = found.end - log_offset
+            if taken:
+                parts.log.extend(view[:taken])
+                self._fresh = (log_offset, found)
+                return taken
+            if found.fault:
+                raise StoreCorrupt(f"what came for log offset {log_offset} is no record: {found.fault}", self._config.path, log_offset)
+            return 0
+
+    def advance(self, confirmed: int) -> int:
+        """Make visible what the master has confirmed up to log offset ``confirmed``, as far as it is here and durable; returns the visible offset.
+
+        The listener of arrivals is called in this thread.
+        """
+        with self._taking:
+            parts = self.readable()
+            limit = min(confirmed, self.durable_offset)
+            fresh, self._fresh = self._fresh, None
+            if fresh is not None and fresh[0] == self._visible and fresh[1].end <= limit:
+                self._dispatch_pieces(parts, fresh[1].pieces, fresh[1].end)
+            while self._visible < limit:  # ends: the visible offset rises, or what lies there cannot be dispatched
+                before = self._visible
+                self._catch_up(parts, limit)
+                if self._visible == before:
+                    break
+            return self._visible
+
+    def sync(self) -> int:
+        """On return everything written is on disk; returns that position. Raises ``StoreFailed``."""
+        position = self.opened.log.sync()
+        self._on_durable(position)
+        return position
+
+    # --- in place of a master's ---------------------------------------------------------------------------------------------------
+
+    def recover(self) -> RecoveryReport:
+        """See ``MessageStore.recover``."""
+        self._fresh = None
+        return super().recover()
+
+    def reopen(self) -> RecoveryReport:
+        """See ``MessageStore.reopen``."""
+        with self._taking:
+            return super().reopen()
+
+    def dispatch_durable(self) -> int:
+        """Nothing: ``advance`` does it, in the thread that appends."""
+        return self._visible
+
+    def _writable(self) -> StoreParts:
+        raise StoreUnwritable(f"{self._config.path} is a copy of its master's log; send to the master", self._config.path)
+
+    # --- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _check_lineage(self, parts: StoreParts, origin: LogOrigin, lineage: Lineage) -> None:
+        if lineage.segment_bytes != parts.chain.segment_bytes:
+            raise LogDiverged(f"the master's segments have {lineage.segment_bytes} bytes, ours {parts.chain.segment_bytes}; set segment_bytes alike")
+        end = parts.log.end
+        if end == parts.log.begin:
+            return  # nothing that could differ
+        if origin.log and origin.log != lineage.log:
+            raise LogDiverged(f"{self._config.path} is a copy of log {origin.log}, the master has log {lineage.log}; give the slave an empty directory", end)
+        newest, start = max(((epoch, start) for epoch, start in parts.epochs.entries if start < end), default=(0, 0))
+        oldest = lineage.epochs[0][0] if lineage.epochs else 0
+        if newest and newest >= oldest and dict(lineage.epochs).get(newest) != start:
+            raise LogDiverged(f"epoch {newest} of this log began at {start}, its master has {lineage.epochs}; give the slave an empty directory", end)
+        until = min((start for epoch, start in lineage.epochs if epoch > newest), default=end)
+        if end > until:
+            raise LogDiverged(f"this log has epoch {newest} up to {end}, its master only up to {until}; give the slave an empty directory", end)
+
+    def _begin_at(self, parts: StoreParts, log_offset: int) -> None:
+        """What is here lies below the master's first byte, or there is nothing: the log goes on at a later segment."""
+        with self._lock:
+            for topic in parts.queues.topics():
+                parts.queues.delete_topic(topic)
+            parts.log.sync()
+            parts.chain.begin_at(log_offset)
+            parts.log.set_end(log_offset)
+            self._visible, self._last_record = log_offset, -1
+        if self._checkpointer is not None:
+            self._checkpointer.write(thorough=True)
+
+    def _check(self, parts: StoreParts, view: memoryview, at: int, broken: Broken) -> _Checked:
+        """What of ``view``, which lies at log offset ``at``, is sound and whole."""
+        found = _Checked(at, [])
+        segment_end = at - at % parts.chain.segment_bytes + parts.chain.segment_bytes
+        known = {offset: (size, fault) for offset, size, fault in broken}
+        start, base = 0, at
+        record_max = self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        while start < len(view):  # ends: start rises, or it is left
+            result = scan_buffer(view[start:], base, record_max, True, NEVER_STRICT)
+            records, stop = result.records, result.stop
+            incomplete = FrameTracker.incomplete_at_end(records)
+            if incomplete < len(records) and stop is Stop.MORE:
+                records = records.part(0, incomplete)
+            if len(records):
+                found.pieces.append(records)
+                found.end = base + int(records.ends[-1])
+            if stop is Stop.MORE:
+                return found
+            if stop is Stop.BLANK:
+                if at + len(view) >= segment_end:
+                    found.end = segment_end
+                return found
+            if result.end not in known:
+                found.fault = result.fault or stop.value
+                return found
+            size, fault = known[result.end]
+            parts.quarantine.add(result.end, size, fault)
+            start, base = result.end - at + size, result.end + size
+            if start > len(view):
+                return found
+            found.end = base
+        return found
+
+    def _dispatch_pieces(self, parts: StoreParts, pieces: Sequence[ScannedRecords], end: int) -> None:
+        """Queue, index, announce; everything below ``end`` is visible then."""
+        target = _Target(parts)
+        frames = FrameTracker(parts.windows, self._clock.now_ms() - self._config.deduplication_keep_ms)
+        try:
+            with self._lock:
+                for records in pieces:
+                    frames.add(records)
+                    target.add(records)
+                    self._records += len(records)
+                    self._last_ms, self._last_record = int(records.store_ms[-1]), records.base + int(records.starts[-1])
+                self._bytes += end - self._visible
+                self._visible = end
+        except StoreError as error:
+            self._fail(error)
+            raise
+        for topic, queue_id, maximum, codes in target.arrivals:
+            if self._listener is not None:
+                self._listener(topic, queue_id, maximum, codes)
+
+    def _catch_up(self, parts: StoreParts, limit: int) -> None:
+        """One read of what is written and not visible yet: what was confirmed later than it came."""
+        at, size = self._visible, CATCH_UP_BYTES
+        while size <= FRAME_BYTES_MAX:  # ends: the size doubles
+            data = parts.log.read(at, min(size, limit - at))
+            found = self._check(parts, memoryview(data), at, parts.quarantine.entries())
+            if found.end > at:
+                self._dispatch_pieces(parts, found.pieces, found.end)
+                return
+            size *= 2
+
+
+class _Target(Redispatcher):
+    """Notes what arrived in which queue."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        super().__init__(parts.queues, parts.index, parts.dispatcher)
+        self.arrivals: list[tuple[str, int, int, list[int]]] = []
+
+    def _queue(self, topic: str, queue_id: int, group: ScannedRecords, codes: Array, queued: Array) -> None:
+        super()._queue(topic, queue_id, group, codes, queued)
+        if queued.any():
+            self.arrivals.append((topic, queue_id, int(group.queue_offsets[queued][-1]) + 1, codes[queued].tolist()))

@@ -1,0 +1,79 @@
+"""The log as slaves read it: raw bytes up to the written end, a digest of what lies below a position, what of it is broken.
+
+Decides: nothing of replication; it reads. A read ends at a segment's end, at the log's end, or after ``count`` bytes; the log's end
+is always behind whole frames. Bytes of a record that is in quarantine are read as they are on disk, and ``broken_between`` names them, so
+that a copy skips the same stretches. Called by: the master's side of replication, a slave's for the digest of its own end; any thread.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from rmq_ray.errors import LogDiverged
+from rmq_ray.store.log_scan import find_valid, scan_buffer
+from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.store.restart import StoreParts
+
+TAIL_BYTES = 1 << 16
+"""How much of the log below a position the digest covers."""
+_SEARCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last bytes of a copy: [begin, end) of the log and their CRC-32. Empty when the copy is."""
+
+    begin: int
+    end: int
+    crc: int
+
+
+def read_log(parts: StoreParts, log_offset: int, count: int) -> bytes:
+    """Up to ``count`` bytes from ``log_offset`` on. Raises ``LogDiverged`` when the log does not reach that far or has removed it."""
+    log = parts.log
+    if not log.begin <= log_offset <= log.end:
+        raise LogDiverged(f"log offset {log_offset} is not in the log, which has {log.begin} to {log.end}", log_offset, log.begin, log.end)
+    return log.read(log_offset, count)
+
+
+def tail_of(parts: StoreParts, end: int) -> Tail:
+    """What lies directly below ``end``, in the segment that holds the byte before it."""
+    segment = parts.chain.find(end - 1) if end > parts.log.begin else None
+    if segment is None:
+        return Tail(end, end, 0)
+    begin = max(segment.start, end - TAIL_BYTES)
+    return Tail(begin, end, zlib.crc32(segment.read(begin, end - begin)))
+
+
+def has_tail(parts: StoreParts, tail: Tail) -> bool:
+    """Whether the log has the same bytes there. True for an empty tail; the caller looks at positions outside of the log."""
+    if tail.begin == tail.end:
+        return True
+    if not 0 < tail.end - tail.begin <= TAIL_BYTES:
+        return False
+    data = parts.log.read(tail.begin, tail.end - tail.begin)
+    return len(data) == tail.end - tail.begin and zlib.crc32(data) == tail.crc
+
+
+def broken_between(parts: StoreParts, begin: int, end: int) -> list[tuple[int, int, str]]:
+    """(log offset, bytes, fault) of what is in quarantine and begins in [begin, end), in log order."""
+    return sorted(entry for entry in parts.quarantine.entries() if begin <= entry[0] < end)
+
+
+def look_again(parts: StoreParts, log_offset: int, body_bytes_max: int) -> bool:
+    """A slave could not make sense of the bytes at ``log_offset``, where a record begins: read them again, and put them into quarantine if
+    they are broken here too. True when they are.
+    """
+    segment = parts.chain.find(log_offset)
+    if segment is None or log_offset >= parts.log.end:
+        return False
+    limit = min(segment.end, parts.log.end)
+    record_max = body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+    data = segment.read(log_offset, min(limit - log_offset, max(_SEARCH_BYTES, 2 * record_max)))
+    found = scan_buffer(memoryview(data), log_offset, record_max, True)
+    if len(found.records):
+        return False
+    following = find_valid(memoryview(data), log_offset, 1)
+    parts.quarantine.add(log_offset, (limit if following is None else following) - log_offset, found.fault or found.stop.value)
+    return True
