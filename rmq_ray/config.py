@@ -66,6 +66,10 @@ class _Group:
         return replace(self, **changes)  # type: ignore[type-var]
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _require(condition: bool, what: str, value: object) -> None:
     if not condition:
         raise ConfigError(f"{what}, not {value!r}", value)
@@ -89,6 +93,11 @@ class StoreConfig(_Group):
     flush_least_pages: int = 4  # flushCommitLogLeastPages
     flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
     sync_flush_timeout_ms: int = 5_000  # syncFlushTimeout -> FLUSH_DISK_TIMEOUT
+    transient_store_pool: bool = False  # transientStorePoolEnable: appends are gathered in buffers and acknowledged when committed; ASYNC_FLUSH only
+    transient_store_pool_size: int = 5  # transientStorePoolSize: buffers, used again and again
+    transient_buffer_bytes: int = 4 * MIB  # of each (RocketMQ: a whole segment)
+    commit_interval_ms: int = 200  # commitIntervalCommitLog
+    commit_least_pages: int = 4  # commitCommitLogLeastPages
     queue_flush_interval_ms: int = 1_000  # consume queue
     queue_flush_thorough_interval_ms: int = 60_000
     checkpoint_interval_ms: int = 1_000  # ours: short recovery
@@ -117,6 +126,20 @@ class StoreConfig(_Group):
             (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio),
         )
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
+        _require(1 <= self.transient_store_pool_size <= 1_024, "transient_store_pool_size must be 1 to 1024", self.transient_store_pool_size)
+        _require(4096 <= self.transient_buffer_bytes <= GIB, "transient_buffer_bytes must be 4 KiB to 1 GiB", self.transient_buffer_bytes)
+        _require(1 <= self.commit_interval_ms <= 60_000, "commit_interval_ms must be 1 to 60000", self.commit_interval_ms)
+        _require(1 <= self.commit_least_pages <= 4_096, "commit_least_pages must be 1 to 4096", self.commit_least_pages)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether appends go through the transient store pool: not under SYNC_FLUSH, as in RocketMQ."""
+        return self.transient_store_pool and self.flush is FlushMode.ASYNC_FLUSH
+
+    @property
+    def acknowledges_later(self) -> bool:
+        """Whether a send waits after its append: for the disk (SYNC_FLUSH), for the commit (``gathers``)."""
+        return self.flush is FlushMode.SYNC_FLUSH or self.gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +317,17 @@ class ConsumerConfig(_Group):
             ("lock_retry_ms", self.lock_retry_ms, 1, 3_600_000),
             ("max_continuous_ms", self.max_continuous_ms, 1, 3_600_000),
         ):
-            _require(low <= value <= high, f"{name} must be {low} to {high}", value)
+            _require(_is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value)
         for name, value, high in (
             ("threshold_messages_topic", self.threshold_messages_topic, 6_553_500),
             ("threshold_mib_topic", self.threshold_mib_topic, 102_400),
             ("threshold_messages_group", self.threshold_messages_group, 6_553_500),
             ("threshold_mib_group", self.threshold_mib_group, 102_400),
         ):
-            _require(value == -1 or 1 <= value <= high, f"{name} must be -1 or 1 to {high}", value)
+            _require(_is_whole(value) and (value == -1 or 1 <= value <= high), f"{name} must be -1 or 1 to {high}", value)
+        tries = self.max_reconsume_times
+        _require(_is_whole(tries) and tries >= -1, "max_reconsume_times must be -1 (16 times; without end when orderly) or more", tries)
+        _require(isinstance(self.namespace, str), "namespace must be a text", self.namespace)
 
     @property
     def offsets_root(self) -> str:

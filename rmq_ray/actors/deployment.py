@@ -62,8 +62,9 @@ class AsyncOneByOne(OneByOne):
 class ConsumerApp:
     """A handler with all that its consumers need. Calling it calls the handler: unit tests need nothing else."""
 
-    def __init__(self, handler: Callable[..., Any], group: str, subscriptions: dict[str, Any], settings: dict[str, Any]) -> None:
+    def __init__(self, handler: Callable[..., Any], group: str, subscriptions: dict[str, Any], settings: dict[str, Any], single: bool) -> None:
         self.handler = handler
+        self.single = single
         self.group = group
         self.subscriptions = subscriptions
         self.settings = settings
@@ -95,9 +96,8 @@ class ConsumerApp:
         scale = None if autoscale is None else Autoscale.of(autoscale)
         gateway.cluster_address(cluster)  # typed error where it does not run
         kind = AsyncOneByOne if _is_async(self.handler) else OneByOne
-        single = self.settings["batch_size"] == 1 and self.settings.get("batch", "messages") == "messages"
         options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "runtime_env": dict(runtime_env) if runtime_env else None}
-        settings = {**self.settings, "listener_args": (self.handler, tuple(args), single)}
+        settings = {**self.settings, "listener_args": (self.handler, tuple(args), self.single)}
         spec = FleetSpec(cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale)
         fleet = gateway.create_worker(FleetShell, (gateway.pack(spec),), {}, {"num_cpus": 0}, name=None if name is None else names.fleet(cluster, name))
         try:
@@ -108,27 +108,24 @@ class ConsumerApp:
         return Workers(fleet, self.group)
 
 
-def consumer(  # noqa: PLR0913 - what a consumer is
-    topic: str | Mapping[str, Any], *, group: str, tags: Any = "*", batch_size: int = 1, concurrency: int = 20, **settings: Any
-) -> Callable[[Callable[..., Any]], ConsumerApp]:
+def consumer(topic: str | Mapping[str, Any], *, group: str, tags: Any = "*", **settings: Any) -> Callable[[Callable[..., Any]], ConsumerApp]:
     """Make a function or class the handler of a consumer group.
 
-    ``topic``: a topic, filtered by ``tags`` (``"paid || refund"`` or ``rmq.sql(...)``), or a mapping topic -> filter. ``batch_size`` 1: the
-    handler gets one message; more: a list; ``batch="arrow"``: an Arrow batch. Further keywords are those of ``PushConsumer``. What the
+    ``topic``: a topic, filtered by ``tags`` (``"paid || refund"`` or ``rmq.sql(...)``), or a mapping topic -> filter. Further keywords are those
+    of ``PushConsumer``. With its ``batch_size`` of 1 the handler gets one message; with more a list; with ``batch="arrow"`` an Arrow batch. What the
     handler returns or raises means what it means for a listener: None = done, an exception = again later, ``rmq.Reject`` = dead letter.
     Raises ``ConfigError`` for settings that no consumer could have.
     """
     subscriptions = dict(topic) if isinstance(topic, Mapping) else {topic: tags}
     check_subscriptions(subscriptions)
-    settings = {"batch_size": batch_size, "concurrency": concurrency, **settings}
-    config = settings.get("config")
-    push_settings(group, config, {key: value for key, value in settings.items() if key != "config"})
+    checked = push_settings(group, settings.get("config"), {key: value for key, value in settings.items() if key != "config"})
+    single = checked.config.batch_size == 1 and checked.columns is None
 
     def decorate(handler: Callable[..., Any]) -> ConsumerApp:
         if not callable(handler):
             raise ConfigError(f"@consumer decorates a function or a class, not {handler!r:.80}", repr(handler)[:80])
         _takes_context(handler)
-        return ConsumerApp(handler, group, subscriptions, settings)
+        return ConsumerApp(handler, group, subscriptions, settings, single)
 
     return decorate
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rmq_ray.client.admin_link import AdminLink, body_of
-from rmq_ray.errors import AdminError, ClientError, GroupNotFound
+from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LikeGroup
@@ -113,8 +113,8 @@ class AdminGroups(AdminLink):
         """
         check_topic(topic)
         wanted = self._wanted(to, topic)
-        committed = self._progress(group, topic)
         self._require_group(group)
+        committed = self._queues_of(group, topic)
         clients = {row["client_id"] for row in self.group_clients(group)} if execute else set()
         targets = {queue: self._target(queue, wanted, committed[queue].consumer_offset) for queue in sorted(committed)}
         if clients:
@@ -141,14 +141,14 @@ class AdminGroups(AdminLink):
         """Let ``target`` go on where ``source`` is in a topic; a ``target`` that no broker knows yet begins there.
 
         A row for each queue: broker, queue, committed (of ``target``, 0 = none), target, moved_by; queues without a position of ``source`` are left out.
-        ``AdminError`` while members of ``target`` run (with ``execute``), ``GroupNotFound`` for ``source``.
+        ``AdminError`` while members of ``target`` run (with ``execute``), ``GroupNotFound`` for ``source``, ``TopicNotFound``.
         """
         check_topic(topic)
         check_group(target)
         self._require_group(source)
         if execute and target in self.groups(system=True) and (clients := self.group_clients(target)):
             raise AdminError(f"{len(clients)} consumers of group {target!r} are running and would commit their own positions: stop them first", target)
-        found, present = self._progress(source, topic), self._progress(target, topic)
+        found, present = self._queues_of(source, topic), self._progress(target, topic)
         if execute:
             for queue in sorted(found):
                 self._commit(target, queue, found[queue].consumer_offset)
@@ -212,6 +212,12 @@ class AdminGroups(AdminLink):
         for broker, address in self.masters().items():
             command = Command(RequestCode.GET_CONSUME_STATS, fields=fields)
             found.update(decode_consume_stats(body_of(self._ask(address, command, f"broker {broker} did not tell the lag of {group!r}"))))
+        return found
+
+    def _queues_of(self, group: str, topic: str) -> dict[MessageQueue, Progress]:
+        found = self._progress(group, topic)
+        if not found:
+            raise TopicNotFound(f"no broker has the topic {topic!r}: there is nothing to move group {group!r} in", topic)
         return found
 
     def _wanted(self, to: SeekTarget, topic: str) -> SeekTarget:

@@ -127,7 +127,7 @@ class ConcurrentConsumption:
             answer = self._listener(self._take(batch, now_ms), ctx)
         except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
             answer = error
-        if answer is None and ctx.ack_index == ACK_ALL:
+        if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
             return
         verdict = judge(answer, ctx, batch.count)

@@ -84,21 +84,20 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     unknown = sorted(options.keys() - PushOptions.__annotations__.keys())
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r} of PushConsumer; known are {', '.join(sorted(PushOptions.__annotations__))}", unknown[0])
+    if config is not None and not isinstance(config, ConsumerConfig):
+        raise ConfigError(f"config must be a ConsumerConfig, not {config!r:.80}", repr(config)[:80])
     columns = _columns(options)
     base = config or (ConsumerConfig(group) if columns is None else ConsumerConfig(group, **ARROW_DEFAULTS))
     changes = {name: options[name] for name in ("concurrency", "batch_size", "max_reconsume_times") if name in options}
     if "start_at" in options:
-        changes["consume_timestamp_ms"] = _as_ms(options["start_at"])
+        changes["consume_timestamp_ms"] = as_ms(options["start_at"])
     namespace = options.get("namespace", base.namespace)
-    settings = base.but(group=with_namespace(namespace, group), namespace=namespace, **changes)
+    settings = base.but(namespace=namespace, **changes)
+    settings = settings.but(group=with_namespace(settings.namespace, group))
     check_group(settings.group)
     if columns is None and settings.batch_size > MESSAGES_MAX:
         raise ConfigError(
             f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; with batch='arrow' up to 8192 rows", settings.batch_size
-        )
-    if settings.max_reconsume_times < -1:
-        raise ConfigError(
-            f"max_reconsume_times must be -1 (16 times; without end when orderly) or more, not {settings.max_reconsume_times}", settings.max_reconsume_times
         )
     strategy = as_strategy(options.get("allocate", "avg"))
     orderly = options.get("orderly", False)
@@ -113,10 +112,14 @@ def check_listener(listener: object) -> None:
     """A callable of two arguments, or a coroutine function of two."""
     if not callable(listener):
         raise ConfigError(f"listener {listener!r:.80} is not callable; give a function of (messages, ctx)", repr(listener)[:80])
+    if isinstance(listener, type):
+        raise ConfigError(f"listener {listener.__name__} is a class: give an object of it, which is called with (messages, ctx)", listener.__name__)
 
 
 def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:
     """Topic -> expression, each one checked. ``ConfigError`` for none at all and for what is no expression, ``SubscriptionInvalid`` for a malformed one."""
+    if not isinstance(subscriptions, Mapping):
+        raise ConfigError(f"subscriptions must map topics to expressions, like {{'orders': '*'}}; got {subscriptions!r:.80}", repr(subscriptions)[:80])
     if not 0 < len(subscriptions) <= SUBSCRIPTIONS_MAX:
         raise ConfigError(f"subscriptions must name 1 to {SUBSCRIPTIONS_MAX} topics, like {{'orders': '*'}}; got {len(subscriptions)}", len(subscriptions))
     checked: dict[str, Expression] = {}
@@ -148,6 +151,8 @@ def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
 
     if names is None:
         return COLUMNS
+    if not isinstance(names, str | list | tuple):
+        raise ConfigError(f"columns must be a list of names, not {names!r:.80}; columns are {', '.join(COLUMNS)}", repr(names)[:80])
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in COLUMNS:
@@ -162,9 +167,10 @@ def _start_from(name: object) -> ConsumeFromWhere:
     raise ConfigError(f"start_from must be 'last', 'first' or 'timestamp', not {name!r}", name)
 
 
-def _as_ms(moment: object) -> int:
+def as_ms(moment: object) -> int:
+    """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else."""
     if isinstance(moment, datetime):
         return int(moment.timestamp() * 1000)
     if isinstance(moment, int) and not isinstance(moment, bool) and moment >= 0:
         return moment
-    raise ConfigError(f"start_at must be a datetime or ms since 1970, not {moment!r}", moment)
+    raise ConfigError(f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80])

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from operator import index
 from typing import Any
 
 from rmq_ray.errors import ConsumeError
@@ -25,6 +26,7 @@ from rmq_ray.model.ids import MessageQueue
 ACK_ALL = sys.maxsize
 BROKER_DECIDES = 0
 DEAD_LETTER_LEVEL = -1
+LEVEL_MAX = (1 << 31) - 1  # of a request; brokers take their highest level for all above it
 
 
 class ConsumeResult(Enum):
@@ -80,16 +82,36 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
     (4, 0, -1)
     """
     if answer is None or answer is SUCCESS:
-        if ctx.ack_index >= count - 1:
-            return Verdict(count)
-        return Verdict(max(ctx.ack_index, -1) + 1, ctx.delay_level_when_next_consume)
+        try:
+            done = min(max(index(ctx.ack_index), -1) + 1, count)
+        except TypeError:
+            return _failed(ctx, _wrong(f"set ctx.ack_index = {shown(ctx.ack_index)}", "give the index of the last message that is done", ctx.ack_index))
+        return Verdict(count) if done == count else _failed(ctx, None, done)
     if answer is RECONSUME_LATER:
-        return Verdict(0, ctx.delay_level_when_next_consume)
+        return _failed(ctx, None)
     if answer is Reject or isinstance(answer, Reject):
         return Verdict(0, DEAD_LETTER_LEVEL)
     if isinstance(answer, BaseException):
-        return Verdict(0, ctx.delay_level_when_next_consume, answer)
-    wrong = ConsumeError(
-        f"the listener returned {answer!r:.80}; return None, SUCCESS, RECONSUME_LATER or Reject. Counted as RECONSUME_LATER", repr(answer)[:80]
-    )
-    return Verdict(0, ctx.delay_level_when_next_consume, wrong)
+        return _failed(ctx, answer)
+    return _failed(ctx, _wrong(f"returned {shown(answer)}", "return None, SUCCESS, RECONSUME_LATER or Reject", answer))
+
+
+def shown(value: object) -> str:
+    """What a listener gave us, for a log line: at most 80 characters, whatever its ``repr`` does."""
+    try:
+        return repr(value)[:80]
+    except Exception:  # noqa: BLE001 - a user's object; its fault must not hide the listener's
+        return f"<{type(value).__name__} object>"
+
+
+def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> Verdict:
+    level = ctx.delay_level_when_next_consume
+    try:
+        return Verdict(done, min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX), fault)
+    except TypeError:
+        wrong = _wrong(f"set ctx.delay_level_when_next_consume = {shown(level)}", "give 0 (the broker decides), 1 to 18, or -1 (dead letter)", level)
+        return Verdict(done, BROKER_DECIDES, fault or wrong)
+
+
+def _wrong(what: str, remedy: str, value: object) -> ConsumeError:
+    return ConsumeError(f"the listener {what}; {remedy}. Counted as RECONSUME_LATER", shown(value))

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.client.consumer_engine import ConsumerEngine
-from rmq_ray.client.listener import ConsumeContext, ConsumeResult, judge
+from rmq_ray.client.listener import ConsumeContext, Reject, judge
 from rmq_ray.client.offset_store import ReadOffset
+from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, OrderlyContext, Step, judge_orderly
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -94,7 +95,7 @@ class Operations:
 
     def _consume_directly(self, command: Command, address: Address) -> Command | None:
         broker = ConsumeDirectlyHeader.from_fields(command.fields).broker_name or ""
-        message = _message(command.body_bytes(), broker)
+        message = _message(command.body_bytes(), broker, self._engine.parts.config.namespace)
         if not self._direct.acquire(blocking=False):
             return command.answer(ResponseCode.SYSTEM_BUSY, remark="this consumer is consuming another message directly; ask again later")
         later = Command(command.code, command.opaque, command.flag, command.fields, serialize=command.serialize)
@@ -102,26 +103,43 @@ class Operations:
         return None
 
     def _run_directly(self, command: Command, address: Address, message: MessageExt) -> None:
-        clock, ctx = self._engine.parts.clock, ConsumeContext(self._engine.parts.group, message.queue)
-        began_ms, remark, outcome = clock.monotonic_ms(), None, "CR_SUCCESS"
+        clock, group = self._engine.parts.clock, self._engine.parts.group
+        ctx = OrderlyContext(group, message.queue) if self._orderly else ConsumeContext(group, message.queue)
+        began_ms, remark = clock.monotonic_ms(), None
         try:
             answer = self._engine.delivery.of_messages([message], ctx)
-            if answer is None and not self._orderly:
-                outcome = "CR_SUCCESS"
-            elif not (answer is ConsumeResult.SUCCESS or judge(answer, ctx, 1).done == 1):
-                outcome = "CR_LATER"
-        except Exception:  # noqa: BLE001 - the listener's fault is what the operator wants to see
-            outcome, remark = "CR_THROW_EXCEPTION", traceback.format_exc()[-REMARK_CHARS_MAX:]
+        except Reject as rejection:
+            answer = rejection
+        except BaseException as error:  # noqa: BLE001 - the listener's fault is what the operator wants to see
+            answer, remark = error, traceback.format_exc()[-REMARK_CHARS_MAX:]
         finally:
             self._direct.release()
-        body = bodies_groups.encode_direct_result(outcome, int(clock.monotonic_ms() - began_ms), remark, order=self._orderly)
+        outcome, fault = _outcome(answer, ctx)
+        body = bodies_groups.encode_direct_result(
+            outcome, int(clock.monotonic_ms() - began_ms), remark or fault, order=self._orderly, auto_commit=bool(getattr(ctx, "auto_commit", True))
+        )
         try:
             self._engine.client.link.answer(address, command.answer(fields={}, body=body))
         except RmqError as error:
             log.warning("what became of message %s, consumed directly, was not told: %s", message.message_id, error)
 
 
-def _message(raw: bytes, broker_name: str) -> MessageExt:
+def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str, str | None]:
+    """RocketMQ's name of what the listener answered, and what was wrong with it."""
+    if isinstance(answer, BaseException) and not isinstance(answer, Reject):
+        return "CR_THROW_EXCEPTION", None
+    if isinstance(ctx, ConsumeContext):
+        verdict = judge(answer, ctx, 1)
+        return ("CR_SUCCESS" if verdict.done else "CR_LATER"), None if verdict.fault is None else str(verdict.fault)
+    if answer is COMMIT or answer is ROLLBACK:
+        return ("CR_COMMIT" if answer is COMMIT else "CR_ROLLBACK"), None
+    found = judge_orderly(answer, ctx)
+    return ("CR_SUCCESS" if found.step in (Step.COMMIT, Step.KEEP) else "CR_LATER"), None if found.fault is None else str(found.fault)
+
+
+def _message(raw: bytes, broker_name: str, namespace: str) -> MessageExt:
     record = decode_record(raw)
     queue = MessageQueue(record.topic, broker_name, record.queue_id)
-    return Page(queue, raw, np.array([len(raw)], ">i4")).messages()[0]
+    page = Page(queue, raw, np.array([len(raw)], ">i4"))
+    page.namespace = namespace
+    return page.messages()[0]

@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from math import isnan
 from typing import Any
 
-from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject
+from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject, shown
 from rmq_ray.client.received import MessageExt
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import MessageQueue
@@ -109,9 +108,9 @@ def pause_ms(ctx: OrderlyContext, configured_ms: int) -> float:
     (1000, 10)
     """
     asked = ctx.suspend_ms
-    usable = isinstance(asked, int | float) and asked != AS_CONFIGURED and not isnan(asked)
+    usable = isinstance(asked, int | float) and asked != AS_CONFIGURED and asked == asked  # NaN is not
     return min(max(asked if usable else configured_ms, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
 
 
 def _wrong(answer: object, remedy: str) -> ConsumeError:
-    return ConsumeError(f"the listener returned {answer!r:.80}; {remedy}", repr(answer)[:80])
+    return ConsumeError(f"the listener returned {shown(answer)}; {remedy}", shown(answer))

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue
-from rmq_ray.client.consumer_options import check_subscriptions
+from rmq_ray.client.consumer_options import as_ms, check_subscriptions
 from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.offset_store import ReadOffset
 from rmq_ray.client.pausing import Pausable
@@ -98,6 +98,7 @@ class PullConsumer(PullLife):
 
         ``NotAssigned`` before ``assign`` or ``subscribe``.
         """
+        _check_whole("max_messages", max_messages)
         if not 1 <= max_messages <= POLL_MAX:
             raise ClientError(f"max_messages must be 1 to {POLL_MAX}, not {max_messages}", max_messages)
         engine = self._running()
@@ -119,6 +120,7 @@ class PullConsumer(PullLife):
         The result's ``status`` says what was found, its ``next_offset`` where to go on: behind what was looked at, or, for OFFSET_ILLEGAL,
         where the queue can be read. Raises ``TopicNotFound``, ``SubscriptionInvalid``, ``ResponseError``, ``RemotingError``.
         """
+        _check_whole("offset", offset)
         if offset < 0 or not 1 <= max_messages <= POLL_MAX or not 0 <= wait <= PULL_WAIT_MAX_S:
             what = f"offset {offset}, max_messages {max_messages}, wait {wait}"
             raise ClientError(f"{what}: offset must be 0 or more, max_messages 1 to {POLL_MAX}, wait 0 to {PULL_WAIT_MAX_S} s", offset)
@@ -135,6 +137,7 @@ class PullConsumer(PullLife):
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at ``offset``. ``OffsetOutOfRange`` outside the queue's bounds (its end included), ``NotAssigned`` for others' queues."""
         self._must_hold(queue)
+        _check_whole("offset", offset)
         low, high = self._questions().bounds(queue)
         if not low <= offset <= high:
             raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside {low}..{high}; seek within", offset, low, high)
@@ -156,7 +159,7 @@ class PullConsumer(PullLife):
 
     def offsets_for_times(self, times: Mapping[MessageQueue, datetime | int]) -> dict[MessageQueue, int]:
         """Of each queue the first message stored at or after its time (datetime, or ms since 1970)."""
-        asked = {queue: int(moment.timestamp() * 1000) if isinstance(moment, datetime) else int(moment) for queue, moment in times.items()}
+        asked = {queue: as_ms(moment) for queue, moment in times.items()}
         return {queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()}
 
     # --- commits -------------------------------------------------------------------------------------------------------
@@ -165,7 +168,8 @@ class PullConsumer(PullLife):
         """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or queue -> next offset), and wait.
 
         Returns what was committed; a queue that left this consumer meanwhile is not in it: its messages come again to its new owner. An offset
-        below what was committed before is not taken (after a ``seek`` it is). ``CommitFailed`` when a broker did not take it.
+        below what was committed before is not taken (after a ``seek`` it is). ``OffsetOutOfRange`` beyond a queue's end (nothing is committed then),
+        ``CommitFailed`` when a broker did not take it.
         """
         engine = self._running()
         held = engine.parts.assigned.snapshot()
@@ -174,6 +178,9 @@ class PullConsumer(PullLife):
         else:
             offsets = dict(batch.next_offsets if isinstance(batch, PulledBatch) else batch)
         taken = {queue: offset for queue, offset in offsets.items() if queue in held}
+        if isinstance(batch, Mapping):
+            for queue, offset in taken.items():
+                self._check_bounds(queue, offset, held[queue].process.next_offset)
         for queue, offset in taken.items():
             engine.offsets.commit(queue, offset)
         failed = engine.persist(taken)
@@ -254,12 +261,24 @@ class PullConsumer(PullLife):
         if queue not in engine.wanted() and queue not in engine.parts.assigned.snapshot():
             raise NotAssigned(f"{queue} is not assigned to this consumer; its queues are those of assignment()", str(queue))
 
+    def _check_bounds(self, queue: MessageQueue, offset: int, pulled: int) -> None:
+        """An offset to commit; what was ``pulled`` is there, further ones are asked for."""
+        _check_whole("offset", offset)
+        high = pulled if 0 <= offset <= pulled else self._questions().bounds(queue)[1]
+        if not 0 <= offset <= high:
+            raise OffsetOutOfRange(f"offset {offset} of {queue} cannot be committed: it lies outside 0..{high}", offset, 0, high)
+
     def _held(self, queue: MessageQueue) -> AssignedQueue:
         self._must_hold(queue)
         found = self._running().work_of(queue, RESOLVE_TIMEOUT_MS)
         if found is None:
             raise ConsumeError(f"no broker told where the group begins in {queue} in time; is {queue.broker_name} up?", str(queue))
         return found
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ClientError(f"{name} must be a whole number, not {value!r:.80}", repr(value)[:80])
 
 
 def _rebuilt(group: str, arguments: dict[str, Any]) -> PullConsumer:

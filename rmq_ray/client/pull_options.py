@@ -63,10 +63,13 @@ def pull_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
         raise ConfigError(f"unknown option {unknown[0]!r} of PullConsumer; known are {', '.join(sorted(PullOptions.__annotations__))}", unknown[0])
     base = config or ConsumerConfig(group, pull_records=PAGE_RECORDS, flow_control_delay_ms=HELD_BACK_MS)
     common = push_settings(group, base.but(batch_size=PAGE_RECORDS), CALL | {name: options[name] for name in PASSED_ON if name in options})
+    auto_commit = options.get("auto_commit", True)
+    if not isinstance(auto_commit, bool):
+        raise ConfigError(f"auto_commit must be True or False, not {auto_commit!r:.80}", repr(auto_commit)[:80])
     interval_ms = _number(options, "auto_commit_interval_ms", 5_000, AUTO_COMMIT_MIN_MS, 86_400_000)
     messages = _number(options, "prefetch_messages", 10_000, 1, 10_000_000)
     mib = _number(options, "prefetch_mib", 128, 1, 65_536)
-    return PullSettings(common.config, common.start_from, common.strategy, bool(options.get("auto_commit", True)), interval_ms, messages, mib)
+    return PullSettings(common.config, common.start_from, common.strategy, auto_commit, interval_ms, messages, mib)
 
 
 def _number(options: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:

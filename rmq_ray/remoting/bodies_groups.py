@@ -63,9 +63,9 @@ def encode_running_info(properties: Mapping[str, str], queues: Mapping[MessageQu
     )
 
 
-def encode_direct_result(outcome: str, spent_ms: int, remark: str | None, *, order: bool) -> bytes:
-    """Answer to 309: ``outcome`` is CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION and the like."""
-    return write({"autoCommit": True, "consumeResult": outcome, "order": order, "remark": remark, "spentTimeMills": spent_ms})
+def encode_direct_result(outcome: str, spent_ms: int, remark: str | None, *, order: bool, auto_commit: bool = True) -> bytes:
+    """Answer to 309: ``outcome`` is CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and of ordered consumption CR_COMMIT and CR_ROLLBACK."""
+    return write({"autoCommit": auto_commit, "consumeResult": outcome, "order": order, "remark": remark, "spentTimeMills": spent_ms})
 
 
 def encode_producers(groups: Mapping[str, Iterable[Mapping[str, Any]]]) -> bytes:

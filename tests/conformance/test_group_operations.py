@@ -11,12 +11,13 @@ import pytest
 
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.admin_groups import LikeGroup, Offset
-from rmq_ray.client.listener import RECONSUME_LATER
+from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject
+from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.pull_consumer import PullConsumer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import AdminError, GroupNotFound
+from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from tests.support.collecting import Collector
 from tests.support.live_cluster import LiveCluster
@@ -165,3 +166,36 @@ def test_one_message_is_consumed_directly_and_its_outcome_told(cluster: LiveClus
     assert "no such account" in results[2]["remark"]
     assert info["properties"]["PROP_CONSUMEORDERLY"] == "false"
     assert info["mqTable"]
+
+
+def test_an_ordered_listener_is_asked_directly_in_its_own_terms(cluster: LiveCluster, admin: Admin) -> None:
+    def by_hand(ctx):
+        ctx.suspend_ms, ctx.auto_commit = 20, False
+
+    answers = [None, SUCCESS, COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject, Reject(), SystemExit(3), "nonsense"]
+
+    def listener(messages, ctx):
+        by_hand(ctx)
+        answer = answers[int(messages[0].body)]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    with Producer("p", discovery=cluster) as p:
+        ids = [p.send("orders", b"%d" % number).offset_message_id for number in range(len(answers))]
+    with PushConsumer("g", listener=listener, subscriptions={"orders": "no-such-tag"}, orderly=True, discovery=cluster) as running:
+        eventually(lambda: running.assignment() and admin.group_clients("g"))
+        results = [admin.consume_directly("g", running.client_id, message_id, "broker-a") for message_id in ids]
+    assert [result["consumeResult"] for result in results] == [
+        "CR_SUCCESS", "CR_SUCCESS", "CR_COMMIT", "CR_ROLLBACK", "CR_LATER", "CR_LATER", "CR_LATER", "CR_THROW_EXCEPTION", "CR_LATER",
+    ]  # fmt: skip
+    assert all(result["order"] is True and result["autoCommit"] is False for result in results)
+    assert "SystemExit" in results[7]["remark"] and "nonsense" in results[8]["remark"]
+
+
+def test_a_topic_that_there_is_not_is_told_and_not_moved_in(cluster: LiveCluster, admin: Admin) -> None:
+    send(cluster, 0, 1)
+    consume_all(cluster, "g", 1)
+    for asked in (lambda: admin.seek_group("g", "no-such", "first"), lambda: admin.skip_group("g", "no-such"), lambda: admin.clone_group("g", "h", "no-such")):
+        with pytest.raises(TopicNotFound, match="no-such"):
+            asked()

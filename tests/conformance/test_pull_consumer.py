@@ -16,7 +16,7 @@ from rmq_ray.client.producer import Producer
 from rmq_ray.client.pull_consumer import PullConsumer
 from rmq_ray.client.pulled_batch import PulledBatch
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import ClientError, CommitFailed, NotAssigned, OffsetOutOfRange, SubscriptionInvalid, TopicNotFound
+from rmq_ray.errors import ClientError, CommitFailed, ConfigError, NotAssigned, OffsetOutOfRange, SubscriptionInvalid, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
@@ -199,6 +199,26 @@ def test_a_commit_that_no_broker_takes_is_an_error_and_another_queues_commit_is_
         assert eventually(lambda: _commits(pc, batch)) == {QUEUES[0]: 10}
 
 
+def test_a_commit_outside_of_a_queue_is_refused_and_leaves_no_trace(cluster: PullCluster) -> None:
+    cluster.put("orders", 0, bodies(0, 10))
+    with consumer(cluster, auto_commit=False) as pc:
+        pc.assign(QUEUES[:1])
+        pc.poll(4, timeout=5)
+        for offset in (11, 10**12, -1):
+            with pytest.raises(OffsetOutOfRange, match=f"offset {offset} .* cannot be committed"):
+                pc.commit({QUEUES[0]: offset})
+        wrong: Any
+        for wrong in (2.5, "3", None, True):
+            with pytest.raises(ClientError, match="whole number"):
+                pc.commit({QUEUES[0]: wrong})
+            with pytest.raises(ClientError, match="whole number"):
+                pc.seek(QUEUES[0], wrong)
+            with pytest.raises(ClientError, match="whole number"):
+                pc.pull(QUEUES[0], "*", wrong)
+        assert pc.committed(QUEUES[0]) in (None, 0)
+        assert pc.commit({QUEUES[0]: 3}) == {QUEUES[0]: 3}
+
+
 def _commits(pc: PullConsumer, batch: PulledBatch) -> dict[MessageQueue, int] | None:
     try:
         return pc.commit(batch)
@@ -319,6 +339,10 @@ def test_misuse_is_told(cluster: PullCluster) -> None:
             pc.subscribe("orders")
         with pytest.raises(ClientError, match="max_messages"):
             pc.poll(0)
+        with pytest.raises(ClientError, match="max_messages"):
+            pc.poll("x")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="moment"):
+            pc.offsets_for_times({QUEUES[0]: "x"})  # type: ignore[dict-item]
         with pytest.raises(ClientError, match="no MessageQueue"):
             pc.assign(["orders"])  # type: ignore[list-item]
         with pytest.raises(NotAssigned):

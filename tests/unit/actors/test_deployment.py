@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import rmq_ray as rmq
-from rmq_ray.actors.deployment import AsyncOneByOne, OneByOne
+from rmq_ray.actors.deployment import AsyncOneByOne, OneByOne, consumer
+from rmq_ray.config import ConsumerConfig
 
 
 def message(body: bytes) -> SimpleNamespace:
@@ -72,6 +73,13 @@ def test_coroutine_functions_are_awaited() -> None:
 def test_settings_that_no_consumer_could_have_are_refused_where_they_are_written(settings: dict[str, object], wrong: str) -> None:
     with pytest.raises(rmq.RmqError, match=wrong):
         rmq.consumer(**settings)
+
+
+def test_arrow_handlers_get_whole_batches_and_a_configuration_counts() -> None:
+    columns = consumer("t", group="g", batch="arrow")(lambda batch: None)
+    assert not columns.single and "batch_size" not in columns.settings and "concurrency" not in columns.settings
+    assert consumer("t", group="g")(lambda msg: None).single
+    assert not consumer("t", group="g", config=ConsumerConfig("g", batch_size=32))(lambda messages: None).single
 
 
 def test_handlers_of_the_wrong_shape_are_refused() -> None:

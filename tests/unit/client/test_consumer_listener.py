@@ -55,6 +55,40 @@ def test_nonsense_is_a_typed_error_and_counts_as_reconsume_later() -> None:
         assert isinstance(verdict.fault, ConsumeError)
 
 
+class Unshowable:
+    """Whatever is done with it raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", ["x", None, 1.5, [], Unshowable()])
+def test_a_context_with_nonsense_in_it_is_a_typed_error_and_nothing_counts_as_done(value: Any) -> None:
+    ctx = context()
+    ctx.ack_index = value
+    verdict = judge(None, ctx, 2)
+    assert (verdict.done, verdict.delay_level) == (0, 0) and isinstance(verdict.fault, ConsumeError) and "ack_index" in str(verdict.fault)
+    ctx = context()
+    ctx.delay_level_when_next_consume = value
+    for answer in (RECONSUME_LATER, None):
+        ctx.ack_index = 0
+        verdict = judge(answer, ctx, 2)
+        assert verdict.delay_level == 0 and isinstance(verdict.fault, ConsumeError) and "delay_level" in str(verdict.fault)
+    assert isinstance(judge(value if value is not None else Unshowable(), context(), 2).fault, ConsumeError)
+
+
+def test_levels_beyond_what_a_request_can_say_are_the_highest_and_negative_ones_dead_letters() -> None:
+    for given, told in ((10**12, (1 << 31) - 1), (-7, -1), (True, 1)):
+        ctx = context()
+        ctx.delay_level_when_next_consume = given
+        assert judge(RECONSUME_LATER, ctx, 1).delay_level == told
+
+
 @pytest.mark.seed("S4-030", "S4-031", "S3-126")
 def test_without_options_a_consumer_is_clustering_and_starts_last() -> None:
     settings = push_settings("g", None, {})
@@ -86,13 +120,21 @@ def test_options_are_put_over_the_configuration() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"orderly": 1}, {"columns": ["body"]}, {"batch": "arrow", "columns": ["x"]}, {"hooks": [7]}, {"model": "x"}, {"batch": "x"}, {"start_from": "middle"}, {"allocate": "x"},
+        {"orderly": 1}, {"columns": ["body"]}, {"batch": "arrow", "columns": ["x"]}, {"hooks": [7]}, {"model": "x"}, {"batch": "x"},
+        {"start_from": "middle"}, {"allocate": "x"},
         {"concurrency": 0}, {"batch_size": 1025}, {"max_reconsume_times": -2}, {"start_at": "now"}, {"cocurrency": 3},
+        {"batch_size": "a"}, {"batch_size": True}, {"concurrency": 2.5}, {"max_reconsume_times": "x"}, {"max_reconsume_times": 1.5}, {"namespace": 3},
+        {"batch": "arrow", "columns": 3}, {"model": None}, {"start_from": None}, {"allocate": None},
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         push_settings("g", None, options)
+
+
+def test_a_configuration_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ConsumerConfig"):
+        push_settings("g", {"concurrency": 3}, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "DEFAULT_CONSUMER", "x" * 121, "../etc"])
@@ -104,7 +146,15 @@ def test_an_illegal_group_is_refused(name: str) -> None:
 @pytest.mark.seed("S3-111")
 def test_subscriptions_are_tag_expressions_of_legal_topics() -> None:
     assert check_subscriptions({"a": "x || y", "b": None}) == {"a": "x || y", "b": None}
-    for subscriptions, error in (({}, ConfigError), ({"a": object()}, ConfigError), ({"a": "||"}, SubscriptionInvalid), ({"a/b": "*"}, ClientError)):
+    cases: tuple[tuple[Any, type[Exception]], ...] = (
+        ({}, ConfigError),
+        ({"a": object()}, ConfigError),
+        ({"a": "||"}, SubscriptionInvalid),
+        ({"a/b": "*"}, ClientError),
+        (None, ConfigError),
+        ("a", ConfigError),
+    )
+    for subscriptions, error in cases:
         with pytest.raises(error):
             check_subscriptions(subscriptions)
 
@@ -118,7 +168,7 @@ def test_a_listener_is_a_callable_or_a_coroutine_function() -> None:
     check_listener(Callable())
     check_listener(lambda messages, ctx: None)
     check_listener(coroutine)
-    for wrong in (None, "f"):
+    for wrong in (None, "f", Callable):
         with pytest.raises(ConfigError):
             check_listener(wrong)
 

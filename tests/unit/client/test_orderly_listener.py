@@ -9,7 +9,7 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray.client.consumer_options import push_settings
 from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext, Step, judge_orderly
+from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext, Step, judge_orderly, pause_ms
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError, ConsumeError
 from rmq_ray.model.ids import MessageQueue
@@ -47,6 +47,18 @@ def test_what_means_nothing_is_told_with_the_remedy() -> None:
     assert isinstance(wrong, ConsumeError) and "returned 3; return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject" in str(wrong)
     assert "set ctx.auto_commit = False" in str(judge_orderly(ROLLBACK, context()).fault)
     assert judge_orderly(ROLLBACK, context(auto_commit=False)).fault is None
+
+
+def test_an_answer_that_cannot_be_shown_and_a_pause_that_is_no_float_stop_nothing() -> None:
+    class Unshowable:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert judge_orderly(Unshowable(), context()).step is Step.SUSPEND
+    ctx = context()
+    for asked, pause in ((10**400, 30_000), (float("nan"), 7_000), ("x", 7_000), (None, 7_000)):
+        ctx.suspend_ms = asked
+        assert pause_ms(ctx, 7_000) == pause
 
 
 def test_the_public_names_are_these() -> None:
