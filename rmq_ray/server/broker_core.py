@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import BrokerConfig, FlushMode
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreFailed, StoreNotReady
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
@@ -252,7 +252,7 @@ class BrokerCore:
         tables, keeper, identity = self.tables, self.keeper, self.identity
         path = SendPath(
             keeper, tables.topics, TopicGate(identity, tables.topics, tables.groups), tables.fresh, self.acks, self.counters, self.clock,
-            self.config.store.flush is FlushMode.SYNC_FLUSH, self.serve,
+            self.config.store.acknowledges_later, self.serve,
             FastFailure(self.clock, self.offload.post, self.config.stale_send_ms, self.config.disk_busy_ms),
         )  # fmt: skip
         records = RecordsHandlers(path)

@@ -2,6 +2,7 @@
 
 Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the next begins when the last ends.
 ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment is full, and every 10 s whatever there is.
+With a pool of buffers its committer (``committer``) lives and dies with this one; a sync commits what it finds gathered.
 Does not decide: what a failed sync means to those who wait (they look at the store's state).
 Called by: message store. Invariant: one sync at a time; none after a failure.
 """
@@ -17,11 +18,10 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed
 from rmq_ray.store.commit_log import CommitLog
+from rmq_ray.store.committer import PAGE_BYTES, STOP_WAIT_S, LogCommitter
 
 logger = logging.getLogger("rmq_ray.store")
 
-PAGE_BYTES = 4096
-STOP_WAIT_S = 10.0
 _IDLE_S = 1.0
 
 
@@ -52,20 +52,27 @@ class LogFlusher:
         self._wanted = self._stopping = False
         self._thorough_ms = clock.monotonic_ms()
         self._thread: threading.Thread | None = None
+        self._committer = None if log.pool is None else LogCommitter(log, config, on_durable)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and the committer's."""
+        if self._committer is not None:
+            self._committer.start()
         self._thread = threading.Thread(target=self._run, name="rmq-flush", daemon=True)
         self._thread.start()
 
     def request(self) -> None:
-        """Something was written (SYNC_FLUSH): flush as soon as the running sync ends. One thread calls this."""
-        if not self._wanted:
+        """Something was written. SYNC_FLUSH: flush as soon as the running sync ends; with a pool: commit what is due. One thread calls this."""
+        if self._committer is not None:
+            self._committer.request()
+        elif not self._wanted:
             self._wanted = True
             self._wake.release()
 
     def stop(self) -> None:
         """End the thread; what was written is synced first unless the log has failed."""
+        if self._committer is not None:
+            self._committer.stop()
         self._stopping = True
         with suppress(RuntimeError):  # it is awake already
             self._wake.release()
@@ -90,6 +97,8 @@ class LogFlusher:
 
     def step(self) -> bool:
         """One decision: sync if it is due. False when the log has failed."""
+        if self._thread is None and self._committer is not None:
+            self._committer.step()  # nobody else does
         if self._is_sync:
             return self.flush_now()
         now_ms = self._clock.monotonic_ms()
