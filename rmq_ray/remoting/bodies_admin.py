@@ -54,8 +54,19 @@ class Progress:
 
 def encode_consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float = 0.0) -> bytes:
     """Answer to GET_CONSUME_STATS 208."""
+    return write(_consume_stats(progress, consume_tps))
+
+
+def encode_broker_consume_stats(address: str, groups: Mapping[str, Sequence[Mapping[MessageQueue, Progress]]]) -> bytes:
+    """Answer to GET_BROKER_CONSUME_STATS 317: of each group one ``ConsumeStats`` for each of its topics; ``totalDiff``: all lag together."""
+    total = sum(p.broker_offset - p.consumer_offset for topics in groups.values() for progress in topics for p in progress.values())
+    stats = [{group: [_consume_stats(progress, 0.0) for progress in topics]} for group, topics in sorted(groups.items())]
+    return write({"brokerAddr": address, "consumeStatsList": stats, "totalDiff": total})
+
+
+def _consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float) -> dict[str, Any]:
     table = {_key(queue): {"brokerOffset": p.broker_offset, "consumerOffset": p.consumer_offset, "lastTimestamp": p.last_ms} for queue, p in progress.items()}
-    return write({"consumeTps": consume_tps, "offsetTable": table})
+    return {"consumeTps": consume_tps, "offsetTable": table}
 
 
 @shaped

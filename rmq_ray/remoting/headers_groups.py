@@ -35,6 +35,13 @@ class CloneGroupHeader(Header):
 
 
 @header()
+class BrokerConsumeStatsHeader(Header):
+    """GET_BROKER_CONSUME_STATS 317."""
+
+    is_order: bool = False
+
+
+@header()
 class RunningInfoHeader(Header):
     """GET_CONSUMER_RUNNING_INFO 307."""
 

@@ -1,6 +1,7 @@
 """What operators ask about the members and positions of consumer groups while they run (protocol-behaviour 23; remoting 5).
 
-222 reset by time, 223 positions of the members, 314 copy positions to another group, 307 and 309 to one member, 328 all producers.
+222 reset by time, 223 positions of the members, 314 copy positions to another group, 307 and 309 to one member, 317 progress of all groups,
+328 all producers.
 
 Decides: where a reset goes on, and who is told (220 to every member; members move themselves, about 10 s later, so that running
 listeners are through). Does not decide how a member does it. Relayed questions go to the connection of the client that is
@@ -20,10 +21,18 @@ from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Client, ConsumerGroup
-from rmq_ray.remoting import bodies_groups
+from rmq_ray.remoting import bodies_admin, bodies_groups
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, LANGUAGES, Command
-from rmq_ray.remoting.headers_groups import CloneGroupHeader, ConsumeDirectlyHeader, ConsumerStatusHeader, ResetOffsetHeader, RunningInfoHeader
+from rmq_ray.remoting.headers_groups import (
+    BrokerConsumeStatsHeader,
+    CloneGroupHeader,
+    ConsumeDirectlyHeader,
+    ConsumerStatusHeader,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+)
+from rmq_ray.server import consume_stats
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.later import AnswerFrom
 from rmq_ray.server.membership import Membership
@@ -60,6 +69,7 @@ class GroupOperations:
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.positions,
             RequestCode.CLONE_GROUP_OFFSET: self.clone, RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly, RequestCode.GET_ALL_PRODUCER_INFO: self.producers,
+            RequestCode.GET_BROKER_CONSUME_STATS: self.all_stats,
         }  # fmt: skip
 
     # --- positions -------------------------------------------------------------------------------------------------------
@@ -168,6 +178,15 @@ class GroupOperations:
             self._relay(command, peer, header.consumer_group, header.client_id or "", record)
 
         self._later(command, peer, lambda: store.record_at(log_offset), relay)
+
+    def all_stats(self, command: Command, peer: Peer) -> None:
+        """317: how far every group is in every topic; with ``isOrder`` in ordered topics only."""
+        header, store, identity = BrokerConsumeStatsHeader.from_fields(command.fields), self._store(), self._identity
+        wanted = consume_stats.listed(self._topics, self._offsets, self._members, header.is_order)
+        self._later(
+            command, peer, lambda: consume_stats.read(store, identity.name, wanted),
+            lambda found: command.answer(fields={}, body=bodies_admin.encode_broker_consume_stats(identity.address, found)),
+        )  # fmt: skip
 
     def producers(self, command: Command, peer: Peer) -> Command:
         """328: every producer group with its clients."""

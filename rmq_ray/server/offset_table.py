@@ -15,6 +15,8 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 
+from rmq_ray.server.fall_behind import FallBehind
+
 ENTRIES_MAX = 200_000  # of (topic, group)
 LOWERED_LOG_EVERY = 100  # a client that goes back in a loop must not fill the log
 
@@ -38,6 +40,8 @@ class OffsetTable:
     def __init__(self) -> None:
         self._offsets: Tables = {}
         self._pullers: dict[tuple[str, str], dict[int, Hashable]] = {}
+        self.behind = FallBehind()
+        """How far from the log's end the groups read; kept as long as their offsets are."""
         self.dirty = False
         self.lowered = 0
         self.refused = 0
@@ -148,6 +152,7 @@ class OffsetTable:
         return self.tables()
 
     def _forget(self, matches: Callable[[str, str], bool]) -> None:
+        self.behind.forget(matches)
         for table in (self._offsets, self._pullers):
             for key in [key for key in table if matches(*key)]:
                 del table[key]

@@ -230,6 +230,8 @@ class PopHandlers:
         page.add(head, result)
         self._counters.got_messages += head.records
         self._counters.got_bytes += head.size
+        if self._keeper.store is not None:
+            self._tables.offsets.behind.note(*key, result, self._keeper.store)
         return True
 
     def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage, command: Command, peer: Peer) -> None:  # noqa: PLR0913

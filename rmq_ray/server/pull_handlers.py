@@ -179,6 +179,7 @@ class PullHandlers:
         elif code == PULL_RETRY_IMMEDIATELY and wanted.matches is not None and self._park_again(pull, peer, result):
             return None
         self._count(code, result)
+        tables.offsets.behind.note(asked.group, asked.topic, asked.queue_id, result, self._store())
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
             self._moved.tell(asked.group, MessageQueue(asked.topic, tables.identity.name, asked.queue_id), asked.offset, result.next_offset)
