@@ -209,7 +209,29 @@ class BrokerCore:
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""
-        return broker_status(self)
+        store, keeper = self.keeper.store, self.keeper
+        found: dict[str, Any] = {
+            "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
+            "reopened": keeper.reopened, "pid": os.getpid(),
+            "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
+            "boot_ms": self.identity.boot_ms, "flush": self.config.store.flush.value, "topics": len(self.tables.topics),
+            "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
+            "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),
+            "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
+            "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
+            "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(), "fall_behind": self.tables.offsets.behind.worst(FALL_BEHIND_TOLD),
+            "half_messages": self.transactions.pending, "timing_messages": self.timed.waiting, "pop": self.pops.status(),
+            "identity": None, "epoch": 0, **self.counters.as_dict(),
+        }  # fmt: skip
+        if store is not None:
+            found |= {
+                "identity": store.identity,
+                "epoch": store.epoch,
+                "visible_offset": store.visible_offset,
+                "durable_offset": store.durable_offset,
+                "store": store.status(),
+            }
+        return found
 
     # --- wiring ---
 
@@ -248,7 +270,9 @@ class BrokerCore:
             keeper, shared, MovedEvents(self.writer, self.clock), self.counters,
             self.clock, self.config, make_hold, self.answer, self.answer_from,
         )  # fmt: skip
-        self.pops = PopService(self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads)
+        self.pops = PopService(
+            self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads
+        )
         watch = SubscriptionWatch(self.members.consumers, tables.filters, self.counters, self.clock)
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock, watch)
         self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
