@@ -14,13 +14,13 @@ from typing import Any
 
 from rmq_ray.client.admin_link import AdminLink, body_of
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
-from rmq_ray.model.groups import is_system_group
+from rmq_ray.model.groups import GroupConfig, is_system_group
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs
+from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs, encode_group
 from rmq_ray.remoting.bodies_groups import encode_offsets
-from rmq_ray.remoting.body_json import parse
+from rmq_ray.remoting.body_json import parse, write
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Buffer, Command
 from rmq_ray.remoting.headers import (
@@ -150,6 +150,7 @@ class AdminGroups(AdminLink):
             raise AdminError(f"{len(clients)} consumers of group {target!r} are running and would commit their own positions: stop them first", target)
         found, present = self._queues_of(source, topic), self._progress(target, topic)
         if execute:
+            self._make_known(target)
             for queue in sorted(found):
                 self._commit(target, queue, found[queue].consumer_offset)
         rows = []
@@ -263,6 +264,14 @@ class AdminGroups(AdminLink):
         header = UpdateOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset)
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())
         self._ask(self.masters()[queue.broker_name], command, f"broker {queue.broker_name} did not move {group!r} on {queue}")
+
+    def _make_known(self, group: str) -> None:
+        """Every master has the group from now on, with its own settings where it had it before."""
+        if group in self.groups(system=True):
+            return
+        body = write(encode_group(GroupConfig(group)))
+        for broker, address in self.masters().items():
+            self._ask(address, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body), f"broker {broker} did not create group {group!r}")
 
     def _require_group(self, group: str) -> None:
         if group not in self.groups(system=True):

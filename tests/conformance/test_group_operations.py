@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin import Admin
-from rmq_ray.client.admin_groups import LikeGroup, Offset
+from rmq_ray.client.admin_groups import Offset
 from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject
 from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.producer import Producer
@@ -19,6 +19,7 @@ from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.scan_positions import LikeGroup
 from tests.support.collecting import Collector
 from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
@@ -121,6 +122,7 @@ def test_a_copy_of_a_group_goes_on_where_the_group_is(cluster: LiveCluster, admi
     assert (row["target"], row["moved_by"]) == (6, 6)
     assert "copy" not in admin.groups()
     admin.clone_group("source", "copy", "orders", execute=True)
+    assert "copy" in admin.groups() and admin.seek_group("source", "orders", LikeGroup("copy"))[0]["moved_by"] == 0
     seen = Collector()
     with consumer(cluster, "copy", seen):
         seen.wait_for(3)
