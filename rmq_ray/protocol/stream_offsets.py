@@ -1,9 +1,9 @@
 """How far a stream of batches has come: offsets of every queue with the epochs of their logs, as text in a checkpoint; and how far the next batch goes.
 
-    {"offsets": {"orders": {"broker-a": {"0": 23}}}, "epochs": {"broker-a": 3}, "begin": {"orders": {"broker-a": {"0": 0}}}}
+    {"offsets": {"orders": {"broker-a": {"0": 23}}}, "epochs": {"broker-a": 3}, "starts": {"orders": {"broker-a": {"0": 5}}}}
 
-Decides: the form, and how a limit on rows is shared among queues. Does not ask anybody. Invariants: equal positions have equal text; a batch never
-has more rows than its limit; a queue that a position does not name begins at its smallest offset, since it came later.
+Decides: the form, and how a limit on rows is shared among queues. Does not ask anybody. Invariants: a batch is given by its end and the one
+before alone; a batch never has more rows than its limit.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ Offsets = Mapping[MessageQueue, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """``offsets``: the next one of each queue. ``epochs``: of each broker's log, when they were read. ``begin``: where the stream began."""
+    """The end of a batch. ``offsets``: the next one of each queue. ``epochs``: of each broker's log, when they were read. ``starts``: where this batch
+    began in queues in which that is not the end of the one before: new ones, and those that lost what came next.
+    """
 
     offsets: dict[MessageQueue, int]
     epochs: dict[str, int] = field(default_factory=dict)
-    begin: dict[MessageQueue, int] = field(default_factory=dict)
+    starts: dict[MessageQueue, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As in the module."""
         parts = {"offsets": _nested(self.offsets), "epochs": dict(sorted(self.epochs.items()))}
-        return json.dumps({**parts, "begin": _nested(self.begin)} if self.begin else parts, separators=(",", ":"))
+        return json.dumps({**parts, "starts": _nested(self.starts)} if self.starts else parts, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> StreamPosition:
@@ -45,13 +47,15 @@ class StreamPosition:
             if not isinstance(found, dict) or not isinstance(found.get("offsets"), dict):
                 raise ValueError("it has no 'offsets'")
             epochs = {str(name): int(epoch) for name, epoch in found.get("epochs", {}).items()}
-            return cls(_offsets(found["offsets"]), epochs, _offsets(found.get("begin", {})))
+            return cls(_offsets(found["offsets"]), epochs, _offsets(found.get("starts", {})))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ClientError(f"the checkpoint's position {text!r:.120} cannot be read: {error}; restore it, or begin with a new checkpoint", text[:120]) from None
+            raise ClientError(f"position {text!r:.120} of the checkpoint cannot be read: {error}; restore it, or use a new checkpoint", text[:120]) from None
 
-    def start_of(self, queue: MessageQueue, low: int) -> int:
-        """Where a batch behind this position begins in a queue whose smallest offset is ``low``."""
-        return self.offsets.get(queue, low)
+    def ranges(self, before: StreamPosition | None) -> dict[MessageQueue, tuple[int, int]]:
+        """[start, end) of every queue that has rows in this batch. ``before``: the end of the one before, None for the first."""
+        known = {} if before is None else before.offsets
+        found = {queue: (self.starts.get(queue, known.get(queue, end)), end) for queue, end in sorted(self.offsets.items())}
+        return {queue: (start, end) for queue, (start, end) in found.items() if start < end}
 
 
 def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQueue, int]:
@@ -68,8 +72,7 @@ def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQ
         return {queue: start[queue] + count for queue, count in rows.items()}
     taken = {queue: rows_max * count // total for queue, count in rows.items()}
     left = rows_max - sum(taken.values())
-    most_wronged = sorted(rows, key=lambda queue: -(rows_max * rows[queue] % total))
-    for queue in most_wronged[:left]:
+    for queue in sorted(rows, key=lambda queue: -(rows_max * rows[queue] % total))[:left]:
         taken[queue] += 1
     return {queue: start[queue] + count for queue, count in taken.items()}
 

@@ -1,0 +1,165 @@
+"""Topics as streams in Spark, and streams into topics: the calls of users.
+
+    read_stream(session, "orders", group="s").dataframe()          Structured Streaming: windows, watermarks, joins, writeStream; Spark's checkpoint
+                                             .foreach_batch(fn)     a loop of ours around a function; our checkpoint; no internals of Spark
+    write_stream_topic(df, "totals", checkpoint=...)                a streaming DataFrame into a topic
+
+Decides: what the settings mean. Batches are made by ``batches``, run by Spark (``source``) or by ``micro_batches``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
+from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.errors import SparkError
+from rmq_ray.protocol.scan_positions import Where
+from rmq_ray.protocol.validators import check_group, check_send_topic
+from rmq_ray.spark.batches import Batches, Reading, topics_of
+from rmq_ray.spark.checkpoint import Checkpoint, Directory
+from rmq_ray.spark.micro_batches import BatchFunction, BatchQuery, Trigger
+from rmq_ray.spark.read import check_columns, wanted_tags
+from rmq_ray.spark.source import TopicSource, check_version
+from rmq_ray.spark.write import PARTITIONS_ONCE, Once, check_schema, write_topic
+from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+ID_WAIT_S = 60.0
+
+
+class TopicStream:
+    """Topics that are read batch by batch; made by ``read_stream``. Each call of a method begins a stream of its own."""
+
+    def __init__(self, session: SparkSession, discovery: RayDiscovery | StaticDiscovery, reading: Reading) -> None:
+        self._session = session
+        self._discovery = discovery
+        self._reading = reading
+
+    def dataframe(self) -> DataFrame:
+        """A streaming DataFrame for one query: windows, watermarks, joins, ``writeStream`` with Spark's own checkpoint and triggers.
+
+        Call again for another query. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5 and for Spark Connect.
+        """
+        return TopicSource(Batches(self._session, self._discovery, self._reading)).frame()
+
+    def foreach_batch(self, fn: BatchFunction, *, checkpoint: str | PathLike[str], trigger_seconds: float = 10.0, available_now: bool = False) -> BatchQuery:
+        """Call ``fn(df, number)`` with batch after batch, in a thread of this process; ``df`` is an ordinary DataFrame.
+
+        ``checkpoint``: a directory of its own that outlives the driver (any file system that Spark knows). ``trigger_seconds``: from the begin of one
+        batch to the next. ``available_now``: end behind what there is now. A batch that was begun when the driver died comes again with the same number
+        and rows: a sink that overwrites by number, or remembers it in the transaction of its rows, has every row once. An error of ``fn`` ends the
+        query; ``await_termination`` raises it.
+        """
+        trigger = Trigger(trigger_seconds, available_now)
+        if not callable(fn):
+            raise SparkError(f"foreach_batch takes a function of a DataFrame and a number, not {fn!r:.80}", repr(fn)[:80])
+        batches = Batches(self._session, self._discovery, self._reading)
+        try:
+            kept = Checkpoint(Directory(self._session, str(checkpoint)), self._reading.topics, batches.begin)
+        except BaseException:
+            batches.close()
+            raise
+        return BatchQuery(batches, kept, fn, trigger).start()
+
+
+def read_stream(  # noqa: PLR0913 - the settings of the outermost call
+    session: SparkSession,
+    topic: str | Sequence[str],
+    *,
+    group: str | None = None,
+    start: Where = "earliest",
+    columns: Sequence[str] | None = None,
+    tags: Any = None,
+    key: str | None = None,
+    kafka_compat: bool = False,
+    max_rows_per_trigger: int | None = None,
+    fail_on_data_loss: bool = True,
+    cluster: str = DEFAULT_CLUSTER,
+    name_servers: Sequence[str] | str | None = None,
+    secret: bytes = b"",
+    splits: int | None = None,
+) -> TopicStream:
+    """One or several topics as a stream: ``.dataframe()`` for Structured Streaming, ``.foreach_batch(fn, checkpoint=...)`` for a function.
+
+    ``start``: as for ``read_topic``; it counts while the checkpoint is new. ``group``: told after each batch how far the stream is, so that
+    ``rmq-ray group lag`` shows it; the checkpoint decides where it goes on. Use a group that nobody consumes with. ``max_rows_per_trigger``: of a batch,
+    shared among the queues. ``fail_on_data_loss`` False: messages that retention or a cut of a log took are passed over and counted, else they are an
+    error. The other settings are those of ``read_topic``.
+
+    Raises ``SparkError`` and ``ClientError`` for wrong settings; topics are looked up when the stream begins.
+    """
+    if group is not None:
+        check_group(group)
+    if kafka_compat and columns is not None:
+        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
+    require_driver(session)
+    rows = Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    reading = Reading(topics_of(topic), rows, group, start, kafka_compat, fail_on_data_loss, max_rows_per_trigger, splits)
+    reading.check()
+    return TopicStream(session, discovery_for(cluster, name_servers, secret), reading)
+
+
+def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
+    df: DataFrame,
+    topic: str,
+    *,
+    checkpoint: str | PathLike[str],
+    body: str = "body",
+    key: str | None = None,
+    tag: str | None = None,
+    properties: str | Sequence[str] = (),
+    output_mode: str = "append",
+    trigger_seconds: float = 0.0,
+    available_now: bool = False,
+    query_name: str | None = None,
+    partitions: int = PARTITIONS_ONCE,
+    timeout: float = 30.0,
+    cluster: str = DEFAULT_CLUSTER,
+    name_servers: Sequence[str] | str | None = None,
+    secret: bytes = b"",
+) -> StreamingQuery:
+    """Send the rows of a streaming DataFrame to a topic, batch by batch, and return Spark's query.
+
+    Columns as for ``write_topic``. Every batch is written under the query's id and its number, so that a batch which comes again within 10 minutes
+    stores nothing twice; later it is stored again (at least once). ``output_mode``, ``checkpoint``, ``trigger_seconds``, ``available_now``: of Spark's
+    query. ``partitions`` must not change between a batch and its repeat. Raises as ``write_topic``; errors of a batch are the query's exception.
+    """
+    if not getattr(df, "isStreaming", False):
+        raise SparkError("write_stream_topic takes a streaming DataFrame; write_topic takes others", topic)
+    check_send_topic(topic)
+    names = properties if isinstance(properties, str) else tuple(properties)
+    check_schema(df, Columns(body, key, tag, names))
+    Trigger(trigger_seconds, available_now)
+    discovery_for(cluster, name_servers, secret).lookup()
+    query_id: list[str] = []
+    started = threading.Event()
+
+    def write(rows: DataFrame, number: int) -> None:
+        if not started.wait(ID_WAIT_S):
+            raise SparkError("the query's id is not known; start it again", topic)
+        write_topic(
+            rows, topic, body=body, key=key, tag=tag, properties=names, once=Once(f"{query_id[0]}/{number}", partitions), timeout=timeout,
+            cluster=cluster, name_servers=name_servers, secret=secret,
+        )  # fmt: skip
+
+    writer = df.writeStream.foreachBatch(write).outputMode(output_mode).option("checkpointLocation", str(checkpoint))
+    writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=f"{trigger_seconds} seconds")
+    query = (writer.queryName(query_name) if query_name else writer).start()
+    query_id.append(str(query.id))
+    started.set()
+    return query
+
+
+def require_driver(session: Any) -> None:
+    """``SparkError`` for sessions that have no JVM behind them (Spark Connect), and for versions whose internals differ."""
+    if getattr(session, "_jvm", None) is None:
+        raise SparkError("this session has no JVM of its own (Spark Connect, or it was stopped): streams need a driver's session, see rmq_ray.spark.session")
+    check_version(str(session.version))
