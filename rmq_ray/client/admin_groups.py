@@ -14,8 +14,9 @@ from typing import Any
 
 from rmq_ray.client.admin_link import AdminLink, body_of
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
-from rmq_ray.model.groups import GroupConfig, is_system_group
+from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.bodies_admin import Progress, decode_conflicts, decode_connections, decode_consume_stats, decode_group_configs, encode_group
