@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rmq_ray.client.trace import ConsumeTrace
     from rmq_ray.client.transaction import Transaction
     from rmq_ray.client.transaction_producer import TransactionListener, TransactionSendResult
-    from rmq_ray.cluster import Cluster, connect, start
+    from rmq_ray.cluster import Cluster, connect, start, start_from
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
         AdminError,
@@ -191,6 +191,7 @@ __all__ = [
     "select_by_hash",
     "sql",
     "start",
+    "start_from",
     "workers",
 ]
 
@@ -215,7 +216,7 @@ _HOMES = {
     "rmq_ray.client.trace": "ConsumeTrace",
     "rmq_ray.client.transaction": "Transaction",
     "rmq_ray.client.transaction_producer": "TransactionListener TransactionSendResult",
-    "rmq_ray.cluster": "Cluster connect start",
+    "rmq_ray.cluster": "Cluster connect start start_from",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "

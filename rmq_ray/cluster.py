@@ -1,7 +1,8 @@
 """Starts, finds and stops clusters: what a script calls first.
 
 ``start`` makes the plan, lets the controller actor build it and waits until every broker takes sends; a second call with
-the same name attaches. ``connect`` only attaches. The returned ``Cluster`` is a small handle that can be made anywhere.
+the same name attaches. ``connect`` only attaches. ``start_from`` does the same from a topology file, ``plan`` says what it would do.
+The returned ``Cluster`` is a small handle that can be made anywhere.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import logging
 import secrets
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, known_stores, names
 from rmq_ray.actors.controller import ControllerShell, State
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.actors.plan import make_plan
+from rmq_ray.actors.plan import make_plan, plan_of
+from rmq_ray.actors.survey import Survey, survey
 from rmq_ray.client.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
+from rmq_ray.topology import read_topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
 POLL_MS = 50
+BROKER_CALL_S = 5.0
 SECRET_BYTES = 32
 
 
@@ -138,20 +143,70 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     return Cluster(name)
 
 
+def plan(config: str | Path) -> Survey:
+    """What ``start_from`` would do with a topology file, without doing it. ``ConfigError`` names the line of what is wrong in the file itself."""
+    return survey(read_topology(config))
+
+
+def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S) -> Cluster:
+    """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns when every broker takes sends.
+
+    A broker's first start makes its store, later ones want that store back: ``rmq.stores.json`` beside the file knows it. Raises before
+    anything is started: ``ConfigError`` with the line of what is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is
+    not what is expected, and ``ClusterError`` where a cluster of the name runs with other settings.
+    """
+    topology = read_topology(config)
+    found = survey(topology)
+    found.check()
+    if found.changes:
+        said = "; ".join(found.changes)
+        raise ClusterError(
+            f"cluster {topology.cluster!r} runs with other settings ({said}): stop it with `rmq-ray down`, then start it again", topology.cluster
+        )
+    if (handle := gateway.find(names.controller(topology.cluster))) is None:
+        known = known_stores.read(topology)
+        made = plan_of(topology, secrets.token_bytes(SECRET_BYTES), one_node=gateway.nodes_alive() == 1, identities=known)
+        handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=gateway.HEAD)
+    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
+    _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
+    brokers = [spec.config.broker_name for spec in topology.brokers]
+    for broker in brokers:
+        _wait_for_broker(names.broker(topology.cluster, broker, 0), deadline)
+    identities = {broker: gateway.call(handle, "store_identity", broker) for broker in brokers}
+    known_stores.remember(topology, {broker: str(identity) for broker, identity in identities.items() if identity})
+    return Cluster(topology.cluster)
+
+
 def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
     """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
     gateway.cluster_address(name)
     return Cluster(name)
 
 
-def _wait_until_serving(name: str, handle: Any, timeout_s: float) -> None:
+def _wait_for_broker(actor: str, deadline: float) -> None:
+    """Until it takes sends; its own typed error where it never will."""
+    why: object = "no such actor"
+    while SYSTEM_CLOCK.monotonic_ms() < deadline:
+        handle = gateway.find(actor)
+        try:
+            if handle is not None and gateway.call(handle, "serving", timeout_s=BROKER_CALL_S) is not None:
+                return
+        except ClusterError as error:
+            why = error
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+    raise ClusterError(f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray status`", actor)
+
+
+def _wait_until_serving(name: str, handle: Any, timeout_s: float, fresh: bool = True) -> None:
+    """``fresh``: this process made the controller; then nothing is left where it fails."""
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     while SYSTEM_CLOCK.monotonic_ms() < deadline:
         state, error = gateway.call(handle, "state", timeout_s=timeout_s)
         if state == State.SERVING.value:
             return
         if state == State.FAILED.value:
-            _remove(name, handle)
+            if fresh:
+                _remove(name, handle)
             raise error or ClusterError(f"cluster {name!r} did not start", name)
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
     raise ClusterError(f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see `rmq-ray status` and `ray logs`", name)

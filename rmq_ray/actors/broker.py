@@ -18,20 +18,21 @@ REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the star
 
 
 class BrokerShell:
-    """``may_create``: whether an empty directory may become a new store; never true for a restarted actor."""
+    """``may_create``: whether an empty directory may become a new store; never true for a restarted actor. ``identity``: the store that must be there."""
 
-    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool) -> None:
+    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
         self._error: RmqError | None = None
         self._started = False
-        self._cluster, self._name = config.cluster_name, config.broker_name
+        self._cluster, self._name, self._identity = config.cluster_name, config.broker_name, identity
         self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard)
         spawn(self._start(may_create and not is_restart()), "broker start")
 
     async def _start(self, create: bool) -> None:
         try:
-            await self._broker.start(create, await expected_identity(self._cluster, self._name) if is_restart() else None)
+            learnt = await expected_identity(self._cluster, self._name) if is_restart() and self._identity is None else None
+            await self._broker.start(create, self._identity or learnt)
             await self._broker.registered(REGISTRATION_WAIT_S)
             self._started = True
         except RmqError as error:

@@ -52,13 +52,18 @@ class Member:
 
 def members_of(plan: ClusterPlan, *, may_create_stores: bool) -> tuple[list[Member], list[Member]]:
     """(name servers, everything that needs them) of a plan."""
-    servers = [Member(names.name_server(plan.cluster, i), NameServerShell, (config, plan.secret), None) for i, config in enumerate(plan.name_servers)]
+    servers = [
+        Member(names.name_server(plan.cluster, i), NameServerShell, (config, plan.secret), plan.resources.get(f"name-server-{i}"))
+        for i, config in enumerate(plan.name_servers)
+    ]
     others = []
     for config in plan.brokers:
         resource = plan.resources.get(config.broker_name)
         if config.hold_link is not None:
             others.append(Member(names.hold_service(plan.cluster, config.broker_name), HoldShell, (config.hold_link,), resource))
-        others.append(Member(names.broker(plan.cluster, config.broker_name, config.broker_id), BrokerShell, (config, plan.secret, may_create_stores), resource))
+        known = plan.identities.get(config.broker_name)
+        arguments = (config, plan.secret, may_create_stores and known is None, known)
+        others.append(Member(names.broker(plan.cluster, config.broker_name, config.broker_id), BrokerShell, arguments, resource))
     return servers, others
 
 
@@ -73,7 +78,7 @@ class ControllerShell:
         self._addresses: tuple[str, ...] = ()
         self._watches: dict[str, Watch] = {}
         self._members: list[Member] = []
-        self._identities: dict[str, str] = {}
+        self._identities: dict[str, str] = dict(plan.identities)
         self._restarted = is_restart()
         spawn(self._run(), "controller")
 

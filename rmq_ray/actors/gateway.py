@@ -6,7 +6,9 @@ Errors of Ray become ours here; no other module names ``ray.exceptions``.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
@@ -16,6 +18,9 @@ from rmq_ray.actors.supervise import Ping
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 
+T = TypeVar("T")
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives the head node."""
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
@@ -191,6 +196,45 @@ def nodes_alive() -> int:
     require_ray()
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return len([node for node in nodes if node.get("Alive")])
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A living node of the Ray cluster. ``resources``: its custom ones, without those that Ray gives every node."""
+
+    address: str
+    resources: frozenset[str]
+
+
+def nodes() -> list[Node]:
+    """The living nodes, by address."""
+    require_ray()
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [Node(str(node["NodeManagerAddress"]), frozenset(filter(_is_custom, node["Resources"]))) for node in found if node.get("Alive")]
+    return sorted(alive, key=lambda node: node.address)
+
+
+def _is_custom(resource: str) -> bool:
+    return resource not in ("CPU", "GPU", "memory", "object_store_memory") and not resource.startswith(("node:", "accelerator_type:"))
+
+
+def run_on(resource: str | None, function: Callable[..., T], arguments: tuple[Any, ...], *, timeout_s: float) -> T:
+    """Call a function once, on the node that offers this resource (None = any); our errors come through, Ray's as ``ClusterError``."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
+    if resource is not None:
+        options["resources"] = {resource: 0.001}
+    what = f"{function.__name__} on the node with {resource!r}"
+    try:
+        found: T = ray.get(ray.remote(function).options(**options).remote(*arguments), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise ClusterError(f"{what} did not end within {timeout_s:.0f} s; does the node live, and answers its disk?", what) from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RmqError):
+            raise error.cause from None
+        raise ClusterError(f"{what} failed: {error.cause}; is rmq_ray of this version installed there?", what) from None
+    except ray.exceptions.RayError as error:
+        raise ClusterError(f"{what} failed: {error}", what) from None
+    return found
 
 
 def node_address() -> str:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from rmq_ray.actors import names
 from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
+from rmq_ray.topology import Topology
 
 E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -25,13 +26,16 @@ SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """``resources``: broker name -> custom Ray resource that only its node has; needed where there are several nodes."""
+    """``resources``: broker name, or name-server-0 -> custom Ray resource that only its node has; needed where there are several nodes.
+    ``identities``: broker name -> the store that must be there; who has none here may make a new store.
+    """
 
     cluster: str
     name_servers: tuple[NameServerConfig, ...]
     brokers: tuple[BrokerConfig, ...]
     secret: bytes
     resources: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
 
     def with_name_servers(self, addresses: tuple[str, ...]) -> ClusterPlan:
         """The plan once the name servers listen: brokers are told where."""
@@ -71,6 +75,14 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
         base = BrokerConfig(store=store, broker_name=name, cluster_name=cluster, host=host, port=ports[1], foreign=allowed, hold_link=hold_socket(store.path))
         parties.append(base.but(**(broker_settings or {})))
     return ClusterPlan(cluster, servers, tuple(parties), secret, dict(resources or {}))
+
+
+def plan_of(topology: Topology, secret: bytes, *, one_node: bool, identities: Mapping[str, str] | None = None) -> ClusterPlan:
+    """The plan that a topology file describes. ``one_node``: who names no host listens on loopback, else on its node's address."""
+    host = "127.0.0.1" if one_node else ""
+    servers = tuple(spec.config.but(host=spec.config.host or host) for spec in topology.name_servers)
+    brokers = tuple(spec.config.but(host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path)) for spec in topology.brokers)
+    return ClusterPlan(names.check_cluster_name(topology.cluster), servers, brokers, secret, topology.resources, dict(identities or {}))
 
 
 def hold_socket(store_path: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmq_ray.cli import bench, brokers, deploying, doctor, groups, messages, running, stores, topics
+from rmq_ray.cli import bench, brokers, deploying, doctor, groups, messages, planning, running, stores, topics
 from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -56,6 +56,7 @@ def main(ctx: click.Context, address: str, cluster: str, style: str, timeout_s: 
 
 
 for command in (
+    planning.plan,
     running.up,
     running.down,
     running.status,

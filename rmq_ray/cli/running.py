@@ -14,6 +14,7 @@ import rmq_ray
 from rmq_ray.actors import names
 from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.planning import use_topology
 from rmq_ray.errors import ClusterError
 
 SERVING = "serving"
@@ -21,6 +22,7 @@ _MAIN_COLUMNS = ("state", "pid", "address")
 
 
 @click.command(short_help="Start the cluster, or attach to it; starts Ray where none runs.")
+@click.option("--config", type=click.Path(dir_okay=False), default=None, help="Topology file, rmq.toml; instead of the options that describe brokers.")
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, 26), help="How many brokers, each with its own store.")
 @click.option("--name-servers", default=1, show_default=True, type=click.IntRange(1, 9), help="How many name servers.")
 @click.option("--store", "store_path", default="rmq-data", show_default=True, type=click.Path(file_okay=False), help="Directory of the stores.")
@@ -34,18 +36,20 @@ _MAIN_COLUMNS = ("state", "pid", "address")
 @click.option("--ray-port", type=int, default=None, help="Port of the Ray head to join or start.  [default: the one that runs; else 6379, or a free one]")
 @pass_options
 @told
-def up(options: Options, /, ray_port: int | None, **settings: Any) -> None:
+def up(options: Options, /, config: str | None, ray_port: int | None, **settings: Any) -> None:
     """Start the cluster, or attach to it; starts Ray first where none runs.
 
-    The stores are made in --store on the first start and found again on the next one. Running it twice changes nothing.
+    The stores are made in --store, or where --config says, on the first start and found again on the next one. Running it twice changes nothing.
     """
+    if config is not None:
+        use_topology(options, config)
     names.check_cluster_name(options.cluster)
     head = _join_or_start_ray(options, ray_port)
     from rmq_ray.actors import gateway
 
     try:
         was_running = options.cluster in gateway.clusters()
-        mq = rmq_ray.start(options.cluster, **settings)
+        mq = rmq_ray.start(options.cluster, **settings) if config is None else rmq_ray.start_from(config)
         addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
         mq.admin.close()
     except BaseException:
@@ -53,7 +57,8 @@ def up(options: Options, /, ray_port: int | None, **settings: Any) -> None:
             gateway.leave_ray()
             ray_head.stop(head)
         raise
-    state = "was running, options of this call were not used" if was_running else "started"
+    not_used = "was running" if config else "was running, options of this call were not used"
+    state = not_used if was_running else "started"
     output.record({"cluster": options.cluster, "state": state, "ray": "started" if head else "was running", **addresses}, options.style)
 
 

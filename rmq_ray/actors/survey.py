@@ -1,0 +1,227 @@
+"""What ``up`` would do with a topology: looked up in Ray, in the running cluster and on the disks of the nodes, without changing anything.
+
+Decides: which node a broker belongs to, whether its store is made, found or missing, whether a running cluster differs from the file. Does
+not decide: what a file may say (``topology``), and starts nothing (``cluster``). Called by ``cluster`` for ``plan`` and ``start_from``.
+
+Invariants: nothing is written anywhere; every fault is a typed error that names the line, the value and the remedy, and all of them are found,
+not only the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rmq_ray.actors import gateway, known_stores, names
+from rmq_ray.actors.plan import ClusterPlan, plan_of
+from rmq_ray.config import BrokerConfig, NameServerConfig
+from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreCorrupt, StoreForeign, StoreMissing, StoreUnwritable
+from rmq_ray.topology import BrokerSpec, NameServerSpec, Topology
+
+LOOK_TIMEOUT_S = 30.0
+RAY_WORKER_PORTS = range(10_002, 20_000)
+_HARMLESS = {"lost+found"}
+_NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on its disk; ``error``: why it is refused."""
+
+    actor: str
+    action: str
+    node: str
+    resource: str
+    port: int
+    path: str
+    store: str
+    error: RmqError | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All steps; ``running``: a cluster of this name runs; ``changes``: what the file says otherwise than that cluster."""
+
+    steps: tuple[Step, ...]
+    running: bool
+    changes: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise the first step's error."""
+        for step in self.steps:
+            if step.error is not None:
+                raise step.error
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What lies in a directory. ``owner`` and ``identity`` where there is a store; ``others``: names of files that are none of a store's."""
+
+    exists: bool
+    writable: bool
+    identity: str | None = None
+    owner: str | None = None
+    damaged: str | None = None
+    has_log: bool = False
+    others: tuple[str, ...] = ()
+    free_bytes: int = 0
+
+
+def survey(topology: Topology) -> Survey:
+    """Look everything up. Raises only where Ray cannot be asked, or ``rmq.stores.json`` is damaged."""
+    known = known_stores.read(topology)
+    controller = gateway.find(names.controller(topology.cluster))
+    running: ClusterPlan | None = None if controller is None else gateway.call(controller, "plan")
+    nodes = gateway.nodes()
+    steps: list[Step] = []
+    taken: dict[tuple[str, str], BrokerSpec] = {}
+    for index, server in enumerate(topology.name_servers):
+        steps.append(_step(topology, f"name-server-{index}", server, nodes, running is not None))
+    for spec in topology.brokers:
+        step = _step(topology, spec.config.broker_name, spec, nodes, running is not None)
+        place = (step.node, step.path)
+        if step.error is None and place in taken:
+            line = topology.source.line_of((*taken[place].key, "store"))
+            step = _refused(
+                step, topology.source.wrong((*spec.key, "store"), f"store {step.path} on {step.node} is that of line {line}: choose another", step.path)
+            )
+        taken[place] = spec
+        if step.error is None and running is None:
+            step = _with_disk(topology, spec, step, known.get(spec.config.broker_name))
+        steps.append(step)
+    return Survey(tuple(steps), running is not None, () if running is None else tuple(differences(topology, running)))
+
+
+def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
+    """What a file says otherwise than a running cluster, a line each."""
+    wanted = plan_of(topology, b"", one_node=False)
+    yield from _member_changes({c.broker_name: c for c in wanted.brokers}, {c.broker_name: c for c in running.brokers})
+    numbered = [{f"name-server-{i}": config for i, config in enumerate(plan.name_servers)} for plan in (wanted, running)]
+    yield from _member_changes(numbered[0], numbered[1])
+    for name in sorted(wanted.resources.keys() | running.resources.keys()):
+        old, new = running.resources.get(name), wanted.resources.get(name)
+        if old != new:
+            yield f"{name}: resource {old} -> {new}"
+
+
+def look(path: str) -> Disk:
+    """What lies in this directory of this machine: runs on the node that has the disk."""
+    root = Path(path)
+    if not root.is_dir():
+        above = next((parent for parent in root.parents if parent.exists()), root)
+        return Disk(False, above.is_dir() and os.access(above, os.W_OK | os.X_OK), free_bytes=shutil.disk_usage(above).free)
+    entries = {entry.name for entry in root.iterdir()}
+    identity = owner = damaged = None
+    file = root / "rmq_ray" / "identity"
+    if file.is_file():
+        try:
+            values = json.loads(file.read_bytes())
+            identity, owner = str(values["identity"]), str(values["broker_name"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            damaged = f"{file} is no identity: {error}"
+    has_log = (root / "commitlog").is_dir()
+    others = () if identity or damaged or has_log else tuple(sorted(entries - _HARMLESS))[:3]
+    return Disk(True, os.access(root, os.W_OK | os.X_OK), identity, owner, damaged, has_log, others, shutil.disk_usage(root).free)
+
+
+def judge(disk: Disk, broker: str, path: str, known: str | None, known_file: str = "rmq.stores.json") -> str:
+    """What a broker would find there, in words; the typed error where it could not serve from it. ``known``: the store that it had."""
+    if disk.damaged:
+        raise StoreCorrupt(f"{disk.damaged}; restore it from a copy", path, 0)
+    if disk.identity is None and known is not None:
+        found = "is empty" if disk.exists else "does not exist"
+        remedy = f"mount its disk; if its data are lost for good, remove {broker} from {known_file} to begin with an empty store"
+        raise StoreMissing(f"{path} {found}, expected is store {known} of {broker}: {remedy}", path)
+    if disk.identity is not None and known not in (None, disk.identity):
+        raise StoreForeign(f"{path} is store {disk.identity}, expected is {known} of {broker}: mount the right disk", path)
+    if disk.owner not in (None, broker):
+        raise StoreForeign(f"{path} belongs to broker {disk.owner!r}, not {broker!r}: give each broker a directory of its own", path)
+    if disk.others:
+        raise StoreForeign(f"{path} holds files that are no store ({', '.join(disk.others)}): give {broker} an empty directory", path)
+    if not disk.writable:
+        raise StoreUnwritable(f"{path} cannot be written by the user that runs Ray: change its owner, or choose another directory", path)
+    if disk.identity:
+        return f"found {disk.identity}"
+    return "log of Apache RocketMQ, taken over" if disk.has_log else "made new"
+
+
+def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node], running: bool) -> Step:
+    config = spec.config
+    path = config.store.path if isinstance(config, BrokerConfig) else config.directory
+    note = ""
+    if config.port in RAY_WORKER_PORTS:
+        note = f"port {config.port} lies among those of Ray's workers, 10002 to 19999: one of them may take it first"
+    step = Step(actor, "attach" if running else "create", "", spec.resource or "", config.port, path, "", note=note)
+    try:
+        node = _node_of(topology, actor, spec, nodes)
+    except ConfigError as error:
+        return _refused(step, error)
+    return Step(step.actor, step.action, node.address, step.resource, step.port, step.path, step.store, note=note)
+
+
+def _node_of(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node]) -> gateway.Node:
+    if spec.resource is None:
+        if len(nodes) > 1:
+            message = f"{actor} has no resource, and this Ray cluster has {len(nodes)} nodes: name the one that has its disk, {_offered(nodes)}"
+            raise topology.source.wrong((*spec.key, "resource"), message, actor)
+        return nodes[0]
+    having = [node for node in nodes if spec.resource in node.resources]
+    if not having:
+        message = f"no node of this Ray cluster offers the resource {spec.resource!r}: {_offered(nodes)}; start Ray there with --resources"
+        raise topology.source.wrong((*spec.key, "resource"), message, spec.resource)
+    if len(having) > 1:
+        places = ", ".join(node.address for node in having)
+        raise topology.source.wrong(
+            (*spec.key, "resource"), f"{len(having)} nodes offer {spec.resource!r} ({places}): only the one with the disk may", spec.resource
+        )
+    return having[0]
+
+
+def _offered(nodes: list[gateway.Node]) -> str:
+    offered = sorted({name for node in nodes for name in node.resources})
+    return f"offered are {', '.join(offered)}" if offered else "none is offered"
+
+
+def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | None) -> Step:
+    try:
+        disk = gateway.run_on(spec.resource, look, (step.path,), timeout_s=LOOK_TIMEOUT_S)
+        found = judge(disk, spec.config.broker_name, step.path, known, str(known_stores.file_of(topology)))
+    except ClusterError as error:
+        return _refused(step, error)
+    except RmqError as error:
+        line = topology.source.line_of((*spec.key, "store"))
+        return _refused(step, type(error)(f"{topology.source.path}, line {line}, on {step.node}: {error.args[0]}", *error.args[1:]))
+    return Step(step.actor, step.action, step.node, step.resource, step.port, step.path, f"{found}, {disk.free_bytes >> 30} GiB free", note=step.note)
+
+
+def _refused(step: Step, error: RmqError) -> Step:
+    return Step(step.actor, "refuse", step.node, step.resource, step.port, step.path, "", error, step.note)
+
+
+def _member_changes(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> Iterator[str]:
+    for name in [*wanted, *(name for name in running if name not in wanted)]:
+        if name not in running:
+            yield f"{name}: is new"
+        elif name not in wanted:
+            yield f"{name}: is gone from the file"
+        else:
+            yield from (f"{name}: {change}" for change in _changes(wanted[name], running[name]))
+
+
+def _changes(wanted: BrokerConfig | NameServerConfig, running: Any) -> Iterator[str]:
+    pairs: list[tuple[Any, Any]] = [(wanted, running)]
+    if isinstance(wanted, BrokerConfig):
+        pairs.append((wanted.store, running.store))
+    for new, old in pairs:
+        for field in fields(new):
+            one, other = getattr(old, field.name), getattr(new, field.name)
+            if field.name in _NOT_COMPARED or (field.name == "host" and not other):
+                continue
+            if one != other:
+                yield f"{field.name} {getattr(one, 'value', one)} -> {getattr(other, 'value', other)}"
