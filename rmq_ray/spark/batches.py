@@ -92,7 +92,7 @@ class Batches:
         at = {queue: self._start(queue, before, bounds) for queue, bounds in state.bounds.items()}
         ends = state.ends() if target is None else {queue: min(high, target.get(queue, at[queue])) for queue, high in state.ends().items()}
         offsets = limited(at, ends, self.reading.rows_max)
-        if all(offsets[queue] <= at[queue] for queue in offsets):
+        if offsets == at and all(before.offsets.get(queue, start) == start for queue, start in at.items()):
             return before
         starts = {queue: start for queue, start in at.items() if before.offsets.get(queue) != start}
         return StreamPosition({**before.offsets, **offsets}, {**before.epochs, **state.epochs}, starts)

@@ -1,0 +1,149 @@
+"""What the driver of a stream learns from brokers on real ports and disks: ends, positions of groups, cuts of a log. No Spark: nothing is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.admin import Admin
+from rmq_ray.client.producer import Producer
+from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.topic_state import TopicState
+from rmq_ray.errors import ClientError, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.scan_positions import LikeGroup
+from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.spark.batch import require_alone
+from rmq_ray.spark.batches import Batches, Reading
+from rmq_ray.store.arrow_rows import Rows
+from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
+
+QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with LiveCluster(tmp_path_factory.mktemp("streams"), brokers=2) as running:
+        admin = Admin(running)
+        for topic in ("orders", "cut", "kept"):
+            admin.create_topic(topic, queues=2)
+        admin.close()
+        with Producer("p", discovery=running) as p:
+            for queue in QUEUES:
+                for n in range(10):
+                    p.send("orders", b"%d" % n, queue=queue)
+        yield running
+
+
+@pytest.fixture
+def asked(cluster: LiveCluster) -> Iterator[TopicState]:
+    with TopicState(cluster, "orders") as made:
+        yield made
+
+
+def batches(cluster: Any, topic: str = "orders", **settings: Any) -> Batches:
+    return Batches(None, cluster, Reading((topic,), Rows(("body",)), **settings))  # type: ignore[arg-type]
+
+
+def test_a_stream_goes_from_its_begin_to_the_end_in_batches_of_the_limit(cluster: LiveCluster) -> None:
+    stream = batches(cluster, rows_max=15)
+    position, rows = stream.begin(), []
+    while (end := stream.next(position)) is not position:
+        rows.append(sum(high - low for low, high in end.ranges(position).values()))
+        position = end
+    assert rows == [15, 15, 10] and position.offsets == dict.fromkeys(QUEUES, 10) and set(position.epochs) == {"broker-a", "broker-b"}
+    assert stream.next(stream.begin(), dict.fromkeys(QUEUES, 2)).offsets == dict.fromkeys(QUEUES, 2), "no further than the target"
+    stream.close()
+
+
+def test_a_stream_begins_where_it_is_told_to(cluster: LiveCluster, asked: TopicState) -> None:
+    asked.commit("readers", {QUEUES[0]: 4})
+    for start, offsets in (("latest", 10), ('{"orders": {"broker-a": {"0": 3, "1": -1}}}', None), (LikeGroup("readers"), None), (0, 0)):
+        stream = batches(cluster, start=start)
+        found = stream.begin().offsets
+        expected = {'{"': [3, 10, 0, 0], "Li": [4, 0, 0, 0]}.get(str(start)[:2], [offsets] * 4)
+        assert [found[queue] for queue in QUEUES] == expected, start
+        stream.close()
+
+
+def test_wrong_beginnings_and_settings_are_typed_errors(cluster: LiveCluster) -> None:
+    for settings, error in (
+        ({"start": '{"orders": {"broker-a": {"0": 11}}}'}, OffsetOutOfRange), ({"start": "{"}, ClientError), ({"start": "soon"}, ClientError),
+        ({"rows_max": 0}, SparkError), ({"splits": 0}, SparkError), ({"topic": "not-there"}, TopicNotFound),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            batches(cluster, **settings).begin()
+
+
+def test_positions_of_a_group_are_told_and_seen(cluster: LiveCluster, asked: TopicState) -> None:
+    asked.commit("nightly", dict.fromkeys(QUEUES, 7))
+    assert asked.positions("nightly", asked.now()) == dict.fromkeys(QUEUES, 7)
+    admin = Admin(cluster)
+    assert [row["lag"] for row in admin.group_lag("nightly")] == [3] * 4
+    admin.close()
+
+
+def test_a_group_whose_consumers_run_is_left_to_them(cluster: LiveCluster, asked: TopicState) -> None:
+    require_alone(asked, "billing")
+    with PushConsumer("billing", discovery=cluster, listener=lambda messages, ctx: None, subscriptions={"orders": "*"}):
+        eventually(lambda: asked.members("billing"))
+        with pytest.raises(GroupInUse, match="1 consumers of group 'billing' run"):
+            require_alone(asked, "billing")
+    eventually(lambda: not asked.members("billing"))
+
+
+def test_a_position_behind_a_cut_of_the_log_is_an_error_or_goes_back_counted(cluster: LiveCluster) -> None:
+    queue = MessageQueue("cut", "broker-a", 0)
+    with Producer("p", discovery=cluster) as p:
+        for _ in range(4):
+            p.send("cut", b"before", queue=queue)
+        stream = batches(cluster, "cut")
+        position = stream.next(stream.begin())
+        assert position.offsets[queue] == 4
+        store = cluster.store(0)
+        cut = store.log_offset_of("cut", 0, 2)
+
+        async def lose() -> None:  # as a power loss would, in the books: what lies from here on is not what was read
+            store.opened.epochs.begin(cut)
+
+        cluster.run(lose())
+        p.send("cut", b"behind", queue=queue)
+    with pytest.raises(OffsetOutOfRange, match="lost the end of its log; messages from offset 2 on"):
+        stream.next(position)
+    stream.close()
+    lossy = batches(cluster, "cut", fail_on_data_loss=False)
+    end = lossy.next(position)
+    assert end.ranges(position) == {queue: (2, 5)} and lossy.rows_lost == 2
+    assert lossy.next(end) is end and end.epochs["broker-a"] > position.epochs["broker-a"]
+    lossy.close()
+
+
+def test_a_new_epoch_behind_what_was_read_moves_nothing(cluster: LiveCluster) -> None:
+    queue = MessageQueue("kept", "broker-b", 1)
+    with Producer("p", discovery=cluster) as p:
+        p.send("kept", b"x", queue=queue)
+        stream = batches(cluster, "kept")
+        position = stream.next(stream.begin())
+        store = cluster.store(1)
+
+        async def restart() -> None:
+            store.opened.epochs.begin(store.end_offset)
+
+        cluster.run(restart())
+        p.send("kept", b"y", queue=queue)
+    assert stream.next(position).ranges(position) == {queue: (1, 2)}
+    stream.close()
+
+
+def test_a_position_that_retention_has_overtaken_or_that_never_was_is_an_error_or_counted(cluster: LiveCluster) -> None:
+    stream, lossy = batches(cluster), batches(cluster, fail_on_data_loss=False)
+    ahead = StreamPosition(dict.fromkeys(QUEUES, 12))
+    with pytest.raises(OffsetOutOfRange, match="there is no such message"):
+        stream.next(ahead)
+    back = lossy.next(ahead)
+    assert back.offsets == dict.fromkeys(QUEUES, 10) and not back.ranges(ahead) and lossy.next(back) is back
+    stream.close()
+    lossy.close()
