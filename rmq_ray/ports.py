@@ -78,5 +78,8 @@ class SplitReader(Protocol):
     """Reads one split as chunks of raw records."""
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
-        """Yields (records back to back, int32 array of their sizes) in queue order; raises typed errors."""
+        """Yields (records back to back, int32 array of their sizes) in queue order; raises typed errors.
+
+        What was yielded is good until the next is asked for: readers may use its memory again.
+        """
         ...

@@ -24,8 +24,8 @@ from rmq_ray.client.outage import PAUSE_MS, ask_patiently
 from rmq_ray.client.queue_questions import QueueQuestions
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import ClientError, ClusterError, ResponseError, StoreError, TopicNotFound
+from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
+from rmq_ray.errors import ClientError, ClusterError, RemotingError, ResponseError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
@@ -34,13 +34,16 @@ from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, Position, cut, reso
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.bodies import decode_cluster_info, decode_topic_list
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.records import Sizes
 from rmq_ray.store.split_reader import LocalSplitReader, host_id
 
 log = logging.getLogger("rmq_ray.scan")
 PIN_MS = 3_600_000
 TIMEOUT_MS = 10_000
+RELEASE_TIMEOUT_MS = 3_000
 TOOLS_GROUP = "TOOLS_CONSUMER"  # RocketMQ's own group for tools
 PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
 
@@ -49,12 +52,39 @@ Bounds = Mapping[MessageQueue, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """``splits``: in the order of queues and offsets. ``secret``: what the scan stream's handshake needs."""
+    """``splits``: in the order of queues and offsets. ``secret``: what the scan stream's handshake needs. ``pins``: (broker's address, pin's id).
+
+    Whoever knows when the last row was read says ``release``, or reads in a ``with`` block; the others leave the pins to their deadline.
+    """
 
     topic: str
     splits: tuple[Split, ...]
     cluster: str = DEFAULT_CLUSTER
     secret: bytes = field(default=b"", repr=False)
+    pins: tuple[tuple[str, int], ...] = ()
+
+    def __enter__(self) -> ScanPlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the pins back: retention may take the segments from now on, so nothing must be read by this plan any more.
+
+        Never raises, and asks each broker once: a pin that cannot be given back ends within the hour. Again is fine.
+        """
+        credentials = Credentials(self.cluster, "broker", self.secret) if self.secret else None
+        for address in dict.fromkeys(address for address, _ in self.pins):
+            try:
+                connection = Connection(Address.parse(address), credentials, RemotingLimits(), SYSTEM_CLOCK)
+                try:
+                    for pin in [pin for at, pin in self.pins if at == address]:
+                        connection.request(Command(RequestCode.UNPIN_SEGMENTS, body=msgpack.packb([pin]), serialize=1), RELEASE_TIMEOUT_MS)
+                finally:
+                    connection.close()
+            except RemotingError as error:
+                log.debug("pins at %s were not given back, they end by themselves: %s", address, error)
 
     @property
     def rows(self) -> int:
@@ -139,13 +169,13 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
             bounds.update(_bounds(instance, each, own))
         low, high = (_looked_up(instance, position, bounds) for position in (begin, finish))
         ranges = resolve(low, high, bounds, options.fail_on_data_loss)
-        _pin(instance, ranges, brokers)
+        pins = _pin(instance, ranges, brokers)
         stores = {name: _ask(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
     finally:
         instance.release()
     rows = rows_per_split(ranges, splits_wanted, options.rows_max, options.rows_min)
     splits = tuple(_split(queue, first, last, stores[queue.broker_name], brokers[queue.broker_name]) for queue, first, last in cut(ranges, rows))
-    return ScanPlan(" ".join(names), splits, where.cluster, where.secret)
+    return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins)
 
 
 def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool) -> list[str]:
@@ -178,13 +208,13 @@ def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool)
     return names
 
 
-def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]], brokers: Mapping[str, Address]) -> None:
-    """Keep what lies from the starts on; one request for each topic of each broker."""
+def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]], brokers: Mapping[str, Address]) -> tuple[tuple[str, int], ...]:
+    """Keep what lies from the starts on; one request for each topic of each broker. Returns (address, pin's id) of each."""
     starts: dict[tuple[str, str], dict[int, int]] = {}
     for queue, (low, _) in ranges.items():
         starts.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = low
-    for (broker, topic), offsets in starts.items():
-        _ask(instance, brokers[broker], RequestCode.PIN_SEGMENTS, [topic, offsets, PIN_MS])
+    asked = [(brokers[broker], [topic, offsets, PIN_MS]) for (broker, topic), offsets in starts.items()]
+    return tuple((str(address), _ask(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"]) for address, body in asked)
 
 
 def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], bounds: Bounds) -> Position:

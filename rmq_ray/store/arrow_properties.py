@@ -5,14 +5,15 @@
 
 Decides: what is a key, the tag, a unique key, a user's property. Does not decide where strings lie (``arrow_reader``).
 Called by: ``arrow_reader``. Pure. How: separators are found over all strings at once; names are few, so they are looked up
-by dictionary; equal strings are parsed once. Text that is not UTF-8 gets replacement characters, as in Java.
+by dictionary; equal strings are parsed once; a column is cut out when it is first asked for. Text that is not UTF-8 gets replacement
+characters, as in Java.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,27 +26,71 @@ _USER, _KEYS, _TAG, _UNIQUE, _HIDDEN = range(5)
 _KINDS = {KEYS: _KEYS, TAGS: _TAG, UNIQUE_KEY: _UNIQUE}
 _PART_MIN = 3
 _FEW = 48  # distinct strings up to which parsing one by one is faster than numpy's and Arrow's fixed costs (0.3 ms)
+_LONG = 128  # bytes; below, there is no difference
 _LIST, _MAP = pa.list_(pa.string()), pa.map_(pa.string(), pa.string())
 _COUNTED_MAX = 1 << 24  # cells of the table that finds repeated names; above, sorting takes its place
 
 
-@dataclass(frozen=True, slots=True)
+class _Parsed(Protocol):
+    """Property strings taken apart: each column when it is asked for, one element a string."""
+
+    def keys(self) -> Any:
+        """list<string>."""
+
+    def tag(self) -> Any:
+        """string or null."""
+
+    def properties(self) -> Any:
+        """map<string, string>."""
+
+    def unique(self) -> Any:
+        """string or null."""
+
+
 class PropertyColumns:
     """One element a record: list<string>, string or null, map<string, string>, string or null."""
 
-    keys: Any
-    tag: Any
-    properties: Any
-    unique: Any
+    def __init__(self, parsed: _Parsed, rows: Any = None) -> None:
+        self._parsed = parsed
+        self._rows = rows
+        """Which string each record has; None: each its own."""
+
+    @cached_property
+    def keys(self) -> Any:
+        """The parts of KEYS."""
+        return self._of_rows(self._parsed.keys())
+
+    @cached_property
+    def tag(self) -> Any:
+        """TAGS."""
+        return self._of_rows(self._parsed.tag())
+
+    @cached_property
+    def properties(self) -> Any:
+        """What is the user's own."""
+        return self._of_rows(self._parsed.properties())
+
+    @cached_property
+    def unique(self) -> Any:
+        """UNIQ_KEY."""
+        return self._of_rows(self._parsed.unique())
+
+    def _of_rows(self, column: Any) -> Any:
+        return column if self._rows is None else column.take(self._rows)
 
 
 def spans(buffer: Any, begins: Array, ends: Array) -> Any:
-    """binary[n]: bytes [begins, ends) of one buffer, which rise. One array over the whole buffer, every second element of which
-    is wanted: the gaps between are left out by ``take``.
+    """binary[n]: bytes [begins, ends) of one buffer, which rise; copies. One array over the whole buffer, every second element of which
+    is wanted: the gaps between are left out by ``take``. Long parts of one length are cut out by one numpy call, in two thirds of the time.
     """
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
+    width = int(ends[0] - begins[0])
+    if width >= _LONG and bool((ends - begins == width).all()):
+        cut = np.ndarray((len(buffer) - width + 1,), f"V{width}", buffer, 0, (1,))[begins]
+        bounds = (np.arange(count + 1) * width).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(cut)])
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = begins
     offsets[1::2] = ends
@@ -65,17 +110,27 @@ def property_columns(strings: Any) -> PropertyColumns:
     """``strings``: binary[n], one property string a record."""
     encoded = strings.dictionary_encode()
     few = len(encoded.dictionary) <= _FEW
-    columns = _parse_few(encoded.dictionary.to_pylist()) if few else _parse(encoded.dictionary)
-    if len(encoded.dictionary) == len(strings):
-        return columns
-    rows = encoded.indices
-    return PropertyColumns(columns.keys.take(rows), columns.tag.take(rows), columns.properties.take(rows), columns.unique.take(rows))
+    parsed: _Parsed = _Few([_facts(string) for string in encoded.dictionary.to_pylist()]) if few else _Many(encoded.dictionary)
+    return PropertyColumns(parsed, None if len(encoded.dictionary) == len(strings) else encoded.indices)
 
 
-def _parse_few(strings: list[bytes]) -> PropertyColumns:
-    facts = [_facts(string) for string in strings]
-    keys, tags, properties, uniques = zip(*facts, strict=True)
-    return PropertyColumns(pa.array(keys, _LIST), pa.array(tags, pa.string()), pa.array(properties, _MAP), pa.array(uniques, pa.string()))
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """Parsed one by one."""
+
+    facts: list[tuple[list[str], str | None, list[tuple[str, str]], str | None]]
+
+    def keys(self) -> Any:
+        return pa.array([fact[0] for fact in self.facts], _LIST)
+
+    def tag(self) -> Any:
+        return pa.array([fact[1] for fact in self.facts], pa.string())
+
+    def properties(self) -> Any:
+        return pa.array([fact[2] for fact in self.facts], _MAP)
+
+    def unique(self) -> Any:
+        return pa.array([fact[3] for fact in self.facts], pa.string())
 
 
 @lru_cache(maxsize=8192)
@@ -85,33 +140,48 @@ def _facts(string: bytes) -> tuple[list[str], str | None, list[tuple[str, str]],
     return keys, found.get(TAGS), [item for item in found.items() if item[0] not in RESERVED_PROPERTIES], found.get(UNIQUE_KEY)
 
 
-def _parse(strings: Any) -> PropertyColumns:
-    count = len(strings)
-    bounds = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + count + 1].astype(np.int64)
-    buffer = strings.buffers()[2] or pa.py_buffer(b"")
-    data = np.frombuffer(buffer, np.uint8)[: bounds[-1]]
-    rows, begins, middles, ends = _parts(data, bounds)
-    names = spans(buffer, begins, middles).dictionary_encode()
-    kinds = _kinds(names.dictionary)[names.indices.to_numpy()] if len(begins) else np.zeros(0, np.int64)
-    keep = _last_of_equals(rows, names, count)
-    if keep is not None:
-        rows, middles, ends, kinds = rows[keep], middles[keep], ends[keep], kinds[keep]
-        names = names.take(pa.array(keep))
+class _Many:
+    """Parsed all at once."""
 
-    def values(chosen: Array) -> Any:
-        return as_text(spans(buffer, middles[chosen] + 1, ends[chosen]))
+    def __init__(self, strings: Any) -> None:
+        self._count = len(strings)
+        bounds = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + self._count + 1].astype(np.int64)
+        self._buffer = strings.buffers()[2] or pa.py_buffer(b"")
+        data = np.frombuffer(self._buffer, np.uint8)[: bounds[-1]]
+        rows, begins, middles, ends = _parts(data, bounds)
+        names = spans(self._buffer, begins, middles).dictionary_encode()
+        kinds = _kinds(names.dictionary)[names.indices.to_numpy()] if len(begins) else np.zeros(0, np.int64)
+        keep = _last_of_equals(rows, names, self._count)
+        if keep is not None:
+            rows, middles, ends, kinds = rows[keep], middles[keep], ends[keep], kinds[keep]
+            names = names.take(pa.array(keep))
+        self._rows, self._middles, self._ends, self._kinds, self._names = rows, middles, ends, kinds, names
 
-    def one_each(kind: int) -> Any:
-        chosen = np.flatnonzero(kinds == kind)
-        at = np.full(count, -1, np.int64)
-        at[rows[chosen]] = np.arange(len(chosen))
-        return values(chosen).take(pa.array(at, mask=at < 0))
+    def keys(self) -> Any:
+        chosen = np.flatnonzero(self._kinds == _KEYS)
+        return _split_keys(self._values(chosen), self._rows[chosen], self._count)
 
-    user = np.flatnonzero(kinds == _USER)
-    user_names = as_text(names.dictionary).take(names.indices.take(pa.array(user)))
-    properties = pa.MapArray.from_arrays(pa.array(_offsets(rows[user], count)), user_names, values(user))
-    keyed = np.flatnonzero(kinds == _KEYS)
-    return PropertyColumns(_split_keys(values(keyed), rows[keyed], count), one_each(_TAG), properties, one_each(_UNIQUE))
+    def tag(self) -> Any:
+        return self._one_each(_TAG)
+
+    def properties(self) -> Any:
+        chosen = np.flatnonzero(self._kinds == _USER)
+        names = as_text(self._names.dictionary).take(self._names.indices.take(pa.array(chosen)))
+        return pa.MapArray.from_arrays(pa.array(_offsets(self._rows[chosen], self._count)), names, self._values(chosen))
+
+    def unique(self) -> Any:
+        return self._one_each(_UNIQUE)
+
+    def _values(self, chosen: Array) -> Any:
+        return as_text(spans(self._buffer, self._middles[chosen] + 1, self._ends[chosen]))
+
+    def _one_each(self, kind: int) -> Any:
+        chosen = np.flatnonzero(self._kinds == kind)
+        if len(chosen) == self._count:
+            return self._values(chosen)  # rows rise, and none has two
+        at = np.full(self._count, -1, np.int64)
+        at[self._rows[chosen]] = np.arange(len(chosen))
+        return self._values(chosen).take(pa.array(at, mask=at < 0))
 
 
 def _parts(data: Array, bounds: Array) -> tuple[Array, Array, Array, Array]:

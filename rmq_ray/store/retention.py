@@ -145,11 +145,14 @@ def _reason(now_ms: int, disk_ratio: float, config: StoreConfig, manual: bool) -
 
 
 class Pins:
-    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's loop asks."""
+    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's loop asks.
 
-    def __init__(self) -> None:
+    ``first_id``: ids rise from there; a start of the broker must not give out those of the one before, which readers may still give back.
+    """
+
+    def __init__(self, first_id: int = 1) -> None:
         self._pins: dict[int, tuple[int, int]] = {}
-        self._next = 1
+        self._next = first_id
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -179,7 +182,7 @@ class Retention:
     """Executes cycles. ``path``: where the disk's usage is asked for."""
 
     def __init__(self, chain: Chain, queues: QueueTable, index: IndexService | None, files: FileSystem, config: StoreConfig, clock: Clock) -> None:
-        self.pins = Pins()
+        self.pins = Pins(clock.now_ms())
         self.disk_full = False
         self._chain = chain
         self._queues = queues

@@ -7,7 +7,8 @@ CRC are checked; what fails is skipped and counted. Does not decide what to do w
 case is a ``StoreError``, and the caller asks the broker instead. Called by: scan plans (Spark, Ray Data, pandas).
 
 Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of another identity or a log whose
-epoch has changed since the plan is refused, before and after every chunk.
+epoch has changed since the plan is refused, before and after every chunk. A chunk's bytes are good until the next one is asked for: they lie in
+one buffer of the reader, since fresh memory for each chunk costs as much as reading it from the page cache.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
-from rmq_ray.model.checksum import crc32
 from rmq_ray.ports import Split
+from rmq_ray.store.body_crcs import body_crcs
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 from rmq_ray.store.epoch_file import EpochFile
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import FileSystem
-from rmq_ray.store.record import CRC_MASK, MAGIC, OVERHEAD_BYTES
+from rmq_ray.store.record import MAGIC, OVERHEAD_BYTES
 from rmq_ray.store.record_batch import Array
 from rmq_ray.store.record_layout import RecordLayout
 from rmq_ray.store.segment import segment_name
@@ -63,6 +64,7 @@ class LocalSplitReader:
     def __init__(self, files: FileSystem | None = None) -> None:
         self._files = files or FileSystem()
         self._cache = FileCache(self._files, OPEN_FILES_MAX, read_only=True)
+        self._buffer: Array = np.empty(0, np.uint8)
         self.skipped = 0
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
@@ -143,25 +145,40 @@ class LocalSplitReader:
         return buffer, sizes.astype(np.int32)
 
     def _read_runs(self, split: Split, offsets: Array, sizes: Array) -> memoryview:
-        """One ``pread`` for records that lie close together; the bytes between them are left out."""
+        """One read for records that lie close together, into the place where they belong; the bytes between them are left out."""
         if not len(offsets):
             return memoryview(b"")
-        ends = offsets + sizes
+        ends, total = offsets + sizes, int(sizes.sum())
         gaps = offsets[1:] - ends[:-1]
         segments = offsets // split.segment_bytes
         far = np.flatnonzero((gaps > GAP_BYTES_MAX) | (gaps < 0) | (segments[1:] != segments[:-1])) + 1
         bounds = [0, *far.tolist(), len(offsets)]
-        parts: list[memoryview] = []
+        if len(self._buffer) < total:
+            self._buffer = np.empty(total + total // 4, np.uint8)  # chunks differ a little in length
+        target, at = memoryview(self._buffer)[:total], 0  # type: ignore[arg-type]
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             begin, end = int(offsets[low]), int(ends[high - 1])
-            start = begin - begin % split.segment_bytes
-            path = f"{split.store_path}/{COMMIT_LOG}/{segment_name(start)}"
-            data = memoryview(self._cache.get(path).pread(end - begin, begin - start))
-            if len(data) < end - begin:
-                raise StoreCorrupt(f"{path} ends at {len(data)} of {end - begin} bytes from {begin} on; its size is not {split.segment_bytes}", path, begin)
-            pieces = [low, *(np.flatnonzero(gaps[low : high - 1]) + low + 1).tolist(), high]
-            parts += [data[int(offsets[a]) - begin : int(ends[b - 1]) - begin] for a, b in zip(pieces[:-1], pieces[1:], strict=True)]
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+            cuts = np.flatnonzero(gaps[low : high - 1]) + low + 1
+            if not len(cuts):
+                self._read_span(split, begin, target[at : at + end - begin])
+                at += end - begin
+                continue
+            data = memoryview(bytearray(end - begin))
+            self._read_span(split, begin, data)
+            pieces = [low, *cuts.tolist(), high]
+            for first, last in zip(pieces[:-1], pieces[1:], strict=True):
+                piece = data[int(offsets[first]) - begin : int(ends[last - 1]) - begin]
+                target[at : at + len(piece)] = piece
+                at += len(piece)
+        return target
+
+    def _read_span(self, split: Split, begin: int, into: memoryview) -> None:
+        """The bytes of the log from ``begin`` on, which lie in one segment."""
+        start = begin - begin % split.segment_bytes
+        path = f"{split.store_path}/{COMMIT_LOG}/{segment_name(start)}"
+        found = self._cache.get(path).pread_into(into, begin - start)
+        if found < len(into):
+            raise StoreCorrupt(f"{path} ends at {found} of {len(into)} bytes from {begin} on; its size is not {split.segment_bytes}", path, begin)
 
 
 def _fitting(entries: Array, chunk_bytes: int, visible_end: int) -> int:
@@ -183,9 +200,7 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
     sound &= layout.data[layout.body_ends] == len(topic)
     sound &= (layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)).all(axis=1)
     sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
-    crcs = layout.field(">u4", starts + 8)
-    found = [crc32(buffer[begin:end]) for begin, end in zip(layout.body_begins.tolist(), layout.body_ends.tolist(), strict=True)]
-    sound &= (np.array(found, np.uint32) & CRC_MASK) == crcs
+    sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == layout.field(">u4", starts + 8)
     return sound
 
 

@@ -224,6 +224,34 @@ def test_a_damaged_record_costs_exactly_itself_on_both_ways_even_at_the_end(tmp_
                 assert numbers(table_of(one, chunk_bytes=chunk_bytes)) == [n for n in range(27) if n != 10]
 
 
+def test_pins_are_given_back_when_the_reader_says_so(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path, brokers=2) as cluster:
+        admin = Admin(cluster)
+        admin.create_topic("released", queues=1)
+        for broker in ("broker-a", "broker-b"):
+            fill(cluster, "released", 20, queue=MessageQueue("released", broker, 0))
+        stores = [cluster.store(number) for number in range(2)]
+
+        def pinned() -> list[int]:
+            return [len(store.opened.retention.pins) for store in stores]
+
+        with plan_scan(cluster, "released", "earliest", "latest", 1) as plan:
+            assert pinned() == [1, 1] and len(numbers(table_of(plan))) == 40
+            travelled = pickle.loads(pickle.dumps(plan))  # given back by another process than the one that planned
+        assert pinned() == [0, 0]
+        other = plan_scan(cluster, "released", "earliest", "latest", 1)
+        travelled.release()
+        assert pinned() == [1, 1], "the ids of a plan are its own"
+        other.release()
+        assert admin.to_arrow("released").num_rows == 40 and pinned() == [0, 0]
+        with pytest.raises(ClientError, match="rows_max"):
+            admin.to_arrow("released", rows_max=3)
+        assert pinned() == [0, 0]
+        left = plan_scan(cluster, "released", "earliest", "latest", 1)
+        admin.close()
+    left.release()  # nobody is there: told in the log at most
+
+
 def test_planned_segments_are_kept_and_a_read_after_the_pins_deadline_says_what_is_left(tmp_path: Path) -> None:
     with LiveCluster(tmp_path, reserved_hours=1) as cluster:
         queue = fill(cluster, "expiring", 100, size=10_000)

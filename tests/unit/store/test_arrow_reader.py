@@ -66,6 +66,12 @@ def check_same(records: list[Record]) -> None:
         assert row == wanted
 
 
+@pytest.mark.parametrize("sizes", [(500, 500, 500), (500, 499, 500), (127, 127), (128,), (0, 0)])
+def test_bodies_of_one_length_and_of_several_are_cut_out_alike(sizes: tuple[int, ...]) -> None:
+    bodies = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    check_same([record(number, body=body, properties="TAGS\x01a") for number, body in enumerate(bodies)])
+
+
 def test_a_batch_has_the_public_columns_in_their_order() -> None:
     assert COLUMNS == (
         "topic",

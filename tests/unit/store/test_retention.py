@@ -96,6 +96,11 @@ def test_a_pin_ends_at_its_deadline_or_when_it_is_given_back() -> None:
     assert pins.lowest(0) is None
 
 
+def test_a_later_start_gives_out_no_id_of_an_earlier_one() -> None:
+    first, second = (Pins(first_id=started_ms).pin(0, 1) for started_ms in (1_000, 2_000))
+    assert first < second
+
+
 def test_pins_have_a_limit() -> None:
     pins = Pins()
     for _ in range(PINS_MAX):

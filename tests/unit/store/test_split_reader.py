@@ -90,6 +90,13 @@ def test_a_chunk_is_about_as_large_as_asked_for_and_one_record_at_least() -> Non
     assert all(len(chunk[1]) == 1 for chunk in LocalSplitReader(rig.disk).read_from(a_split(rig, end=5), 1))
 
 
+def test_all_chunks_lie_in_one_buffer_so_that_their_memory_is_used_again() -> None:
+    rig = a_store(60)
+    chunks = LocalSplitReader(rig.disk).read_from(a_split(rig), 10_000)
+    places = [np.frombuffer(records, np.uint8).__array_interface__["data"][0] for records, _, _ in chunks]
+    assert len(places) > 10 and len(set(places[5:])) == 1
+
+
 def test_nothing_behind_the_visible_end_is_read() -> None:
     rig = a_store()
     middle = rig.store.visible_offset // 2
