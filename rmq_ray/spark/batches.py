@@ -64,6 +64,7 @@ class Batches:
         self.reading = reading
         self.rows_lost = 0
         self._discovery = discovery
+        self._told: dict[MessageQueue, int] = {}
         self._state = TopicState(discovery, reading.topics)
 
     def close(self) -> None:
@@ -118,10 +119,12 @@ class Batches:
 
     def commit(self, end: StreamPosition) -> None:
         """Tell the brokers how far the group is, so that its lag can be seen. The checkpoint counts, so a failure is only logged."""
-        if self.reading.group is None:
+        news = {queue: offset for queue, offset in end.offsets.items() if self._told.get(queue) != offset}
+        if self.reading.group is None or not news:
             return
         try:
-            self._state.commit(self.reading.group, end.offsets)
+            self._state.commit(self.reading.group, news)
+            self._told.update(news)
         except RmqError as error:
             log.warning("the lag of group %s is shown too high for now: %s", self.reading.group, error)
 

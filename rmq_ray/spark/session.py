@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rmq_ray.actors.gateway import require_ray
+from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import put_environment
 from rmq_ray.errors import SparkError
 from rmq_ray.spark.java import ADD_OPENS, ensure_java
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq_ray.spark")
 LOG4J = Path(__file__).with_name("log4j2.properties")
 EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
+EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
+MASTER_CPU = "spark.ray.raydp_spark_master.actor.resource.CPU"
+CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 QUICK_START = "-XX:TieredStopAtLevel=1"  # the first compiler only
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
 _numbers = itertools.count(1)
@@ -54,6 +58,8 @@ def session(
     _require_no_session()
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
+    chosen = settings(configs or {}, QUICK_START if quick_start else "")
+    _wait_for_cpus(num_executors, chosen, nodes)
     ensure_java()
     put_environment("PYSPARK_PYTHON", sys.executable)
     put_environment("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -61,7 +67,6 @@ def session(
 
     raydp_init: Any = raydp.init_spark
     unique = f"{app_name}-{os.getpid()}-{next(_numbers)}"  # RayDP refuses a name again right after it stopped
-    chosen = settings(configs or {}, QUICK_START if quick_start else "")
     try:
         spark = raydp_init(app_name=unique, num_executors=num_executors, executor_cores=executor_cores, executor_memory=executor_memory, configs=chosen)
     except Exception as error:  # noqa: BLE001 - RayDP raises whatever py4j, Ray or Java gave it; all of it means: no session
@@ -81,7 +86,7 @@ def stop() -> None:
 def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, Any]:
     """Ours with the caller's over them; Java options are put together, since Spark does not start without ours."""
     ours = {
-        "spark.ray.raydp_spark_executor.actor.resource.cpu": "0",
+        EXECUTOR_CPU: "0",
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -123,6 +128,30 @@ def require_room(num_executors: int, executor_memory: str | int, nodes: list[dic
             "ask for fewer or smaller ones",
             num_executors,
         )
+
+
+def require_cpus(num_executors: int, configs: Mapping[str, Any], nodes: list[dict[str, Any]], free: Mapping[str, float]) -> None:
+    """The same for CPUs: RayDP's app master is placed where one is free, and keeps none; executors ask for none unless ``configs`` say so."""
+    each, kept = float(configs.get(EXECUTOR_CPU, 0)), float(configs.get(MASTER_CPU, 0))
+    wanted = max(1.0 if MASTER_CPU not in configs else 0.0, kept + each * num_executors)
+    largest = max((float(node["Resources"].get("CPU", 0)) for node in nodes if node.get("Alive")), default=0.0)
+    here = float(free.get("CPU", 0))
+    if max(each, kept) > largest or wanted > here:
+        raise SparkError(
+            f"Spark needs {wanted:g} free CPUs to start {num_executors} executors of {each:g}, and {here:g} are free (the largest node has {largest:g}): "
+            "wait for other work to end, add nodes, or ask for fewer executors",
+            num_executors,
+        )
+
+
+def _wait_for_cpus(num_executors: int, configs: Mapping[str, Any], nodes: list[dict[str, Any]]) -> None:
+    """Other tasks may end soon; 10 s."""
+    for _ in range(CPU_LOOKS):
+        try:
+            return require_cpus(num_executors, configs, nodes, ray.available_resources())  # type: ignore[no-untyped-call]
+        except SparkError:
+            SYSTEM_CLOCK.sleep_ms(CPU_PAUSE_MS)
+    return require_cpus(num_executors, configs, nodes, ray.available_resources())  # type: ignore[no-untyped-call]
 
 
 def parse_memory(text: str | int) -> int:

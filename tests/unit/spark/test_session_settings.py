@@ -15,7 +15,7 @@ from rmq_ray.errors import ClusterError, SparkError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.spark.java import ADD_OPENS
 from rmq_ray.spark.read import FIELDS, check_columns
-from rmq_ray.spark.session import LOG4J, QUICK_START, parse_memory, require_room, settings
+from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, parse_memory, require_cpus, require_room, settings
 
 GB = 1 << 30
 module: Any = importlib.import_module("rmq_ray.spark.session")
@@ -58,6 +58,21 @@ def test_executors_that_fit_are_let_through() -> None:
 def test_executors_that_no_node_can_hold_are_told_instead_of_waited_for(count: int, size: str, there: list, free: float, message: str) -> None:
     with pytest.raises(SparkError, match=message):
         require_room(count, size, there, {"memory": float(free)})
+
+
+@pytest.mark.parametrize(
+    ("configs", "free", "message"),
+    [
+        ({}, 0.5, "needs 1 free CPUs to start 2 executors of 0, and 0.5 are free"),
+        ({EXECUTOR_CPU: "1"}, 1, "needs 2 free CPUs to start 2 executors of 1, and 1 are free"),
+        ({EXECUTOR_CPU: "4"}, 8, "largest node has 2"),
+        ({MASTER_CPU: "1", EXECUTOR_CPU: "1"}, 2, "needs 3 free CPUs"),
+    ],
+)
+def test_executors_without_cpus_are_told_instead_of_waited_for(configs: dict[str, str], free: float, message: str) -> None:
+    with pytest.raises(SparkError, match=message):
+        require_cpus(2, configs, nodes(GB), {"CPU": free})
+    assert require_cpus(2, {}, nodes(GB), {"CPU": 1.0}) is require_cpus(2, {MASTER_CPU: "0"}, nodes(GB), {}) is None
 
 
 @pytest.mark.parametrize(("text", "found"), [("600MB", 600 << 20), ("1.5g", 3 << 29), ("512 mb", 512 << 20), ("64k", 64 << 10), ("1T", 1 << 40), (5, 5)])
