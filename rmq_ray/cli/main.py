@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmq_ray.cli import bench, brokers, deploying, doctor, groups, messages, planning, running, stores, topics
+from rmq_ray.cli import bench, brokers, dead_letters, deploying, doctor, groups, messages, planning, running, stores, topics
 from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -67,6 +67,7 @@ for command in (
     messages.produce,
     messages.consume,
     messages.message,
+    dead_letters.dlq,
     deploying.run,
     deploying.workers,
     brokers.broker,

@@ -159,7 +159,7 @@ class _Printer:
             self._hold()
         try:
             for message in messages:
-                click.echo(output.text(message.body) if self._style == "table" else json.dumps(_plain_row(message), ensure_ascii=False))
+                click.echo(output.text(message.body) if self._style == "table" else json.dumps(plain_row(message), ensure_ascii=False))
         except OSError:
             self.broken = True
             self.done.set()
@@ -182,7 +182,8 @@ class _Printer:
         return came or idle_s is None
 
 
-def _plain_row(message: MessageExt) -> Any:
+def plain_row(message: MessageExt, body: bytes | None = None) -> Any:
+    """Everything of a message, as JSON can carry it; ``body``: in place of its own."""
     return output.plain(
         {
             "topic": message.topic,
@@ -196,7 +197,7 @@ def _plain_row(message: MessageExt) -> Any:
             "born_ms": message.born_ms,
             "store_ms": message.store_ms,
             "reconsume_times": message.reconsume_times,
-            "body": message.body,
+            "body": message.body if body is None else body,
         }
     )
 

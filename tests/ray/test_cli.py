@@ -155,6 +155,36 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     assert "no broker knows" in cli.fails("group", "lag", group)
 
 
+def test_dead_letters_are_listed_shown_exported_and_resent(cli: Cli, mq: rmq.Cluster, tmp_path: Path) -> None:
+    topic, group = name("t"), name("g")
+    cli.look("topic", "create", topic, "--queues", "1")
+    sent = [cli.look("produce", topic, f"größe {i}", "--tag", "paid", "--key", f"k{i}", "--property", "region=eu")["message_id"] for i in range(3)]
+
+    def reject(messages: list[rmq.MessageExt], ctx: rmq.ConsumeContext) -> type[rmq.Reject]:
+        return rmq.Reject
+
+    with rmq.PushConsumer(group, listener=reject, subscriptions={topic: "*"}, start_from="first", cluster=mq.name) as consumer:
+        eventually(lambda: consumer.stats()["sent_back"] == 3)
+    (row,) = [row for row in cli.json("dlq", "list") if row["group"] == group]
+    assert (row["messages"], row["left"]) == (3, 3) and row["last"].startswith("20")
+    shown = cli.look("dlq", "show", group, "--max", "2")
+    assert len(shown) == 2 and {(line["topic"], line["tag"], line["reconsume_times"]) for line in shown} == {(topic, "paid", 1)}
+    assert "größe" in cli.ok("dlq", "show", group)
+    exported = [json.loads(line) for line in cli.ok("dlq", "export", group).splitlines()]
+    assert sorted(line["message_id"] for line in exported) == sorted(sent) and exported[0]["properties"] == {"region": "eu"}
+    file = tmp_path / "dead.jsonl"
+    assert CliRunner().invoke(main, [*cli.general, "dlq", "export", group, "--out", str(file)]).exit_code == 0
+    assert [json.loads(line) for line in file.read_text().splitlines()] == exported
+    dry = cli.run("--format", "json", "dlq", "resend", group)
+    assert json.loads(dry.stdout) == [{"topic": topic, "messages": 3}] and "nothing was sent" in dry.stderr
+    assert cli.look("dlq", "resend", group, "--id", sent[0], "--execute") == [{"topic": topic, "messages": 1}]
+    assert cli.json("dlq", "resend", group, "--execute") == [{"topic": topic, "messages": 3}]
+    assert cli.look("dlq", "resend", group, "--execute") == [] and cli.look("dlq", "show", group, "--new") == []
+    assert sum(line["messages"] for line in cli.look("topic", "describe", topic)) == 7
+    assert "no dead letters" in cli.fails("dlq", "show", "nobody-here")
+    assert CliRunner().invoke(main, [*cli.general, "dlq", "resend", group, "--id", "x", "--again"]).exit_code == 2
+
+
 def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
     topic, group = name("t"), name("g")
     cli.look("topic", "create", topic, "--queues", "1")
