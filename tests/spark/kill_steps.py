@@ -132,7 +132,8 @@ def driver(directory: Path, name_server: str, step: str) -> None:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     options = {
-        "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
         "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip

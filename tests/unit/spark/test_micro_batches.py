@@ -12,7 +12,7 @@ from rmq_ray.protocol.stream_offsets import StreamPosition
 from rmq_ray.spark import micro_batches
 from rmq_ray.spark.checkpoint import Checkpoint
 from rmq_ray.spark.micro_batches import BatchQuery, Trigger
-from tests.unit.spark.test_checkpoint import InMemory
+from tests.unit.spark.test_stream_checkpoint import InMemory
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 NOW = Trigger(0, available_now=True)

@@ -1,0 +1,16 @@
+"""The driver of a stream, killed with signal 9 at each step of a batch: no sink lacks a row, sinks that know the batch have none twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmq_ray.spark.java import ensure_java
+from tests.spark import kill_steps
+
+
+def test_a_killed_driver_loses_nothing_and_repeats_only_where_the_sink_does_not_know_batches(tmp_path: Path) -> None:
+    ensure_java()
+    found = kill_steps.run(tmp_path)
+    for (way, sink, step), (lost, repeated) in found.items():
+        again = sink == "file, appended" and step == "after the sinks wrote"
+        assert (lost, repeated) == (0, kill_steps.BATCH_ROWS if again else 0), (way, sink, step)
