@@ -28,6 +28,7 @@ from rmq_ray.topology import read_topology
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
 POLL_MS = 50
+NODES_POLL_MS = 500
 BROKER_CALL_S = 5.0
 SECRET_BYTES = 32
 
@@ -148,15 +149,19 @@ def plan(config: str | Path) -> Survey:
     return survey(read_topology(config))
 
 
-def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S) -> Cluster:
+def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s: float = 0.0) -> Cluster:
     """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns when every broker takes sends.
 
-    A broker's first start makes its store, later ones want that store back: ``rmq.stores.json`` beside the file knows it. Raises before
+    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. A broker's first start makes its store, later ones want that store back: ``rmq.stores.json`` beside the file knows it. Raises before
     anything is started: ``ConfigError`` with the line of what is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is
     not what is expected, and ``ClusterError`` where a cluster of the name runs with other settings.
     """
     topology = read_topology(config)
+    nodes_deadline = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000
     found = survey(topology)
+    while any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < nodes_deadline:
+        SYSTEM_CLOCK.sleep_ms(NODES_POLL_MS)
+        found = survey(topology)
     found.check()
     if found.changes:
         said = "; ".join(found.changes)

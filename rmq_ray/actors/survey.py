@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ _NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on its disk; ``error``: why it is refused."""
+    """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on its disk; ``error``: why it is refused,
+    ``awaited``: because its node has not joined, or its old one is not declared dead yet.
+    """
 
     actor: str
     action: str
@@ -42,6 +44,7 @@ class Step:
     store: str
     error: RmqError | None = None
     note: str = ""
+    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,8 @@ def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nod
     try:
         node = _node_of(topology, actor, spec, nodes)
     except ConfigError as error:
-        return _refused(step, error)
-    return Step(step.actor, step.action, node.address, step.resource, step.port, step.path, step.store, note=note)
+        return replace(_refused(step, error), awaited=spec.resource is not None)
+    return replace(step, node=node.address)
 
 
 def _node_of(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node]) -> gateway.Node:
@@ -197,11 +200,11 @@ def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | No
     except RmqError as error:
         line = topology.source.line_of((*spec.key, "store"))
         return _refused(step, type(error)(f"{topology.source.path}, line {line}, on {step.node}: {error.args[0]}", *error.args[1:]))
-    return Step(step.actor, step.action, step.node, step.resource, step.port, step.path, f"{found}, {disk.free_bytes >> 30} GiB free", note=step.note)
+    return replace(step, store=f"{found}, {disk.free_bytes >> 30} GiB free")
 
 
 def _refused(step: Step, error: RmqError) -> Step:
-    return Step(step.actor, "refuse", step.node, step.resource, step.port, step.path, "", error, step.note)
+    return replace(step, action="refuse", error=error)
 
 
 def _member_changes(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ _MAIN_COLUMNS = ("state", "pid", "address")
 
 @click.command(short_help="Start the cluster, or attach to it; starts Ray where none runs.")
 @click.option("--config", type=click.Path(dir_okay=False), default=None, help="Topology file, rmq.toml; instead of the options that describe brokers.")
+@click.option("--wait", "wait_s", default=0.0, type=click.FloatRange(0, 3600), help="With --config: seconds to wait for nodes that `ray up` still starts.")
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, 26), help="How many brokers, each with its own store.")
 @click.option("--name-servers", default=1, show_default=True, type=click.IntRange(1, 9), help="How many name servers.")
 @click.option("--store", "store_path", default="rmq-data", show_default=True, type=click.Path(file_okay=False), help="Directory of the stores.")
@@ -36,7 +37,7 @@ _MAIN_COLUMNS = ("state", "pid", "address")
 @click.option("--ray-port", type=int, default=None, help="Port of the Ray head to join or start.  [default: the one that runs; else 6379, or a free one]")
 @pass_options
 @told
-def up(options: Options, /, config: str | None, ray_port: int | None, **settings: Any) -> None:
+def up(options: Options, /, config: str | None, wait_s: float, ray_port: int | None, **settings: Any) -> None:
     """Start the cluster, or attach to it; starts Ray first where none runs.
 
     The stores are made in --store, or where --config says, on the first start and found again on the next one. Running it twice changes nothing.
@@ -49,7 +50,7 @@ def up(options: Options, /, config: str | None, ray_port: int | None, **settings
 
     try:
         was_running = options.cluster in gateway.clusters()
-        mq = rmq_ray.start(options.cluster, **settings) if config is None else rmq_ray.start_from(config)
+        mq = rmq_ray.start(options.cluster, **settings) if config is None else rmq_ray.start_from(config, wait_s=wait_s)
         addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
         mq.admin.close()
     except BaseException:
