@@ -152,9 +152,10 @@ def plan(config: str | Path) -> Survey:
 def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s: float = 0.0) -> Cluster:
     """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns when every broker takes sends.
 
-    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. A broker's first start makes its store, later ones want that store back: ``rmq.stores.json`` beside the file knows it. Raises before
-    anything is started: ``ConfigError`` with the line of what is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is
-    not what is expected, and ``ClusterError`` where a cluster of the name runs with other settings.
+    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. A broker's first start makes its store, later ones
+    want that store back: ``rmq.stores.json`` beside the file knows it. Raises before anything is started: ``ConfigError`` with the line of what
+    is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is not what is expected, and ``ClusterError`` where a cluster
+    of the name runs with other settings.
     """
     topology = read_topology(config)
     nodes_deadline = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000
