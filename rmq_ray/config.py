@@ -7,9 +7,11 @@ Defaults are Apache RocketMQ 4.9's where it has the setting.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from numbers import Integral, Real
 from typing import Any, Self
 
 from rmq_ray.errors import ConfigError
@@ -75,6 +77,19 @@ def _require(condition: bool, what: str, value: object) -> None:
         raise ConfigError(f"{what}, not {value!r}", value)
 
 
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]+")
+_KINDS: dict[str, type] = {"int": Integral, "float": Real, "str": str, "bool": bool, "None": type(None)}
+
+
+def _check_kinds(group: Any) -> None:
+    """``ConfigError`` for a value of another kind than its field's: numbers, strings and switches only."""
+    for setting in fields(group):
+        value, kinds = getattr(group, setting.name), str(setting.type).split(" | ")
+        if all(kind in _KINDS for kind in kinds):
+            fits = any(isinstance(value, _KINDS[kind]) for kind in kinds) and (not isinstance(value, bool) or "bool" in kinds)
+            _require(fits, f"{setting.name} must be {setting.type.replace(' | ', ' or ')}", value)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreConfig(_Group):
     """One broker's store on one disk (spec: store-format 1, 7, 8, 13)."""
@@ -115,6 +130,7 @@ class StoreConfig(_Group):
     preallocate: bool = True  # posix_fallocate of the next segment: fdatasync is 4 times as fast, no SIGBUS, no surprise
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _require(bool(self.path), "store path must be given", self.path)
         _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
         _require(65_536 <= self.consume_queue_ext_bytes < 1 << 31, "consume_queue_ext_bytes must be 64 KiB to 2 GiB", self.consume_queue_ext_bytes)
@@ -169,6 +185,14 @@ class BrokerConfig(_Group):
     port: int = 0  # 0 = chosen once and kept
     name_servers: tuple[str, ...] = ()  # "host:port"
     foreign: ForeignClients = ForeignClients.CLOSED
+    replication: ReplicationMode = ReplicationMode.ASYNC_MASTER  # brokerRole; of a master
+    copies_min: int = 2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
+    slave_timeout_ms: int = 3_000  # slaveTimeout -> FLUSH_SLAVE_TIMEOUT
+    in_sync_lag_ms: int = 5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
+    slave_reads: bool = False  # slaveReadEnable: consumers far behind are sent to slaves
+    master: str | None = None  # haMasterAddress, of a slave: "host:port"; None = name servers tell
+    replica_sync_ms: int = 10_000  # how often a slave fetches topics, groups and offsets
+    replica_bytes: int = 4 * MIB  # of log in one answer to a slave
     auto_create_topics: bool = True  # autoCreateTopicEnable
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
@@ -203,6 +227,14 @@ class BrokerConfig(_Group):
     send_hooks: tuple[Any, ...] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send_hooks.py
     pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
+
+    def __post_init__(self) -> None:
+        _require(2 <= self.copies_min <= 16, "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)", self.copies_min)
+        _require(0 <= self.broker_id <= 1_000, "broker_id must be 0 (master) to 1000", self.broker_id)
+        _require(1 <= self.slave_timeout_ms <= 3_600_000, "slave_timeout_ms must be 1 to 3600000", self.slave_timeout_ms)
+        _require(100 <= self.in_sync_lag_ms <= 3_600_000, "in_sync_lag_ms must be 100 to 3600000", self.in_sync_lag_ms)
+        _require(100 <= self.replica_sync_ms <= 3_600_000, "replica_sync_ms must be 100 to 3600000", self.replica_sync_ms)
+        _require(4096 <= self.replica_bytes <= 32 * MIB, "replica_bytes must be 4 KiB to 32 MiB", self.replica_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +279,9 @@ class ProducerConfig(_Group):
     latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
+        _require(not self.namespace or _NAMESPACE.fullmatch(self.namespace) is not None, "namespace must consist of letters, digits, _ -", self.namespace)
+        _require(bool(self.trace_topic), "trace_topic must be a topic", self.trace_topic)
         _require(self.send_timeout_ms > 0, "send_timeout_ms must be positive", self.send_timeout_ms)
         _require(0 <= self.retries <= 16, "retries must be 0 to 16", self.retries)
         _require(0 < self.batch_bytes_max <= 8 * MIB, "batch_bytes_max must be 1 byte to 8 MiB", self.batch_bytes_max)

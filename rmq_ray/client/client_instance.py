@@ -173,6 +173,11 @@ class ClientInstance:
         """The address of exactly this broker as routes tell it, None when they do not."""
         return self.routes.broker_address(broker_name, broker_id)
 
+    def reading_address(self, broker_name: str) -> Address | None:
+        """The master's, or a slave's while the master is away, as routes tell it."""
+        found = self.routes.subscribe_address(broker_name)
+        return None if found is None else found[1]
+
     def broker_for_topic(self, topic: str) -> Address | None:
         """A broker of the topic for questions about groups: the first one's master, else any address; None without a route."""
         if self.routes.route(topic) is None:

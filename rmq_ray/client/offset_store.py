@@ -82,6 +82,10 @@ class OffsetRequests(Protocol):
         """Of exactly this broker, None when no route has it."""
         ...
 
+    def reading_address(self, broker_name: str) -> Address | None:
+        """Of the master, or of a slave while the master is away; None when no route has any."""
+        ...
+
     def invoke(self, address: Address, command: Command, timeout_ms: int = 3_000) -> Command:
         """Ask and wait."""
         ...
@@ -175,7 +179,7 @@ class RemoteOffsetStore:
             return {queue: offset for queue, offset in self._offsets.items() if topic is None or queue.topic == topic}
 
     def _ask(self, queue: MessageQueue) -> int:
-        address = self._client.broker_address(queue.broker_name)
+        address = self._client.reading_address(queue.broker_name)  # a slave's table is seconds old: messages may come again
         if address is None:
             return OFFSET_UNKNOWN
         header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)

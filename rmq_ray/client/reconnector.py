@@ -2,6 +2,8 @@
 
     broker lost ─> thread: wait 20, 40, .. 200 ms, after 10 s .. 1000 ms ─> heartbeat of this group ─ fails: wait again
                                                             └─ answered: pull every queue of this broker
+                   master silent, a slave answers ─> pull every queue from the slave; the thread goes on asking the master, each second,
+                                                     and pulls go back to it when it answers
 
 The heartbeat comes first because a restarted broker remembers no consumer and would refuse the pulls. The address is the one
 that is known, or what the routes say meanwhile: a restarted broker keeps its port, so nothing waits for the route refresh.
@@ -9,7 +11,7 @@ that is known, or what the routes say meanwhile: a restarted broker keeps its po
 Decides when to ask. One daemon thread per lost broker, so that one that does not even refuse connections (3 s each) delays no
 other; it ends with the broker's answer, or when the consumer stops, or after 10 minutes without any queue of the broker.
 
-Invariant: while ``is_down(name)`` a thread is at it.
+Invariant: while ``is_down(name)`` a thread is at it; a master is avoided (``RouteCache.avoid``) only while one asks it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.clock import Clock
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData, Heartbeat
+from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.remoting.bodies import encode_heartbeat
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
@@ -49,6 +52,7 @@ class Reconnector:
         self._back = back
         self._lock = threading.Lock()
         self._down: set[str] = set()
+        self._asking: set[str] = set()
         self._last: dict[str, tuple[float, float]] = {}  # broker name -> (when it answered, how long was waited before)
         self._stop = threading.Event()
 
@@ -58,6 +62,9 @@ class Reconnector:
             if self._stop.is_set() or broker_name in self._down:
                 return
             self._down.add(broker_name)
+            if broker_name in self._asking:  # its slave is lost, too: the thread that asks for the master sees it
+                return
+            self._asking.add(broker_name)
         threading.Thread(target=self._run, args=(broker_name,), name=f"rmq-reconnect-{broker_name}", daemon=True).start()
 
     def is_down(self, broker_name: str) -> bool:
@@ -70,8 +77,10 @@ class Reconnector:
 
     def _run(self, broker_name: str) -> None:
         wait_ms = self._first_wait_ms(broker_name)
-        began = wanted_ms = routes_ms = self._clock.monotonic_ms()
+        began = wanted_ms = self._clock.monotonic_ms()
+        routes_ms = began - ROUTES_MS
         answered = False
+        avoided: Address | None = None
         try:
             while not self._stop.wait(wait_ms / 1000):
                 now, topic = self._clock.monotonic_ms(), self._wanted(broker_name)
@@ -79,16 +88,21 @@ class Reconnector:
                     wanted_ms = now
                 elif now - wanted_ms > GIVE_UP_MS:
                     return
-                answered = self._answers(broker_name)
+                answered = self._answers(self._address(broker_name))
                 if answered:
                     return
+                if broker_name in self._down:
+                    avoided = self._detour(broker_name) or avoided
                 if topic is not None and now - routes_ms >= ROUTES_MS:
                     routes_ms = now
                     self._client.refresh_route_soon(topic)
-                wait_ms = min(2 * wait_ms, WAIT_MS_SOON if now - began < SOON_MS else WAIT_MS_MAX)
+                wait_ms = min(2 * wait_ms, WAIT_MS_SOON if now - began < SOON_MS and broker_name in self._down else WAIT_MS_MAX)
         finally:
+            if avoided is not None:
+                self._client.routes.forgive(avoided)
             with self._lock:
                 self._down.discard(broker_name)
+                self._asking.discard(broker_name)
             if answered:
                 self._last[broker_name] = (self._clock.monotonic_ms(), wait_ms)
                 log.info("broker %s answers again", broker_name)
@@ -100,13 +114,32 @@ class Reconnector:
         again = self._clock.monotonic_ms() - when_ms < AGAIN_MS
         return min(2 * waited_ms, WAIT_MS_MAX) if again else FIRST_WAIT_MS
 
-    def _answers(self, broker_name: str) -> bool:
-        found = self._client.routes.subscribe_address(broker_name)
-        if found is None:
+    def _address(self, broker_name: str) -> Address | None:
+        """Of the master; of another broker of the name where the routes have no master."""
+        routes = self._client.routes
+        found = routes.broker_address(broker_name) or (routes.subscribe_address(broker_name) or (0, None))[1]
+        return found
+
+    def _detour(self, broker_name: str) -> Address | None:
+        """The master's address when a slave answers in its place: pulls go there from now on."""
+        routes = self._client.routes
+        known = routes.addresses(broker_name)
+        master = known.get(MASTER_ID)
+        if master is None or not any(self._answers(address) for broker_id, address in known.items() if broker_id != MASTER_ID):
+            return None
+        routes.avoid(master)
+        with self._lock:
+            self._down.discard(broker_name)
+        log.info("broker %s is read from a slave while %s does not answer", broker_name, master)
+        self._back(broker_name)
+        return master
+
+    def _answers(self, address: Address | None) -> bool:
+        if address is None:
             return False
         body = encode_heartbeat(Heartbeat(self._client.client_id, (), (self._data(),)))
         try:
-            return self._client.invoke(found[1], Command(RequestCode.HEART_BEAT, body=body), TIMEOUT_MS).code == ResponseCode.SUCCESS
+            return self._client.invoke(address, Command(RequestCode.HEART_BEAT, body=body), TIMEOUT_MS).code == ResponseCode.SUCCESS
         except RemotingError as error:
-            log.debug("broker %s is still away: %s", broker_name, error)
+            log.debug("%s is still away: %s", address, error)
             return False

@@ -39,6 +39,7 @@ class RouteCache:
         self._publish: dict[str, PublishInfo] = {}
         self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, dict[int, Address]] = {}
+        self._avoided: frozenset[Address] = frozenset()
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -65,12 +66,24 @@ class RouteCache:
     def subscribe_address(self, broker_name: str, broker_id: int = MASTER_ID, only_this: bool = False) -> tuple[int, Address] | None:
         """(id, address) to read from: the asked one; a missing slave -> the next id; else, unless ``only_this``, the first there is."""
         known = self.addresses(broker_name)
+        if self._avoided and not self._avoided.issuperset(known.values()):
+            known = {number: address for number, address in known.items() if address not in self._avoided}
         found = broker_id if broker_id in known else None
         if found is None and broker_id != MASTER_ID and broker_id + 1 in known:
             found = broker_id + 1
         if found is None and known and not only_this:
             found = next(iter(known))
         return None if found is None else (found, known[found])
+
+    def avoid(self, address: Address) -> None:
+        """Nobody answers there: read from another broker of the name, where there is one, until ``forgive``."""
+        with self._lock:
+            self._avoided |= {address}
+
+    def forgive(self, address: Address) -> None:
+        """The end of ``avoid``."""
+        with self._lock:
+            self._avoided -= {address}
 
     def all_addresses(self, masters_only: bool) -> list[Address]:
         """Every known broker's address, each once, in the order of broker names."""
@@ -165,10 +178,10 @@ class RouteCache:
         if route is None:
             return False
         route = normalized(route)
+        for data in route.brokers:  # also where this topic's route is the known one: another topic's may have been fetched while a broker was away
+            self._brokers[data.broker_name] = {broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())}
         if route == self._routes.get(topic):
             return False
-        for data in route.brokers:
-            self._brokers[data.broker_name] = {broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())}
         self._publish[topic] = publish_info(topic, route)
         self._subscribe[topic] = subscribe_queues(topic, route)
         self._routes[topic] = route

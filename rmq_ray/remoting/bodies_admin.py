@@ -215,6 +215,12 @@ def decode_offset_table(body: Buffer) -> dict[str, dict[int, int]]:
     return {str(name): {int(queue): int(offset) for queue, offset in offsets.items()} for name, offsets in table.items()}
 
 
+@shaped
+def decode_delay_offsets(body: Buffer) -> dict[int, int]:
+    """Answer to GET_ALL_DELAY_OFFSET 45: level -> offset."""
+    return {int(level): int(offset) for level, offset in (parse(body).get("offsetTable") or {}).items()}
+
+
 def encode_delay_offsets(table: Mapping[int, int]) -> bytes:
     """Answer to GET_ALL_DELAY_OFFSET 45: level -> offset."""
     return write({"offsetTable": dict(table)})

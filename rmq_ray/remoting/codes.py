@@ -90,6 +90,12 @@ class RequestCode(IntEnum):
     """Ours: a frame of pre-encoded records; see ``remoting.records``."""
     PULL_RECORDS = 20011
     """Ours: a pull whose answer carries an array of sizes and as many records as the byte limit allows."""
+    FOLLOW_LOG = 20040
+    """Ours: a slave shows the end of its log and is told what to follow; see ``remoting.replicas``."""
+    REPLICATE = 20041
+    """Ours: a slave's poll for bytes of the log, which acknowledges what it has; held until there are some."""
+    REPLICA_STATE = 20042
+    """Ours: what a slave keeps besides topics, groups and offsets."""
     BUNDLE = 20060
     """Ours: several single requests of one producer in one frame; see ``server.bundle_handler``."""
     SCAN_RECORDS = 20020
@@ -151,5 +157,9 @@ class ResponseCode(IntEnum):
     """Ours: the broker reads its disk; a definite refusal, repeat within the time-out without counting it."""
     BAD_RECORDS = 20003
     """Ours: a frame of records failed the checks; nothing was written; the remark names the record and the fault."""
+    LOG_DIVERGED = 20040
+    """Ours: a slave's log is no prefix of the master's; the remark says where they part."""
+    MASTER_FENCED = 20041
+    """Ours: the slave knows a later epoch than this master, which was replaced."""
     GROUP_IN_OTHER_USE = 20030
     """Ours: the group is popped and pushed or pulled at once, or with another subscription; the remark says by whom."""

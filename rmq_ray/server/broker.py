@@ -30,6 +30,7 @@ from rmq_ray.server.listen_port import listen
 from rmq_ray.server.local_hold import LocalHold
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.registration import Registration
+from rmq_ray.server.replica import Replica
 from rmq_ray.store.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
@@ -58,6 +59,7 @@ class Broker:
         self._offload: ThreadOffload | None = None
         self._reads: ThreadOffload | None = None
         self._registration: Registration | None = None
+        self._replica: Replica | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
         self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}")
@@ -103,6 +105,8 @@ class Broker:
         await self._recover(core, create)
         if not config.port:
             await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
+        if self._who.is_slave:
+            self._follow(core)
         self._register(core)
 
     async def registered(self, timeout_s: float) -> bool:
@@ -118,6 +122,8 @@ class Broker:
             await self._registration.stop()
         core, offload = self._core, self._offload
         try:
+            if self._replica is not None:
+                await self._replica.stop()
             if core is not None and offload is not None:
                 core.pulls.parked.wake_all()
                 await core.pulls.parked.hold.close()
@@ -137,6 +143,8 @@ class Broker:
         """States and counts; plain values."""
         found: dict[str, Any] = {"state": "starting", "address": self._who.address} if self._core is None else self._core.status()
         found["connections"] = self._listener.connections
+        if self._replica is not None:
+            found["replica"] = self._replica.status()
         if self._registration is not None:
             found["name_servers"] = self._registration.status()
         return found
@@ -166,10 +174,21 @@ class Broker:
         to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
         self._registration = Registration(
             self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms, core.tables.topics.snapshot,
-            core.tables.take_order, self._on_fatal,
+            core.tables.take_order, self._on_fatal, lambda address: self._replica.master_at(address) if self._replica is not None else None,
         )  # fmt: skip
         core.tables.on_topics = self._registration.changed
         self._registration.start()
+
+    def _follow(self, core: BrokerCore) -> None:
+        """A slave: follow the master from now on."""
+        config, credentials = self._config, self._credentials
+        to_master = Credentials(credentials.cluster, "broker", credentials.secret) if credentials.secret else None
+        self._replica = Replica(config, core, to_master, self._clock, self._look_up_master, self._on_fatal)
+        self._replica.start()
+
+    def _look_up_master(self) -> None:
+        if self._registration is not None:
+            self._registration.changed()
 
     def _make_hold(self, on_wake: OnWake) -> Hold:
         config = self._config

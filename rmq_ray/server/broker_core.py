@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,8 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.acknowledgements import Acknowledgements
 from rmq_ray.server.admin_handlers import AdminHandlers
+from rmq_ray.server.broker_roles import answer_wait_ms, at_master
+from rmq_ray.server.broker_status import broker_status
 from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.bundle_handler import BundleHandler
 from rmq_ray.server.counters import Counters
@@ -46,6 +47,7 @@ from rmq_ray.server.query_handlers import QueryHandlers
 from rmq_ray.server.recall_handler import RecallHandler
 from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
 from rmq_ray.server.refusal import Refused
+from rmq_ray.server.replication import Replication
 from rmq_ray.server.reply_handlers import ReplyHandlers
 from rmq_ray.server.send_back import SendBack
 from rmq_ray.server.send_handlers import SendHandlers
@@ -60,6 +62,7 @@ from rmq_ray.server.topic_handlers import TopicHandlers
 from rmq_ray.server.transaction_handlers import TransactionAsker, TransactionHandlers
 from rmq_ray.server.transaction_service import Transactions
 from rmq_ray.store.files import FileSystem
+from rmq_ray.store.follower_store import FollowerStore
 from rmq_ray.store.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -67,7 +70,6 @@ TICK_MS = 50
 CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
 FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 FIRST_CLEAN_MS, CLEAN_MS = 60_000, 10_000
-FALL_BEHIND_TOLD = 20
 ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
 Handler = Callable[[Command, Peer], Command | None]
 
@@ -97,7 +99,10 @@ class BrokerCore:
         self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
-        self.acks = Acknowledgements(config.store.sync_flush_timeout_ms, config.in_flight_bytes_max)
+        self.replication = Replication(
+            config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved
+        )
+        self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
         self.repeats = SingleRepeats(config.store, clock)
@@ -107,7 +112,7 @@ class BrokerCore:
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
         self._started: list[Callable[[RmqError | None], None]] = []
-        self._handlers = hooked(self._make_handlers(make_hold), config.send_hooks)
+        self._handlers = at_master(hooked(self._make_handlers(make_hold), config.send_hooks), identity)
         self._set_timers()
 
     # --- requests ---
@@ -153,6 +158,7 @@ class BrokerCore:
         self.pops.closed(peer)
         self.pulls.closed(peer)
         self.group_handlers.closed(peer)
+        self.replication.closed(peer)
 
     def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
         """The answer that names the error. No answer to a message that may be stored: every code stands for a definite refusal, a closed
@@ -209,29 +215,7 @@ class BrokerCore:
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""
-        store, keeper = self.keeper.store, self.keeper
-        found: dict[str, Any] = {
-            "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
-            "reopened": keeper.reopened, "pid": os.getpid(),
-            "broker_name": self.identity.name, "broker_id": self.identity.broker_id, "cluster": self.identity.cluster, "address": self.identity.address,
-            "boot_ms": self.identity.boot_ms, "flush": self.config.store.flush.value, "topics": len(self.tables.topics),
-            "consumer_groups": self.members.consumers.groups(), "parked_pulls": len(self.pulls.parked), "late_pulls": self.pulls.parked.late,
-            "hold_alive": self.pulls.parked.hold.alive, "waiting_acks": len(self.acks),
-            "in_flight_bytes": self.acks.in_flight_bytes, "flush_timeouts": self.acks.timeouts, "offsets_lowered": self.tables.offsets.lowered,
-            "offsets_refused": self.tables.offsets.refused, "offsets_clamped": self.tables.offsets.clamped, "commits_fenced": self.tables.offsets.fenced,
-            "queue_locks": len(self.members.locks), "delay_offsets": self.delays.offsets(), "fall_behind": self.tables.offsets.behind.worst(FALL_BEHIND_TOLD),
-            "half_messages": self.transactions.pending, "timing_messages": self.timed.waiting, "pop": self.pops.status(),
-            "identity": None, "epoch": 0, **self.counters.as_dict(),
-        }  # fmt: skip
-        if store is not None:
-            found |= {
-                "identity": store.identity,
-                "epoch": store.epoch,
-                "visible_offset": store.visible_offset,
-                "durable_offset": store.durable_offset,
-                "store": store.status(),
-            }
-        return found
+        return broker_status(self)
 
     # --- wiring ---
 
@@ -243,7 +227,8 @@ class BrokerCore:
 
     def _make_store(self) -> MessageStore:
         levels = self.levels
-        return MessageStore(
+        make = FollowerStore if self.identity.is_slave else MessageStore
+        return make(
             self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
             delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
             bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None,
@@ -253,8 +238,8 @@ class BrokerCore:
         tables, keeper, identity = self.tables, self.keeper, self.identity
         path = SendPath(
             keeper, tables.topics, TopicGate(identity, tables.topics, tables.groups), tables.fresh, self.acks, self.counters, self.clock,
-            self.config.store.acknowledges_later, self.serve,
-            FastFailure(self.clock, self.offload.post, self.config.stale_send_ms, self.config.disk_busy_ms),
+            self.config.store.acknowledges_later or self.replication.sync, self.serve,
+            FastFailure(self.clock, self.offload.post, self.config.stale_send_ms, self.config.disk_busy_ms), self.replication,
         )  # fmt: skip
         records = RecordsHandlers(path)
         sends = SendHandlers(
@@ -270,9 +255,7 @@ class BrokerCore:
             keeper, shared, MovedEvents(self.writer, self.clock), self.counters,
             self.clock, self.config, make_hold, self.answer, self.answer_from,
         )  # fmt: skip
-        self.pops = PopService(
-            self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads
-        )
+        self.pops = PopService(self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads)
         watch = SubscriptionWatch(self.members.consumers, tables.filters, self.counters, self.clock)
         self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock, watch)
         self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
@@ -299,6 +282,7 @@ class BrokerCore:
             Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
             Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
             Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **self.pops.handlers(), **operations.handlers(),
+            **self.replication.handlers(),
         }  # fmt: skip
 
     def _set_timers(self) -> None:
@@ -314,8 +298,12 @@ class BrokerCore:
         every(CLEAN_MS, self._clean, FIRST_CLEAN_MS)
 
     def _often(self) -> None:
-        self.acks.expire(self.clock.monotonic_ms())
+        store = self.keeper.store
+        self.acks.expire(self.clock.monotonic_ms(), 0 if store is None else store.durable_offset)
         self.pulls.parked.tick(self.clock.now_ms())
+        self.replication.tick()
+        if self.identity.is_slave:  # everything below writes
+            return
         self.pops.tick()
         if not self._more_delays:
             self._deliver()
@@ -326,7 +314,8 @@ class BrokerCore:
         self.rate.sample()
         self._durable()  # what could not become visible for want of room
         self.keeper.tick(self.clock.monotonic_ms())
-        self.pops.each_second()
+        if not self.identity.is_slave:
+            self.pops.each_second()
 
     def _deliver(self) -> None:
         """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
@@ -341,7 +330,8 @@ class BrokerCore:
             self.offload.post(self._check_halves)
 
     def _save_offsets(self) -> None:
-        self.transactions.save()
+        if not self.identity.is_slave:
+            self.transactions.save()
         self.tables.save_offsets()
 
     def _clean(self) -> None:
@@ -364,6 +354,15 @@ class BrokerCore:
         if self._found is not None:
             self.lock_handlers.load(self._found.locks)
         self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
+        self.replication.serving(store)
+        if not self.identity.is_slave:
+            self._lead(store)
+        started, self._started = self._started, []
+        for call in started:
+            self.offload.post(lambda call=call: call(None))  # type: ignore[misc]
+
+    def _lead(self, store: MessageStore) -> None:
+        """What only a master does with a store."""
         clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
         if clamped:
             log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
@@ -373,24 +372,23 @@ class BrokerCore:
         self.offload.post(self.transactions.pay)
         if self.config.long_polling:
             store.set_arrival_listener(self.pulls.parked.arrived)
-        started, self._started = self._started, []
-        for call in started:
-            self.offload.post(lambda call=call: call(None))  # type: ignore[misc]
 
     def _lost(self) -> None:
+        self.replication.lost()
         self.acks.fail_all()
         self.repeats.forget()
 
     def _durable(self) -> None:
         store = self.keeper.store
         if store is not None:
-            durable = store.durable_offset  # read before the dispatch: what is acknowledged is visible already
+            durable = self.replication.settled(store.durable_offset)  # read before the dispatch: what is acknowledged is visible already
             try:
                 store.dispatch_durable()
             except RmqError as error:
                 self.keeper.check(error)
                 return
             self.acks.durable(durable)
+            self.replication.written()
 
     def _give_up(self, error: RmqError) -> None:
         started, self._started = self._started, []

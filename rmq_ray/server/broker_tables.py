@@ -106,7 +106,9 @@ class BrokerTables:
         return dict(self._delays)
 
     def take_order(self, ordered: Mapping[str, str]) -> None:
-        """Which topics are ordered, as a name server says."""
+        """Which topics are ordered, as a name server says; a slave has it from its master."""
+        if self._identity.is_slave:
+            return
         before = self.topics.version
         self.topics.set_order(ordered)
         if self.topics.version != before:

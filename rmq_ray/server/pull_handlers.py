@@ -170,6 +170,8 @@ class PullHandlers:
     def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, wanted: Wanted, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
+        if code == PULL_OFFSET_MOVED and tables.identity.is_slave:  # its master may have what is not here: the reader stays where it is
+            code, result = PULL_NOT_FOUND, replace(result, next_offset=asked.offset)
         if first:
             self._commit(asked, peer)
             if tables.members.is_member(asked.group, peer):
@@ -183,7 +185,7 @@ class PullHandlers:
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
             self._moved.tell(asked.group, MessageQueue(asked.topic, tables.identity.name, asked.queue_id), asked.offset, result.next_offset)
-        suggested = suggested_broker(result.suggest_slave, False, group.broker_id, group.broker_when_slow)
+        suggested = suggested_broker(result.suggest_slave, self._config.slave_reads, group.broker_id, group.broker_when_slow)
         if pull.ours:
             return pull.command.answer(code, None, self._records_body(result, self._store(), suggested))
         fields = {

@@ -3,8 +3,9 @@
 Decides: whether the frame may be appended (topic, queue, bytes in flight) and when its answer leaves. Does not decide whether the
 records are sound or were sent before: the store checks every record before it writes the first byte, and knows repeats.
 
-When the answer with code 0 leaves: ASYNC_FLUSH: the kernel has all records; SYNC_FLUSH: fdatasync covering them returned. Code 10 leaves
-when that took longer than 5 s. A repeat is answered with the first result, under the same condition.
+When the answer with code 0 leaves: ASYNC_FLUSH: the kernel has all records; SYNC_FLUSH: fdatasync covering them returned; SYNC_MASTER: the slaves
+in sync have them likewise. Code 10 leaves when the disk took longer than 5 s, 12 when slaves took longer than 3 s, 11 when too few are in sync. A
+repeat is answered with the first result, under the same condition.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rmq_ray.server.acknowledgements import Acknowledgements
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.fast_failure import FastFailure
 from rmq_ray.server.fresh_topics import FreshTopics
+from rmq_ray.server.replication import Replication
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_gate import TopicGate
 from rmq_ray.server.topic_table import TopicTable, is_internal
@@ -35,7 +37,7 @@ Serve = Callable[[Command, Peer], None]
 
 @dataclass(frozen=True, slots=True)
 class SendPath:
-    """What every send touches. ``sync``: answers wait for fdatasync. ``serve(command, peer)`` runs a request later and sends its answer."""
+    """What every send touches. ``sync``: answers wait for fdatasync, or for slaves. ``serve(command, peer)`` runs a request later and sends its answer."""
 
     keeper: StoreKeeper
     topics: TopicTable
@@ -47,12 +49,15 @@ class SendPath:
     sync: bool
     serve: Serve
     fast: FastFailure
+    replication: Replication
 
     def admit(self, size: int) -> None:
         """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow; nothing is written then."""
         if self.sync:
             self.acks.admit(size)
-            self.fast.admit(self.acks.oldest_wait_ms(self.clock.monotonic_ms()))
+            self.replication.admit()
+            store = self.keeper.store
+            self.fast.admit(self.acks.oldest_wait_ms(self.clock.monotonic_ms(), 0 if store is None else store.durable_offset))
         else:
             self.fast.admit()
 
@@ -70,11 +75,17 @@ class SendPath:
         self.fresh.wait(topic, len(body), resume)
 
     def when_durable(self, command: Command, end_offset: int, size: int, told: Callable[[int], None]) -> None:
-        """``told(status code)`` once the log is durable up to ``end_offset``, or 5 s have passed; SYNC_FLUSH only. Nobody waits for a oneway send."""
+        """``told(status code)`` once the log is durable up to ``end_offset`` (and replicated, as SYNC_MASTER demands), or the time is over; at once
+        with SLAVE_NOT_AVAILABLE where too few slaves are in sync. Nobody waits for a oneway send.
+        """
         if command.flag & FLAG_ONEWAY:
             return
         store = self.keeper.store
-        self.acks.wait(end_offset, 0 if store is None else store.visible_offset, size, self.clock.monotonic_ms(), told)
+        settled = 0 if store is None else store.visible_offset
+        if end_offset > settled and not self.replication.enough:
+            told(int(ResponseCode.SLAVE_NOT_AVAILABLE))
+            return
+        self.acks.wait(end_offset, settled, size, self.clock.monotonic_ms(), told)
 
 
 class RecordsHandlers:

@@ -25,7 +25,7 @@ from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.headers import BrokerHeader, RegisterBrokerHeader
+from rmq_ray.remoting.headers import BrokerHeader, RegisterBrokerAnswer, RegisterBrokerHeader
 from rmq_ray.server.identity import Identity
 
 log = logging.getLogger("rmq_ray.server")
@@ -47,11 +47,14 @@ class _Server:
 
 
 class Registration:
-    """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an unexpected exception."""
+    """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an unexpected exception. ``on_master``: of a slave, told
+    the master's address.
+    """
 
     def __init__(  # noqa: PLR0913 - what a registration is made of
         self, identity: Identity, name_servers: tuple[str, ...], credentials: Credentials | None, limits: RemotingLimits, clock: Clock, period_ms: int,
         snapshot: Snapshot, on_order: Callable[[Mapping[str, str]], None], on_fatal: Callable[[object], None],
+        on_master: Callable[[str], None] = lambda _address: None,
     ) -> None:  # fmt: skip
         self._identity = identity
         self._servers = [_Server(Address.parse(text)) for text in name_servers]
@@ -62,6 +65,7 @@ class Registration:
         self._snapshot = snapshot
         self._on_order = on_order
         self._on_fatal = on_fatal
+        self._on_master = on_master
         self._tasks: list[asyncio.Task[None]] = []
         self._everywhere = asyncio.Event()
 
@@ -134,6 +138,8 @@ class Registration:
         answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
         if answer.code != 0:
             raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
+        if (master := RegisterBrokerAnswer.from_fields(answer.fields).master_address) is not None:
+            self._on_master(master)
         if len(answer.body):
             self._on_order(bodies.decode_table(answer.body_bytes()))
 

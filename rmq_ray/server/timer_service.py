@@ -69,6 +69,7 @@ class TimerService:
         self._offload = offload
         self._file = timer_file(files, f"{config.store.path}/rmq_ray/timer.json")
         self._saver: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", self._snapshot, self._file.save, offload)
+        self._follower: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", lambda: self._found, self._file.save, offload)
         self._saved: TimerProgress | None = None
         self._found = TimerProgress()
         self._gone = 0  # messages that waited and do not any more
@@ -146,6 +147,17 @@ class TimerService:
         self._unsafe.clear()
         if self._saved is not None:
             self._saver.save_now()
+
+    @property
+    def saved(self) -> TimerProgress:
+        """What the file says: nothing that it covers is missing in the log."""
+        return self._found if self._saved is None else self._saved
+
+    def follow(self, progress: TimerProgress) -> None:
+        """Of a slave: keep what the master's file says, for the day on which this broker delivers."""
+        if progress != self._found and self._saved is None:
+            self._found = progress
+            self._follower.save()
 
     def _snapshot(self) -> TimerProgress:
         return TimerProgress(*self._safe, self._first, self._cancel_from)

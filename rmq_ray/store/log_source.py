@@ -32,8 +32,8 @@ class Tail:
 def read_log(parts: StoreParts, log_offset: int, count: int) -> bytes:
     """Up to ``count`` bytes from ``log_offset`` on. Raises ``LogDiverged`` when the log does not reach that far or has removed it."""
     log = parts.log
-    if not log.begin <= log_offset <= log.end:
-        raise LogDiverged(f"log offset {log_offset} is not in the log, which has {log.begin} to {log.end}", log_offset, log.begin, log.end)
+    if not log.begin <= log_offset <= log.committed:
+        raise LogDiverged(f"log offset {log_offset} is not in the log, which has {log.begin} to {log.committed}", log_offset, log.begin, log.committed)
     return log.read(log_offset, count)
 
 
@@ -66,9 +66,9 @@ def look_again(parts: StoreParts, log_offset: int, body_bytes_max: int) -> bool:
     they are broken here too. True when they are.
     """
     segment = parts.chain.find(log_offset)
-    if segment is None or log_offset >= parts.log.end:
+    if segment is None or log_offset >= parts.log.committed:
         return False
-    limit = min(segment.end, parts.log.end)
+    limit = min(segment.end, parts.log.committed)
     record_max = body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
     data = segment.read(log_offset, min(limit - log_offset, max(_SEARCH_BYTES, 2 * record_max)))
     found = scan_buffer(memoryview(data), log_offset, record_max, True)

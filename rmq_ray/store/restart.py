@@ -127,8 +127,7 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
 
 def _build(around: Surroundings, chain: SegmentChain, queues: QueueTable, index: IndexService | None) -> StoreParts:
     config, files, ours = around.config, around.files, f"{around.root}/{OURS}"
-    gathers = config.gathers and not getattr(around, "follows", False)
-    log = CommitLog(chain, TransientPool(config.transient_store_pool_size, config.transient_buffer_bytes) if gathers else None)
+    log = CommitLog(chain, TransientPool(config.transient_store_pool_size, config.transient_buffer_bytes) if config.gathers and not around.follows else None)
     quarantine = Quarantine(f"{ours}/quarantine", files)
     quarantine.load()
     epochs = EpochFile(f"{ours}/epochs", files)

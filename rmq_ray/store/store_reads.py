@@ -81,6 +81,11 @@ class StoreReads:
         """Log offset behind the last written byte."""
         return self.opened.log.end
 
+    @property
+    def written_offset(self) -> int:
+        """Log offset behind the last byte that the kernel has: what slaves may be given."""
+        return self.opened.log.committed
+
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(minimum, maximum) queue offset; (0, 0) for a queue that holds nothing."""
         queue = self.opened.queues.find(topic, queue_id)

@@ -1,0 +1,249 @@
+"""A slave's side of replication: follows the master's log over a connection of our own, for as long as the broker runs.
+
+    find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. ─> append_raw, advance (in a thread of its own) ─> arrivals, positions
+          ^                               │ lost, refused, other epoch
+          └──────────── pause ────────────┘
+
+Decides: whom to follow (configured, or as name servers tell), when to ask, when to begin anew. Does not decide which bytes are good (the
+store does), who is in sync (the master). Made by ``Broker``; everything but the store's work runs in its loop.
+
+Invariants: one poll is under way at most; a poll's positions are what the store really has; while more bytes are known to be there the next poll
+is sent before the last piece is taken, so that network and disk work at once; bytes of an epoch that this slave does not have are not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import ConnectFailed, LogDiverged, RemotingError, ResponseError, RmqError, StoreCorrupt, StoreNotReady
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogPiece, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
+from rmq_ray.server.broker_core import BrokerCore
+from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.replica_tables import ReplicaTables
+from rmq_ray.store.follower_store import Broken, FollowerStore, Lineage
+
+log = logging.getLogger("rmq_ray.server.replication")
+POLL_WAIT_MS = 500  # an idle slave reports as often
+TIMEOUT_MS = 3_000
+PAUSE_MS, PAUSE_DIVERGED_MS = 250, 5_000
+FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
+FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
+SUSPECTS_MAX = 3  # the same bytes, read again by the master
+
+
+class Replica:
+    """Of one slave. ``look_up()``: have the name servers asked for the master soon."""
+
+    def __init__(
+        self, config: BrokerConfig, core: BrokerCore, credentials: Credentials | None, clock: Clock, look_up: Callable[[], None],
+        on_fatal: Callable[[object], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._core = core
+        self._credentials = credentials
+        self._clock = clock
+        self._look_up = look_up
+        self._on_fatal = on_fatal
+        self._limits = config.limits.but(frame_bytes_max=FRAME_BYTES_MAX)
+        self._thread = ThreadOffload(f"{config.broker_name}-replica", on_fatal, 1)
+        self._tables = ReplicaTables(core)
+        self._task: asyncio.Task[None] | None = None
+        self._master = config.master
+        self._connected = False
+        self._master_end = 0
+        self._caught_up_ms: float | None = None
+        self._sessions = 0
+        self._fault: str | None = None
+        self._strange = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"replica of {self._config.broker_name}")
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """End; nothing touches the store after this."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.close)
+
+    def master_at(self, address: str) -> None:
+        """A name server says where the master is; a configured master stays."""
+        if self._config.master is None and address != self._core.identity.address:
+            self._master = address
+
+    def status(self) -> dict[str, Any]:
+        """Plain values. ``lag_ms``: since this slave last had all of the master's log; None = it never had."""
+        store = self._core.keeper.store
+        behind = max(0, self._master_end - (0 if store is None else store.end_offset))
+        lag_ms: int | None = 0
+        if behind or not self._connected:
+            lag_ms = None if self._caught_up_ms is None else int(self._clock.monotonic_ms() - self._caught_up_ms)
+        return {
+            "master": self._master, "connected": self._connected, "lag_bytes": behind, "lag_ms": lag_ms, "sessions": self._sessions,
+            "tables_synced": self._tables.synced, "fault": self._fault,
+        }  # fmt: skip
+
+    # --- one session after the other ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            pause_ms = PAUSE_MS
+            try:
+                await self._session()
+            except (LogDiverged, StoreCorrupt) as error:
+                pause_ms = PAUSE_DIVERGED_MS
+                self._failed(error, logging.ERROR)
+            except RmqError as error:
+                self._core.keeper.check(error)
+                self._failed(error, logging.INFO)
+            await asyncio.sleep(pause_ms / 1000)
+
+    def _failed(self, error: RmqError, level: int) -> None:
+        if str(error) != self._fault:
+            log.log(level, "slave %d of %s does not follow now: %s", self._config.broker_id, self._config.broker_name, error)
+        self._fault = str(error)
+        if isinstance(error, RemotingError) and self._config.master is None:
+            self._look_up()
+
+    async def _session(self) -> None:
+        store = self._core.keeper.store
+        if not isinstance(store, FollowerStore):
+            raise StoreNotReady("the slave still reads its disk")
+        if self._master is None:
+            raise ConnectFailed("no name server knows the master yet")
+        connection = await AsyncConnection.open(Address.parse(self._master), self._credentials, self._limits, self._clock)
+        syncing: asyncio.Task[None] | None = None
+        try:
+            store.set_arrival_listener(lambda *arrived: self._thread.post(lambda: self._arrived(*arrived)))
+            flush_counts = await self._follow(connection, store)
+            self._sessions += 1
+            self._connected, self._fault = True, None
+            syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
+            syncing.add_done_callback(self._ended)
+            await self._replicate(connection, store, flush_counts)
+        finally:
+            self._connected = False
+            if syncing is not None:
+                syncing.cancel()
+            await connection.close()
+
+    async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:
+        tail, origin = await self._thread.run(lambda: (store.tail(), store.origin()))
+        asked = FollowLog(self._config.broker_id, self._core.identity.address, origin.log, tail.begin, tail.end, tail.crc)
+        answer = await connection.request(Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS)
+        found = unpack_lineage(_sound(answer).body)
+        await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
+        return found.flush_counts
+
+    async def _replicate(self, connection: AsyncConnection, store: FollowerStore, flush_counts: bool) -> None:
+        rest, confirmed, suspect, suspected = b"", 0, -1, 0
+        broken: Broken = []
+        poll = self._poll(connection, store, store.end_offset, confirmed, suspect)
+        try:
+            while True:
+                piece = unpack_piece(_sound(await poll).body)
+                self._check(piece, store, rest)
+                received, confirmed = piece.offset + len(piece.data), piece.confirmed
+                data = b"".join((rest, piece.data)) if rest else piece.data
+                broken = [*broken, *piece.broken] if rest else piece.broken
+                ahead = received < piece.end and suspect < 0
+                if ahead:
+                    poll = self._poll(connection, store, received, confirmed, -1)
+                start = store.end_offset
+                try:
+                    taken = await self._thread.run(lambda: _take(store, start, data, broken, confirmed, flush_counts))  # noqa: B023 - awaited at once
+                    suspect, suspected = -1, 0 if taken else suspected
+                    rest = bytes(data[taken:])
+                except StoreCorrupt:
+                    suspect, suspected, rest = start, suspected + 1, b""
+                    if ahead:
+                        await _thrown_away(poll)
+                    ahead = False
+                    if suspected > SUSPECTS_MAX:
+                        raise
+                self._note(store, piece)
+                if not ahead:
+                    poll = self._poll(connection, store, store.end_offset + len(rest), confirmed, suspect)
+        finally:
+            poll.cancel()
+            await _thrown_away(poll)
+
+    def _check(self, piece: LogPiece, store: FollowerStore, rest: bytes) -> None:
+        if self._core.keeper.store is not store:
+            raise StoreNotReady("the slave's store is read again")
+        if piece.epoch != store.epoch:
+            raise RemotingError(f"the master is in epoch {piece.epoch} now, this slave in {store.epoch}: it follows anew", self._master)
+        if piece.offset != store.end_offset + len(rest):
+            raise RemotingError(f"bytes of log offset {piece.offset} came, asked was for {store.end_offset + len(rest)}", self._master)
+        if len(rest) > BYTES_MAX:
+            raise LogDiverged(f"{len(rest)} bytes at log offset {store.end_offset} hold no whole frame", store.end_offset)
+
+    def _poll(self, connection: AsyncConnection, store: FollowerStore, offset: int, confirmed: int, suspect: int) -> asyncio.Task[Command]:
+        asked = Replicate(store.epoch, offset, self._config.replica_bytes, store.end_offset, store.flushed_offset, confirmed, POLL_WAIT_MS, suspect)
+        command = Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY)
+        return asyncio.get_running_loop().create_task(connection.request(command, POLL_WAIT_MS + TIMEOUT_MS))
+
+    def _note(self, store: FollowerStore, piece: LogPiece) -> None:
+        self._master_end = piece.end
+        if store.end_offset >= piece.end:
+            self._caught_up_ms = self._clock.monotonic_ms()
+
+    def _arrived(self, topic: str, queue_id: int, maximum: int, codes: Sequence[int]) -> None:
+        """Messages became visible here: held pulls are woken; a topic that this slave does not know is a reason to fetch the tables."""
+        if self._config.long_polling:
+            self._core.pulls.parked.arrived(topic, queue_id, maximum, codes)
+        if topic not in self._core.tables.topics:
+            self._strange.set()
+
+    async def _sync_tables(self, connection: AsyncConnection) -> None:
+        """Until the session ends. What fails is tried with the next turn."""
+        wait_ms = min(FIRST_SYNC_MS, self._config.replica_sync_ms)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._strange.wait(), wait_ms / 1000)
+            self._strange.clear()
+            wait_ms = self._config.replica_sync_ms
+            try:
+                await self._tables.sync(connection)
+            except RmqError as error:
+                log.warning("tables of the master of %s were not fetched: %s", self._config.broker_name, error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+
+def _take(store: FollowerStore, start: int, data: Any, broken: Broken, confirmed: int, flush: bool) -> int:
+    """In the replica's thread: append, sync where a copy counts only then, make visible. How many bytes were taken."""
+    taken = store.append_raw(start, data, broken) if len(data) else 0
+    if flush and store.flushed_offset < store.end_offset:
+        store.sync()
+    store.advance(confirmed)
+    return taken
+
+
+def _sound(answer: Command) -> Command:
+    """The answer; a refusal is raised."""
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    if answer.code in (ResponseCode.LOG_DIVERGED, ResponseCode.MASTER_FENCED):
+        raise LogDiverged(answer.remark or f"refused with code {answer.code}", answer.code)
+    raise ResponseError(answer.remark or f"refused with code {answer.code}", answer.code)
+
+
+async def _thrown_away(poll: asyncio.Task[Command]) -> None:
+    with contextlib.suppress(asyncio.CancelledError, RmqError):
+        await poll
