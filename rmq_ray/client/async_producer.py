@@ -24,9 +24,10 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, ask
-from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook
+from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook, checked_hooks
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.client.timing import when
@@ -61,7 +62,7 @@ class AsyncProducer:
         base = base if group is None else base.but(group=group)
         base = base.but(group=with_namespace(base.namespace, base.group))
         check_group(base.group)
-        self._hooks, self._checks = tuple(hooks), tuple(checks)
+        self._hooks, self._checks = checked_hooks(hooks, checks)
         self._configure(discovery, base, limits, clock, client_id)
 
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
@@ -199,6 +200,12 @@ class AsyncProducer:
         assert self._core is not None
         target = frames.next_queue(queues) if queue is None else self._core.choose(topic, queue, None, 0.0)
         return await frames.send_frames(parts, target, queue is not None, timeout_ms, self._steps)
+
+    async def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
+        """Take back a message that waits for its delivery time; see ``Producer.recall_message``."""
+        await self._ready()
+        assert self._core is not None
+        return await asyncio.to_thread(recall, self._core, topic, recall_handle, self._timeout_ms if timeout is None else timeout_in_ms(timeout))
 
     async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""

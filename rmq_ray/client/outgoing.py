@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rmq_ray.client.timing import When, when
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import DELAY, WAIT, Message
+from rmq_ray.model.message import DELAY, KEYS, TAGS, WAIT, Message, decode_properties
 from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.validators import check_body, check_delay_level, check_send_topic, property_text
 
@@ -25,6 +25,7 @@ Placement = tuple[MessageQueue | None, Selector | None, object, str | None]
 """Given queue, selector, its ``arg``, message group: at most one way to choose the queue."""
 
 NO_PROPERTIES: Mapping[str, str] = {}
+TIMEOUT_S_MAX = 1e8
 
 
 @dataclass(slots=True)
@@ -83,6 +84,13 @@ def special_text(time: When, wait_store_ok: bool) -> str:
     return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
 
 
+def as_message(message: Outgoing) -> Message:
+    """What a selector sees: the message as its sender gave it, but for the time of its delivery."""
+    properties = decode_properties(message.text)
+    tag, keys = properties.pop(TAGS, None), properties.pop(KEYS, "")
+    return Message(message.topic, message.body, tag, keys.split(" ") if keys else (), properties, message.flag & 0xFFFF_FFFF)
+
+
 def placed(queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> Placement | None:
     """A call's placement; None = anywhere."""
     return None if queue is None and selector is None and message_group is None else (queue, selector, arg, message_group)
@@ -92,12 +100,17 @@ def check_placement(queue: MessageQueue | None, selector: Selector | None, messa
     """At most one way to choose the queue may be used, and a group must have a name."""
     if sum(way is not None for way in (queue, selector, message_group)) > 1:
         raise ClientError("queue, selector and message_group each choose the queue; give one of them")
+    if selector is not None and not callable(selector):
+        raise ClientError(f"the selector {selector!r:.80} cannot be called; give a function of (queues, message, arg) that returns one of the queues")
     if message_group is not None and (not isinstance(message_group, str) or not message_group):
         raise ClientError(f"message_group {message_group!r} must be a string that is not empty; use None for no group")
 
 
 def timeout_in_ms(timeout_s: float) -> float:
-    """A call's time-out in milliseconds; ``ClientError`` unless it is positive."""
-    if not timeout_s > 0:
-        raise ClientError(f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the configured one")
-    return timeout_s * 1000
+    """A call's time-out in milliseconds; ``ClientError`` unless it is positive and less than three years."""
+    try:
+        if 0 < timeout_s < TIMEOUT_S_MAX:
+            return timeout_s * 1000
+    except TypeError:
+        pass
+    raise ClientError(f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the configured one")

@@ -30,7 +30,7 @@ from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, Reply, ask
 from rmq_ray.client.send_future import SendFuture
-from rmq_ray.client.send_hooks import SendCheck, SendHook
+from rmq_ray.client.send_hooks import SendCheck, SendHook, checked_hooks
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import FrameParts, split_batch
 from rmq_ray.client.timing import when
@@ -74,7 +74,7 @@ class Producer:
         base = base if group is None else base.but(group=group)
         base = base.but(group=with_namespace(base.namespace, base.group))
         check_group(base.group)
-        self._hooks, self._checks = tuple(hooks), tuple(checks)
+        self._hooks, self._checks = checked_hooks(hooks, checks)
         self._configure(discovery, base, limits, clock, client_id)
 
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:

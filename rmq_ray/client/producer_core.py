@@ -22,7 +22,7 @@ from rmq_ray.client.group_order import GroupOrder
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import Load, RecordLoad, SingleLoad
-from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, as_message, check_placement
 from rmq_ray.client.queue_choice import QueueChoice
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
@@ -186,7 +186,7 @@ class ProducerCore:
         """The queue of a message that must not go anywhere else, given or by its group."""
         if message_group is not None:
             return self.groups.choose(topic, message_group, self.find_queues(topic, timeout_ms))
-        if not isinstance(queue, MessageQueue) or queue.topic != topic:
+        if not isinstance(queue, MessageQueue) or queue.topic != topic or not isinstance(queue.queue_id, int):
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
         if self.instance.broker_address(queue.broker_name) is None:
             self.find_queues(topic, timeout_ms)
@@ -197,13 +197,13 @@ class ProducerCore:
         queue, selector, arg, group = placement
         check_placement(queue, selector, group)
         if selector is not None:
-            message.queue = self.select(selector, Message(message.topic, message.body), arg, timeout_ms)
+            message.queue = self.select(selector, as_message(message), arg, timeout_ms)
         else:
             message.queue = self.choose(message.topic, queue, group, timeout_ms)
         message.ordered, message.group = queue is None, group
 
     def select(self, selector: Selector, message: Message, arg: object, timeout_ms: float) -> MessageQueue:
-        """The queue that the user's selector picks."""
+        """The queue that the user's selector picks. What it raises passes; nothing is sent then."""
         queues = self.find_queues(message.topic, timeout_ms)
         return checked_choice(selector(list(queues), message, arg), message.topic, queues)
 

@@ -221,6 +221,8 @@ def ask(  # noqa: PLR0913 - a call
     core: ProducerCore, steps: SendSteps | None, topic_or_message: str | Message, body: bytes | None, timeout_ms: float, options: AskOptions
 ) -> Asked:
     """Check and send a request; returns when it is handed to the connection."""
+    if unknown := options.keys() - AskOptions.__annotations__.keys():
+        raise ClientError(f"a request takes no {', '.join(sorted(unknown))}; it takes timeout, {', '.join(AskOptions.__annotations__)}")
     labels = (options.get("tag"), options.get("keys", ()), options.get("properties"))
     message = outgoing(topic_or_message, body, labels, 0, core.config.body_bytes_max)
     if message.special:

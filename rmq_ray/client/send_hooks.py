@@ -9,10 +9,11 @@ A hook that raises is logged and changes nothing: what watches a send must not b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import KEYS, TAGS, SendResult, decode_properties
 
@@ -77,3 +78,18 @@ class SendHook(Protocol):
 
 SendCheck = Callable[[SendContext], object]
 """Raises to forbid the send; what it returns is not looked at."""
+
+
+def checked_hooks(hooks: Iterable[SendHook], checks: Iterable[SendCheck]) -> tuple[tuple[SendHook, ...], tuple[SendCheck, ...]]:
+    """A producer's ``hooks=`` and ``checks=``; ``ClientError`` for what could never be called."""
+    try:
+        kept = tuple(hooks), tuple(checks)
+    except TypeError:
+        raise ClientError(f"hooks={hooks!r:.80} and checks={checks!r:.80} must be lists, also of one") from None
+    for hook in kept[0]:
+        if isinstance(hook, type) or not (callable(getattr(hook, "before", None)) and callable(getattr(hook, "after", None))):
+            raise ClientError(f"{hook!r:.80} is no hook; give an object with the methods before(ctx) and after(ctx)")
+    for check in kept[1]:
+        if not callable(check):
+            raise ClientError(f"the check {check!r:.80} cannot be called; give a function of the SendContext that raises to forbid the send")
+    return kept

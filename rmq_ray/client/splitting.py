@@ -6,7 +6,7 @@ below ``batch_bytes_max`` is one frame. Pure; called by ``Producer.send_batch``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
@@ -20,8 +20,27 @@ FrameParts = tuple[list[bytes], list[str], list[int] | None]
 """Bodies, property texts, users' flags (None when all are 0)."""
 
 
-def split_batch(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, list[FrameParts]]:
+def split_batch(messages: Iterable[Message], config: ProducerConfig) -> tuple[str, list[FrameParts]]:
     """(topic, frames in order). Raises what the validators raise, and ``MessageIllegal`` for what a batch may not hold."""
+    if not isinstance(messages, list):
+        messages = _listed(messages)
+    try:
+        return _split(messages, config)
+    except AttributeError:
+        strange = [message for message in messages if not isinstance(message, Message)]
+        if not strange:
+            raise
+        raise ClientError(f"a batch consists of rmq_ray.Message objects, not {strange[0]!r:.80}") from None
+
+
+def _listed(messages: Iterable[Message]) -> list[Message]:
+    try:
+        return list(messages)
+    except TypeError:
+        raise ClientError(f"a batch is a list of rmq_ray.Message objects, not {messages!r:.80}") from None
+
+
+def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, list[FrameParts]]:
     if not messages:
         raise ClientError("the batch is empty; give at least one message")
     topic = messages[0].topic

@@ -22,6 +22,8 @@ def when(delay_level: int, delay: object, deliver_at: object) -> When:
     >>> when(3, None, None), when(0, timedelta(seconds=1.5), None)
     (3, 'TIMER_DELAY_MS\\x011500\\x02')
     """
+    if not isinstance(delay_level, int):
+        raise ClientError(f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level))
     if delay is None and deliver_at is None:
         return delay_level
     if (delay is not None) + (deliver_at is not None) + (delay_level != 0) > 1:

@@ -40,8 +40,10 @@ def without_namespace(namespace: str, name: str) -> str:
 
 
 def queue_with_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
-    """The queue as brokers know it."""
-    return MessageQueue(with_namespace(namespace, queue.topic), queue.broker_name, queue.queue_id) if namespace else queue
+    """The queue as brokers know it. What is no queue stays as it is: whoever uses it refuses it."""
+    if not namespace or not isinstance(queue, MessageQueue):
+        return queue
+    return MessageQueue(with_namespace(namespace, queue.topic), queue.broker_name, queue.queue_id)
 
 
 def queue_without_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:

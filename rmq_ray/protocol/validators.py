@@ -121,6 +121,8 @@ def _tag_text(tag: str) -> str:
 
 def _judged_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
     """Every rule, one after the other."""
+    if not isinstance(properties, Mapping):
+        raise MessageIllegal(f"properties must be a mapping of strings to strings, not {properties!r:.80}")
     text, count = "", len(properties)
     try:
         if keys:

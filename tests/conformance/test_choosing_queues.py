@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -16,6 +16,7 @@ from rmq_ray.client.selectors import select_by_hash
 from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message
 from rmq_ray.protocol.queue_selection import select_by_group
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
@@ -142,3 +143,16 @@ def test_a_selector_that_returns_a_queue_it_was_not_given_is_refused_before_anyt
         with pytest.raises(ZeroDivisionError):
             producer.send("orders", b"x", selector=lambda *_: 1 // 0)
     assert sum(broker.messages for broker in pair.brokers) == 1
+
+
+def test_a_selector_sees_the_message_as_its_sender_gave_it(pair: TinyCluster) -> None:
+    seen: list[Message] = []
+
+    def by_tag(queues: Sequence[MessageQueue], message: Message, _arg: object) -> MessageQueue:
+        seen.append(message)
+        return queues[0]
+
+    with Producer("seeing", discovery=pair) as producer:
+        producer.send("orders", b"x", tag="paid", keys=["a", "b"], properties={"region": "eu"}, selector=by_tag)
+        producer.send(Message("orders", b"y", flag=7), selector=by_tag)
+    assert seen == [Message("orders", b"x", "paid", ["a", "b"], {"region": "eu"}), Message("orders", b"y", flag=7)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[RmqError]]] = [
     (("orders", b"x"), {"queue": MessageQueue("bills", "broker-a", 0)}, ClientError), (("orders", b"x"), {"queue": "orders"}, ClientError),
     (("orders", b"x"), {"selector": lambda *_: MessageQueue("orders", "broker-z", 0)}, ClientError),
     ((Message("orders", b"x"), b"y"), {}, ClientError), ((Message("orders", b"x"),), {"tag": "t"}, ClientError),
+    (("orders", b"x"), {"selector": 7}, ClientError), (("orders", b"x"), {"queue": MessageQueue("orders", "broker-a", "0")}, ClientError),  # type: ignore[arg-type]
+    (("orders", b"x"), {"properties": ["a"]}, MessageIllegal), (("orders", b"x"), {"delay_level": "3"}, ClientError),
+    (("orders", b"x"), {"timeout": "3"}, ClientError), (("orders", b"x"), {"timeout": float("inf")}, ClientError),
 ]  # fmt: skip
 
 
@@ -52,7 +56,7 @@ def test_what_cannot_be_sent_is_a_typed_error_in_every_mode(
     cluster: TinyCluster, producer: Producer, arguments: tuple[Any, ...], options: dict[str, Any], expected: type[RmqError]
 ) -> None:
     for send in (producer.send, producer.send_async, producer.send_oneway, producer.request):
-        with pytest.raises(expected):
+        with pytest.raises(TypeError if send == producer.send_oneway and "timeout" in options else expected):
             send(*arguments, **options)
     assert cluster.broker.arrivals == []
 
@@ -64,11 +68,60 @@ def test_a_time_out_must_be_positive(producer: Producer, timeout: float) -> None
             send("orders", b"x", timeout=timeout)
 
 
-@pytest.mark.parametrize("batch", [[], [Message("orders", b"x"), Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")]])
+ONE = Message("orders", b"x")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [], [ONE, Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")], [ONE, b"x"], [b"x"], [None], "orders", b"x", 7, ONE,
+        [Message("orders", b"x", delay=timedelta(1))], [Message("orders", b"x", wait_store_ok=False)],
+    ],
+)  # fmt: skip
 def test_a_batch_is_checked_as_a_whole(cluster: TinyCluster, producer: Producer, batch: list[Message]) -> None:
     with pytest.raises((ClientError, MessageIllegal)):
         producer.send_batch(batch)
     assert cluster.broker.arrivals == []
+
+
+def test_a_queue_of_another_kind_is_refused_in_a_namespace_too(cluster: TinyCluster) -> None:
+    queue: Any = "broker-a"
+    with Producer("spaced", discovery=FixedDiscovery(cluster.lookup()), namespace="ns") as producer:
+        for call in (lambda: producer.send("orders", b"x", queue=queue), lambda: producer.send_batch([ONE], queue)):
+            with pytest.raises(ClientError, match="'broker-a'"):
+                call()
+
+    async def run() -> None:
+        async with AsyncProducer("spaced-async", discovery=FixedDiscovery(cluster.lookup()), namespace="ns") as looped:
+            for call in (looped.send("orders", b"x", queue=queue), looped.send_batch([ONE], queue)):
+                with pytest.raises(ClientError):
+                    await call
+
+    asyncio.run(run())
+
+
+def test_a_request_refuses_what_it_would_ignore(producer: Producer) -> None:
+    with pytest.raises(ClientError, match="delay_level"):
+        producer.request("orders", b"x", delay_level=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("wrong", [{"hooks": [3]}, {"hooks": 3}, {"hooks": [int]}, {"checks": [3]}, {"checks": None}])
+def test_hooks_and_checks_that_could_never_be_called_are_refused_at_once(cluster: TinyCluster, wrong: dict[str, Any]) -> None:
+    for kind in (Producer, AsyncProducer):
+        with pytest.raises(ClientError):
+            kind("web", discovery=cluster, **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"namespace": 3}, {"namespace": "a b"}, {"namespace": "a%b"}, {"namespace": None}, {"linger_ms": "2"}, {"linger_ms": None}, {"retries": True},
+        {"retries": 1.5}, {"trace": "yes"}, {"trace_topic": ""}, {"idempotent": 1}, {"send_timeout_ms": "3"}, {"compression_level": "9"},
+    ],
+)  # fmt: skip
+def test_settings_of_another_kind_are_refused(cluster: TinyCluster, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Producer("web", discovery=cluster, **wrong)
 
 
 def test_closing_twice_does_nothing_and_every_use_after_it_is_refused(cluster: TinyCluster) -> None:
