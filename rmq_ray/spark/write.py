@@ -3,7 +3,7 @@
     partition ──mapInArrow──> RecordBatch of up to 10,000 rows ──Producer.send_arrow──> frames ──> brokers
 
 Decides: which columns may be what, and how rows are laid out so that a repeat finds the same frames (``once``). Does not decide how rows become
-messages (``client.arrow_columns``). Workers need no Ray: name servers and the secret travel with the task.
+messages (``client.arrow_columns``) or what a worker does (``client.partition_sink``). Workers need no Ray: name servers and the secret travel with the task.
 
 Invariants: at least once: the count is returned when every row is stored; with ``once`` a write that is repeated under the same name within the
 brokers' 10 minutes stores every row once.
@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.partition_sink import Target
 from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.model.ids import MessageQueue
-from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.derived_frames import DerivedFrames
 from rmq_ray.protocol.validators import check_send_topic
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 PARTITIONS_ONCE = 8
 PROGRESS_S = 0.5
-GROUP = "rmq-ray-spark"
 _BODY, _KEY, _TAG, _MAP = ("string", "binary"), ("string", "array<string>"), ("string",), "map<string,string>"
 
 log = logging.getLogger("rmq_ray.spark")
@@ -48,18 +45,6 @@ class Once:
     def __post_init__(self) -> None:
         if not self.write or not 1 <= self.partitions <= 10_000:
             raise SparkError(f"a write that counts once needs a name and 1 to 10,000 partitions, not {self.write!r} and {self.partitions}", self.write)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where rows go: plain values, they travel to every worker. ``queues``: of frames with derived ids, empty without them."""
-
-    topic: str
-    columns: Columns
-    where: ClusterAddress
-    timeout_ms: int
-    write: str = ""
-    queues: tuple[MessageQueue, ...] = ()
 
 
 def write_topic(  # noqa: PLR0913 - the settings of the outermost call
@@ -155,7 +140,9 @@ def send(rows: DataFrame, target: Target, progress: Callable[[int], None] | None
     try:
         return sum(int(row[0]) for row in job.collect())
     except PySparkException as error:
-        raise SparkError(f"writing to topic {target.topic!r} failed; part of the rows may be stored. The worker said: {_cause(error)}", target.topic) from error
+        hint = ": the rows of a repeated write must be the same" * ("DuplicateMismatch" in str(error))
+        text = f"writing to topic {target.topic!r} failed{hint}; part of the rows may be stored. The worker said: {_cause(error)}"
+        raise SparkError(text, target.topic) from error
     finally:
         watched.end()
 
@@ -167,23 +154,11 @@ def _writer(target: Target, counted: Any) -> Callable[[Iterator[Any]], Iterator[
         import pyarrow as pa
         from pyspark import TaskContext
 
-        from rmq_ray.actors.clients import Producer
+        from rmq_ray.client.partition_sink import send_partition
 
-        context, where, columns = TaskContext.get(), target.where, target.columns
-        frames = DerivedFrames(target.write, context.partitionId() if context else 0, target.queues)
-        stored = sent = 0
-        with Producer(
-            GROUP, cluster=where.cluster, name_servers=list(where.name_servers), secret=where.secret, send_timeout_ms=target.timeout_ms, retries=8
-        ) as producer:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                place = None if not target.write else lambda number, first=sent: frames.place(first + number)
-                to, properties = target.topic, columns.properties
-                sent += len(producer.send_arrow(to, batch, body=columns.body, key=columns.key, tag=columns.tag, properties=properties, place=place))
-                stored += batch.num_rows
-                if counted is not None:
-                    counted.add(batch.num_rows)
+        context = TaskContext.get()
+        told = counted.add if counted is not None else lambda _rows: None
+        stored = send_partition(target, context.partitionId() if context else 0, batches, told)
         yield pa.RecordBatch.from_pydict({"stored": pa.array([stored], pa.int64())})
 
     return write

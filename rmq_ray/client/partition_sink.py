@@ -1,0 +1,60 @@
+"""One partition of a table on its way into a topic: what a worker of a parallel write does, in a process without Ray or Spark.
+
+    record batches ──Producer.send_arrow──> frames, with ids of their own kind or derived ones ──> brokers
+
+Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not decide which rows a partition has. Called by the Spark
+sink's workers. Invariant: rows that were counted are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.producer import Producer
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.ports import ClusterAddress
+from rmq_ray.protocol.derived_frames import DerivedFrames
+
+GROUP = "rmq-ray-spark"
+RETRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A ``Discovery`` of what is known already."""
+
+    where: ClusterAddress
+
+    def lookup(self) -> ClusterAddress:
+        """Always the same."""
+        return self.where
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames with derived ids, empty without them."""
+
+    topic: str
+    columns: Columns
+    where: ClusterAddress
+    timeout_ms: int
+    write: str = ""
+    queues: tuple[MessageQueue, ...] = ()
+
+
+def send_partition(target: Target, partition: int, batches: Iterable[Any], stored: Callable[[int], None]) -> int:
+    """Send every ``pyarrow.RecordBatch``; how many rows were stored. ``stored`` is told after each batch. Raises as ``Producer.send_arrow``."""
+    to, frames = target.columns, DerivedFrames(target.write, partition, target.queues)
+    rows = sent = 0
+    with Producer(GROUP, discovery=Known(target.where), send_timeout_ms=target.timeout_ms, retries=RETRIES) as producer:
+        for batch in batches:
+            if batch.num_rows:
+                place = None if not target.write else lambda number, first=sent: frames.place(first + number)
+                results = producer.send_arrow(target.topic, batch, body=to.body, key=to.key, tag=to.tag, properties=to.properties, place=place)
+                sent += len(results)
+                rows += batch.num_rows
+                stored(batch.num_rows)
+    return rows
