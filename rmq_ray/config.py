@@ -185,6 +185,14 @@ class BrokerConfig(_Group):
     port: int = 0  # 0 = chosen once and kept
     name_servers: tuple[str, ...] = ()  # "host:port"
     foreign: ForeignClients = ForeignClients.CLOSED
+    replication: ReplicationMode = ReplicationMode.ASYNC_MASTER  # brokerRole; of a master
+    copies_min: int = 2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
+    slave_timeout_ms: int = 3_000  # slaveTimeout -> FLUSH_SLAVE_TIMEOUT
+    in_sync_lag_ms: int = 5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
+    slave_reads: bool = False  # slaveReadEnable: consumers far behind are sent to slaves
+    master: str | None = None  # haMasterAddress, of a slave: "host:port"; None = name servers tell
+    replica_sync_ms: int = 10_000  # how often a slave fetches topics, groups and offsets
+    replica_bytes: int = 4 * MIB  # of log in one answer to a slave
     auto_create_topics: bool = True  # autoCreateTopicEnable
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
@@ -219,6 +227,14 @@ class BrokerConfig(_Group):
     send_hooks: tuple[Any, ...] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send_hooks.py
     pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
+
+    def __post_init__(self) -> None:
+        _require(2 <= self.copies_min <= 16, "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)", self.copies_min)
+        _require(0 <= self.broker_id <= 1_000, "broker_id must be 0 (master) to 1000", self.broker_id)
+        _require(1 <= self.slave_timeout_ms <= 3_600_000, "slave_timeout_ms must be 1 to 3600000", self.slave_timeout_ms)
+        _require(100 <= self.in_sync_lag_ms <= 3_600_000, "in_sync_lag_ms must be 100 to 3600000", self.in_sync_lag_ms)
+        _require(100 <= self.replica_sync_ms <= 3_600_000, "replica_sync_ms must be 100 to 3600000", self.replica_sync_ms)
+        _require(4096 <= self.replica_bytes <= 32 * MIB, "replica_bytes must be 4 KiB to 32 MiB", self.replica_bytes)
 
 
 @dataclass(frozen=True, slots=True)
