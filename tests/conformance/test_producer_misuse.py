@@ -74,8 +74,8 @@ ONE = Message("orders", b"x")
 @pytest.mark.parametrize(
     "batch",
     [
-        [], [ONE, Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")], [ONE, b"x"], [b"x"], [None], "orders", b"x", 7, ONE,
-        [Message("orders", b"x", delay=timedelta(1))], [Message("orders", b"x", wait_store_ok=False)],
+        [], [ONE, Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")], [ONE, b"x"], [b"x"], [None],
+        "orders", b"x", 7, ONE, [Message("orders", b"x", delay=timedelta(1))], [Message("orders", b"x", wait_store_ok=False)],
     ],
 )  # fmt: skip
 def test_a_batch_is_checked_as_a_whole(cluster: TinyCluster, producer: Producer, batch: list[Message]) -> None:
