@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -109,6 +112,14 @@ def consumer_process(mq: rmq.Cluster, group: str, topic: str) -> Iterator[tuple[
         output += process.communicate(timeout=20)[0].split("\n")
 
 
+def printed(process: subprocess.Popen[str]) -> int:
+    """Bytes that wait in the process's output; they stay there."""
+    assert process.stdout is not None
+    waiting = array.array("i", [0])
+    fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, waiting)
+    return waiting[0]
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_the_queues_of_a_consumer_that_is_killed_or_stopped_move_and_nothing_is_lost(mq: rmq.Cluster, how: signal.Signals) -> None:
     """A killed one is noticed by its connection; a stopped one keeps its queues until it is killed or goes on, and then nothing is missing."""
@@ -121,7 +132,7 @@ def test_the_queues_of_a_consumer_that_is_killed_or_stopped_move_and_nothing_is_
         SendingThread(rmq.Producer(cluster=mq.name), topic, "m", wait=True) as sender,
     ):
         eventually(lambda: sum(queue["topic"] == topic for queue in stays.stats()["queues"]) == 2, 30)
-        eventually(lambda: len(sender.acknowledged.places) > 200 and len(output) > 2, 60)  # the other one consumes, too
+        eventually(lambda: len(sender.acknowledged.places) > 200 and printed(process) > 100, 60)  # the other one consumes, too
         process.send_signal(how)
         if how is signal.SIGSTOP:
             time.sleep(1.0)
