@@ -9,23 +9,19 @@ not only the first.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, known_stores, names
+from rmq_ray.actors.disks import judge, look
 from rmq_ray.actors.plan import ClusterPlan, plan_of
 from rmq_ray.config import BrokerConfig, NameServerConfig
-from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreCorrupt, StoreForeign, StoreMissing, StoreUnwritable
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.topology import BrokerSpec, NameServerSpec, Topology
 
 LOOK_TIMEOUT_S = 30.0
 RAY_WORKER_PORTS = range(10_002, 20_000)
-_HARMLESS = {"lost+found"}
 _NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
 
 
@@ -60,20 +56,6 @@ class Survey:
         for step in self.steps:
             if step.error is not None:
                 raise step.error
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """What lies in a directory. ``owner`` and ``identity`` where there is a store; ``others``: names of files that are none of a store's."""
-
-    exists: bool
-    writable: bool
-    identity: str | None = None
-    owner: str | None = None
-    damaged: str | None = None
-    has_log: bool = False
-    others: tuple[str, ...] = ()
-    free_bytes: int = 0
 
 
 def survey(topology: Topology) -> Survey:
@@ -111,47 +93,6 @@ def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
         old, new = running.resources.get(name), wanted.resources.get(name)
         if old != new:
             yield f"{name}: resource {old} -> {new}"
-
-
-def look(path: str) -> Disk:
-    """What lies in this directory of this machine: runs on the node that has the disk."""
-    root = Path(path)
-    if not root.is_dir():
-        above = next((parent for parent in root.parents if parent.exists()), root)
-        return Disk(False, above.is_dir() and os.access(above, os.W_OK | os.X_OK), free_bytes=shutil.disk_usage(above).free)
-    entries = {entry.name for entry in root.iterdir()}
-    identity = owner = damaged = None
-    file = root / "rmq_ray" / "identity"
-    if file.is_file():
-        try:
-            values = json.loads(file.read_bytes())
-            identity, owner = str(values["identity"]), str(values["broker_name"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            damaged = f"{file} is no identity: {error}"
-    has_log = (root / "commitlog").is_dir()
-    others = () if identity or damaged or has_log else tuple(sorted(entries - _HARMLESS))[:3]
-    return Disk(True, os.access(root, os.W_OK | os.X_OK), identity, owner, damaged, has_log, others, shutil.disk_usage(root).free)
-
-
-def judge(disk: Disk, broker: str, path: str, known: str | None, known_file: str = "rmq.stores.json") -> str:
-    """What a broker would find there, in words; the typed error where it could not serve from it. ``known``: the store that it had."""
-    if disk.damaged:
-        raise StoreCorrupt(f"{disk.damaged}; restore it from a copy", path, 0)
-    if disk.identity is None and known is not None:
-        found = "is empty" if disk.exists else "does not exist"
-        remedy = f"mount its disk; if its data are lost for good, remove {broker} from {known_file} to begin with an empty store"
-        raise StoreMissing(f"{path} {found}, expected is store {known} of {broker}: {remedy}", path)
-    if disk.identity is not None and known not in (None, disk.identity):
-        raise StoreForeign(f"{path} is store {disk.identity}, expected is {known} of {broker}: mount the right disk", path)
-    if disk.owner not in (None, broker):
-        raise StoreForeign(f"{path} belongs to broker {disk.owner!r}, not {broker!r}: give each broker a directory of its own", path)
-    if disk.others:
-        raise StoreForeign(f"{path} holds files that are no store ({', '.join(disk.others)}): give {broker} an empty directory", path)
-    if not disk.writable:
-        raise StoreUnwritable(f"{path} cannot be written by the user that runs Ray: change its owner, or choose another directory", path)
-    if disk.identity:
-        return f"found {disk.identity}"
-    return "log of Apache RocketMQ, taken over" if disk.has_log else "made new"
 
 
 def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node], running: bool) -> Step:
