@@ -351,6 +351,13 @@ class ConsumerConfig(_Group):
             ("lock_trusted_ms", self.lock_trusted_ms, self.lock_refresh_ms, 3_600_000),
             ("lock_retry_ms", self.lock_retry_ms, 1, 3_600_000),
             ("max_continuous_ms", self.max_continuous_ms, 1, 3_600_000),
+            ("consume_timeout_minutes", self.consume_timeout_minutes, 1, 525_600),
+            ("rebalance_ms", self.rebalance_ms, 1, 3_600_000),
+            ("heartbeat_ms", self.heartbeat_ms, 1, 3_600_000),
+            ("offset_persist_ms", self.offset_persist_ms, 1, 3_600_000),
+            ("exception_delay_ms", self.exception_delay_ms, 1, 3_600_000),
+            ("flow_control_delay_ms", self.flow_control_delay_ms, 1, 3_600_000),
+            ("send_back_retry_ms", self.send_back_retry_ms, 1, 3_600_000),
         ):
             _require(_is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value)
         for name, value, high in (

@@ -94,6 +94,8 @@ class ConsumerApp:
         if args and not isinstance(self.handler, type):
             raise ConfigError(f"args are for handlers that are classes; {self.__name__} is a function", self.__name__)
         scale = None if autoscale is None else Autoscale.of(autoscale)
+        if scale is not None and self.settings.get("model") == "broadcasting":
+            raise ConfigError("broadcasting consumers have no common lag to scale by: every actor gets every message; leave autoscale out", self.group)
         gateway.cluster_address(cluster)  # typed error where it does not run
         kind = AsyncOneByOne if _is_async(self.handler) else OneByOne
         options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "runtime_env": dict(runtime_env) if runtime_env else None}

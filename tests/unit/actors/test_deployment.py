@@ -99,3 +99,5 @@ def test_arguments_for_a_function_and_impossible_numbers_are_refused() -> None:
     for actors in (0, True, 1.5, 100_000):
         with pytest.raises(rmq.ConfigError, match="number of actors"):
             app.deploy(actors)
+    with pytest.raises(rmq.ConfigError, match="no common lag"):
+        rmq.consumer("orders", group="g", model="broadcasting")(lambda msg: None).deploy(autoscale=rmq.Autoscale(actors_max=3))

@@ -132,6 +132,13 @@ def test_what_is_wrong_is_a_configuration_error(options: dict[str, Any]) -> None
         push_settings("g", None, options)
 
 
+@pytest.mark.parametrize("name", ["consume_timeout_minutes", "rebalance_ms", "heartbeat_ms", "exception_delay_ms", "flow_control_delay_ms"])
+def test_a_pause_of_nothing_that_would_turn_a_loop_without_rest_is_refused(name: str) -> None:
+    for wrong in (0, -1, 1.5, "1"):
+        with pytest.raises(ConfigError, match=name):
+            ConsumerConfig("g", **{name: wrong})
+
+
 def test_a_configuration_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="ConsumerConfig"):
         push_settings("g", {"concurrency": 3}, {})  # type: ignore[arg-type]
