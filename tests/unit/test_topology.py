@@ -144,3 +144,8 @@ def test_the_line_of_a_value_is_where_it_begins(key: tuple[str | int, ...], line
 
 def test_a_topology_is_all_that_its_file_says_and_nothing_else() -> None:
     assert isinstance(parse_topology(FILE), Topology) and parse_topology(FILE) == parse_topology(FILE)
+
+
+def test_the_file_at_the_top_level_is_right() -> None:
+    found = read_topology(Path(__file__).resolve().parents[2] / "rmq.toml")
+    assert [spec.config.broker_name for spec in found.brokers] == ["broker-a"] and found.resources == {}

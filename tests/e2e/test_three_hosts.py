@@ -1,0 +1,117 @@
+"""From bare hosts to a running cluster, and through the loss of one: `ray up`, `rmq-ray up`, producers, consumers, a power cut, `ray up` again.
+
+Three hosts and the desk of whoever works with them are namespaces with sshd (tools/hosts.py). The launcher file is the one at the top level; only
+addresses, user and key are put in, and what would install Python packages or end Ray processes is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools import hosts as machines
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESSES = {"head": "10.77.0.1", "db1": "10.77.0.2", "db2": "10.77.0.3"}
+MESSAGES = 1_000
+RMQ_TOML = """\
+cluster = "hosts"
+[defaults.store]
+flush = "sync"
+segment_bytes = 4194304
+[[name_servers]]
+resource = "store_head"
+directory = "/mnt/disk/name-server"
+[[brokers]]
+name = "broker-a"
+resource = "store_db1"
+store = { path = "/mnt/disk/store" }
+[[brokers]]
+name = "broker-b"
+resource = "store_db2"
+store = { path = "/mnt/disk/store" }
+"""
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_MODE": "token",
+    "RAY_UP_enable_autoscaler_v2": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def launcher() -> str:
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    config["provider"] |= {"head_ip": ADDRESSES["head"], "worker_ips": [ADDRESSES["db1"], ADDRESSES["db2"]]}
+    config["auth"] = {"ssh_user": "root", "ssh_private_key": "/mnt/home/.ssh/id_ed25519"}
+    config["setup_commands"] = [command for command in config["setup_commands"] if "pip" not in command and "venv ~" not in command]
+    for part in ("head_start_ray_commands", "worker_start_ray_commands"):
+        config[part] = [command for command in config[part] if not command.endswith("ray stop")]
+        assert len(config[part]) == 1
+        config[part] = [config[part][0].replace("ray start ", "ray start --num-cpus=1 ")]  # few idle workers: three hosts share this machine
+    return str(yaml.safe_dump(config))
+
+
+@pytest.fixture
+def hosts() -> Iterator[machines.Hosts]:
+    """Not below pytest's directory: Ray's sockets need short names."""
+    try:
+        machines.check()
+    except machines.HostsMissing as missing:
+        if os.environ.get("RMQ_RAY_HOSTS_REQUIRED"):
+            raise
+        pytest.skip(str(missing))
+    directory = Path(tempfile.mkdtemp(prefix="rmq-hosts-"))
+    with machines.Hosts(directory, ADDRESSES, keep=[ROOT, Path(sys.prefix)]) as made:
+        for name in made.addresses:
+            home = directory / name / "home"
+            (home / "rmq-ray-venv").symlink_to(sys.prefix)
+            (home / ".profile").write_text(f"export PYTHONPATH={ROOT}\n")
+        (directory / "desk" / "cluster.yaml").write_text(launcher())
+        (directory / "head" / "home" / "rmq.toml").write_text(RMQ_TOML)
+        yield made
+    shutil.rmtree(directory)
+
+
+def ray_up(hosts: machines.Hosts, *options: str) -> None:
+    hosts.run("desk", ["ray", "up", "-y", "--no-config-cache", *options, "/mnt/cluster.yaml"], env=ENVIRONMENT, timeout_s=120)
+
+
+def rmq_ray(hosts: machines.Hosts, *arguments: str, check: bool = True) -> str:
+    return hosts.run("head", [sys.executable, "-m", "rmq_ray", "--format", "json", *arguments], env=ENVIRONMENT, timeout_s=180, check=check)
+
+
+def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
+    hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=120)
+    return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
+
+
+@pytest.mark.slow
+def test_ray_up_brings_two_brokers_to_two_hosts_and_a_host_that_lost_its_power_comes_back_with_every_message(hosts: machines.Hosts) -> None:
+    hosts.run("desk", ["ray", "get-auth-token", "--generate"], env=ENVIRONMENT)
+    ray_up(hosts)
+    started = json.loads(rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90"))
+    assert started["state"] == "started"
+    assert [started[name]["0"].partition(":")[0] for name in ("broker-a", "broker-b")] == [ADDRESSES["db1"], ADDRESSES["db2"]]
+    for name in ("db1", "db2"):
+        assert (hosts.directory / name / "disk" / "store" / "commitlog").is_dir()  # each on its own disk
+    assert job(hosts, "produce", "0", str(MESSAGES)) == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
+
+    lost = hosts.pids("db1")
+    hosts.cut_power("db1")
+    assert lost and not any(Path(f"/proc/{pid}").exists() for pid in lost)
+    hosts.boot("db1")
+    ray_up(hosts, "--no-restart")
+    again = json.loads(rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90"))
+    assert again["state"] == "was running" and again["broker-a"] == started["broker-a"]
+    after = job(hosts, "produce", str(MESSAGES), str(2 * MESSAGES), "consume")
+    assert after["stored"] == MESSAGES and after["numbers"] == list(range(2 * MESSAGES))
