@@ -147,3 +147,28 @@ def test_a_position_that_retention_has_overtaken_or_that_never_was_is_an_error_o
     assert back.offsets == dict.fromkeys(QUEUES, 10) and not back.ranges(ahead) and lossy.next(back) is back
     stream.close()
     lossy.close()
+
+
+def test_what_retention_took_is_an_error_or_passed_over_and_counted(cluster: LiveCluster) -> None:
+    store = cluster.store(0)
+    kept, bounds = store.bounds, (4, 10)
+    store.bounds = lambda topic, queue_id: bounds if (topic, queue_id) == ("orders", 0) else kept(topic, queue_id)  # type: ignore[method-assign]
+    try:
+        behind = StreamPosition(dict.fromkeys(QUEUES, 1))
+        stream, lossy = batches(cluster), batches(cluster, fail_on_data_loss=False)
+        with pytest.raises(OffsetOutOfRange, match=r"offset 1 of .*broker-a, queueId=0.*\[4, 10\): retention has removed what lay before"):
+            stream.next(behind)
+        end = lossy.next(behind)
+        assert end.ranges(behind) == {QUEUES[0]: (4, 10)} | dict.fromkeys(QUEUES[1:], (1, 10)) and lossy.rows_lost == 3
+        stream.close()
+        lossy.close()
+    finally:
+        del store.bounds  # type: ignore[method-assign]
+
+
+def test_queues_that_come_later_are_read_from_their_beginning(cluster: LiveCluster) -> None:
+    stream = batches(cluster, rows_max=12)
+    before = StreamPosition(dict.fromkeys(QUEUES[:2], 10), {"broker-a": 1})
+    end = stream.next(before)
+    assert end.ranges(before) == dict.fromkeys(QUEUES[2:], (0, 6)) and stream.next(end).ranges(end) == dict.fromkeys(QUEUES[2:], (6, 10))
+    stream.close()
