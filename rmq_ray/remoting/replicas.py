@@ -169,7 +169,7 @@ def _list(body: Body, types: tuple[type, ...], what: str) -> list[Any]:
     if not isinstance(values, list) or len(values) != len(types):
         raise MalformedFrame(f"body of {what} is no list of {len(types)} values")
     for index, (value, wanted) in enumerate(zip(values, types, strict=True)):
-        if type(value) is not wanted or (wanted is int and not -1 <= value < _INT_MAX):
+        if type(value) is not wanted or (isinstance(value, int) and not -1 <= value < _INT_MAX):
             raise MalformedFrame(f"value {index} of {what} is {type(value).__name__}, or out of range")
     return values
 

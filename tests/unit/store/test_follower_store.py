@@ -245,3 +245,25 @@ def test_a_repeat_of_what_the_master_stored_is_known_after_the_change() -> None:
     store.shutdown()
     again = StoreRig(disk=disk, create=False).send([b"a", b"b"], sequence=3)
     assert again.repeat and again.base_log_offset == first.base_log_offset
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_slave_whose_host_lost_power_has_a_prefix_left_and_goes_on(seed: int) -> None:
+    chance = random.Random(seed)
+    rig, disk = filled(50), CrashFileSystem()
+    store = follower(disk)
+    store.follow(lineage(rig))
+    while store.end_offset < rig.store.end_offset * chance.random():
+        store.append_raw(store.end_offset, read_log(rig.store.readable(), store.end_offset, chance.randrange(500, 6_000)))
+        store.advance(store.end_offset)
+        if chance.random() < 0.2:
+            store.sync()
+    held, had = store.flushed_offset, store.end_offset
+    after = disk.survivor(lambda _number, change: chance.choice((True, False, chance.randrange(len(change.data) + 1) if change.data else True)), "boot-2")
+    again = follower(after, create=False)
+    assert held <= again.end_offset <= had and again.epochs == rig.store.epochs
+    assert log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: again.end_offset]
+    assert not log_bytes(again)[again.end_offset :].strip(b"\0"), "nothing of a torn piece is left behind the end"
+    again.follow(lineage(rig))
+    copy(rig, again)
+    assert again.queues() == rig.store.queues() and log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: rig.store.end_offset]
