@@ -46,8 +46,9 @@ class TopicStream:
     def dataframe(self) -> DataFrame:
         """A streaming DataFrame for one query: windows, watermarks, joins, ``writeStream`` with Spark's own checkpoint and triggers.
 
-        Call again for another query. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5 and for Spark Connect.
+        Call again for another query. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5.
         """
+        check_version(str(self._session.version))
         return TopicSource(Batches(self._session, self._discovery, self._reading)).frame()
 
     def foreach_batch(self, fn: BatchFunction, *, checkpoint: str | PathLike[str], trigger_seconds: float = 10.0, available_now: bool = False) -> BatchQuery:
@@ -159,7 +160,6 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
 
 
 def require_driver(session: Any) -> None:
-    """``SparkError`` for sessions that have no JVM behind them (Spark Connect), and for versions whose internals differ."""
+    """``SparkError`` for sessions that have no JVM behind them (Spark Connect)."""
     if getattr(session, "_jvm", None) is None:
         raise SparkError("this session has no JVM of its own (Spark Connect, or it was stopped): streams need a driver's session, see rmq_ray.spark.session")
-    check_version(str(session.version))
