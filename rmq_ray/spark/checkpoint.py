@@ -113,7 +113,7 @@ class Checkpoint:
         """It ran: it does not run again."""
         self._directory.write(_name("done", batch.number), "")
         self._last, self._position = batch.number, batch.end
-        for folder in ("done", "plans"):
+        for folder in ("done", "plans") if batch.number >= KEPT else ():
             self._directory.delete(_name(folder, batch.number - KEPT))
 
     def _planned(self, number: int) -> StreamPosition:

@@ -98,6 +98,8 @@ class BatchQuery:
     def stop(self, timeout: float = STOP_S) -> None:
         """End after the batch that runs now; ``SparkError`` where that takes longer than ``timeout`` s (it goes on then, and ends)."""
         self._stopping.set()
+        if self._thread is threading.current_thread():  # the user's function ends its own query
+            return
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise SparkError(f"the batch that runs did not end within {timeout} s; the query ends behind it", timeout)

@@ -31,7 +31,7 @@ STEPS = ("before the plan is written", "after the plan", "after the sinks wrote"
 WAYS = ("foreach_batch", "dataframe")
 SINKS = ("file by batch number", "topic, once", "file, appended")
 ROWS, BATCH_ROWS = 900, 300
-CHILD_S = 150
+CHILD_S = 240
 
 
 @dataclass

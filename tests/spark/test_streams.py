@@ -127,7 +127,7 @@ def test_a_streaming_sink_that_fails_behind_its_write_stores_every_row_once(
 
     def run() -> Any:
         df = mqs.read_stream(session, "source", columns=["body"], max_rows_per_trigger=100).dataframe()
-        query = mqs.write_stream_topic(df, "sink", checkpoint=str(tmp_path), available_now=True)
+        query = mqs.write_stream_topic(df, "sink", checkpoint=str(tmp_path), available_now=True, partitions=2)
         return query.awaitTermination(120)
 
     with pytest.raises(Exception, match="the driver fell over"):
@@ -140,5 +140,5 @@ def test_departures_are_counted_by_the_hour_and_written_back(session: Any, mq: r
     from examples import flights_hourly
 
     flights = flights_hourly.departures()
-    hours = flights["origin"] + " " + flights["time_hour"].str.slice(0, 10) + " " + flights["time_hour"].str.slice(11, 13)
+    hours = flights["origin"] + "-" + flights["time_hour"].str.slice(0, 10) + "-" + flights["time_hour"].str.slice(11, 13)
     assert flights_hourly.main(mq.name, session) == hours.value_counts().to_dict()

@@ -113,6 +113,12 @@ def test_a_query_without_an_end_goes_on_until_it_is_stopped() -> None:
     assert running.await_termination(0) and rows.committed == [3]
 
 
+def test_a_function_may_stop_its_own_query() -> None:
+    rows, running = Rows(high=100), []
+    running.append(BatchQuery(rows, Checkpoint(InMemory(), ["orders"], rows.begin), lambda frame, number: running[0].stop(), Trigger(0)))
+    assert running[0].start().await_termination(20) and rows.committed == [4]
+
+
 def test_a_query_that_waits_for_brokers_can_be_stopped() -> None:
     rows = Rows()
     rows.faults = [ClusterError("away")] * 100_000
