@@ -68,6 +68,12 @@ class ScannedRecords:
     def topics(self) -> list[bytes]:
         """Every record's topic."""
         view = self.view
+        begins, lengths = self.topic_at + 1, self.text_at - self.topic_at - 3
+        if len(self) and (lengths == lengths[0]).all():  # mostly all of one topic: compared at once
+            length = int(lengths[0])
+            first = bytes(view[int(begins[0]) : int(begins[0]) + length])
+            if np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[begins].tobytes() == first * len(self):
+                return [first] * len(self)
         return [bytes(view[begin:end]) for begin, end in zip((self.topic_at + 1).tolist(), (self.text_at - 2).tolist(), strict=True)]
 
 

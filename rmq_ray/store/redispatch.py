@@ -99,7 +99,8 @@ class Redispatcher:
 def rows_by_queue(topics: list[bytes], queue_ids: Array) -> dict[tuple[bytes, int], Array]:
     """Rows of every (topic, queue id), in log order."""
     numbers: dict[bytes, int] = {}
-    codes = np.array([numbers.setdefault(topic, len(numbers)) for topic in topics], np.int64)
+    alike = topics.count(topics[0]) == len(topics)
+    codes: Array = np.zeros(len(topics), np.int64) if alike else np.array([numbers.setdefault(topic, len(numbers)) for topic in topics], np.int64)
     keys = (codes << 32) | (queue_ids & 0xFFFFFFFF)
     order = np.argsort(keys, kind="stable")
     breaks = (np.flatnonzero(np.diff(keys[order])) + 1).tolist()
