@@ -12,7 +12,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_filter, bench_rebalance, consume, dataframe, delay, flush, growth, kafka_peer, latency, parked, produce, recovery, transaction
+from benchmarks import (
+    bench_filter,
+    bench_rebalance,
+    consume,
+    dataframe,
+    delay,
+    flush,
+    growth,
+    kafka_peer,
+    latency,
+    parked,
+    produce,
+    recovery,
+    replication,
+    transaction,
+)
 from benchmarks.report import markdown
 from benchmarks.scene import scene
 
@@ -23,6 +38,7 @@ PARTS = {
     "flush": flush.run,
     "growth": growth.run,
     "recovery": recovery.run,
+    "replication": replication.run,
     "dataframe": dataframe.run,
     "transaction": transaction.run,
     "delay": delay.run,
