@@ -29,6 +29,7 @@ from rmq_ray.remoting.bodies_admin import QueueStats
 POSITION_GROUP = "rmq-ray-dlq"
 """Whose committed offsets say how far resending came."""
 PAGE_MESSAGES = 256
+SEND_WAIT_S = 60.0  # beyond every time-out of the producer
 
 
 def origin_topic(message: MessageExt) -> str | None:
@@ -94,7 +95,7 @@ class DeadLetters(Admin):
                 counts[topic] = counts.get(topic, 0) + 1
             if execute:
                 for sent in [_resent(producer, message) for message in found.values()]:
-                    sent.result()
+                    sent.result(SEND_WAIT_S)
         return counts
 
     def _send(self, producer: Producer, page: list[MessageExt], queue: MessageQueue, position: int) -> None:
@@ -102,7 +103,7 @@ class DeadLetters(Admin):
         done = 0
         try:
             for message, sent in [(message, _resent(producer, message)) for message in page]:
-                sent.result()
+                sent.result(SEND_WAIT_S)
                 done = message.queue_offset + 1
         finally:
             if done > position:
