@@ -209,8 +209,10 @@ class Hosts:
             ["nsenter", f"--target={desk}", "--net", "ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(first)], check=True
         )
         self.run(DESK, ["ip", "link", "set", f"v-{name}", "master", "br0", "up"])
-        # Without a default route Ray takes 127.0.0.1 for the node's address.
-        for command in (f"addr add {address}/24 dev eth0", "link set eth0 up", f"route add default via {DESK_ADDRESS}"):
+        # The same hardware address after every boot, as machines have: neighbours remember it for a minute. Without a default route Ray
+        # takes 127.0.0.1 for the node's address.
+        hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+        for command in (f"link set eth0 address {hardware}", f"addr add {address}/24 dev eth0", "link set eth0 up", f"route add default via {DESK_ADDRESS}"):
             self.run(name, ["ip", *command.split()])
 
     def _await_sshd(self, name: str) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
+from rmq_ray.actors.survey import Survey
 from rmq_ray.cluster import plan, start_from
 from rmq_ray.errors import ConfigError, StoreForeign, StoreMissing
 
@@ -26,84 +29,106 @@ store = {{ path = "a" }}
 name = "broker-b"
 store = {{ path = "b" }}
 """
-Write = Callable[..., Path]
+BROKERS = ("broker-a", "broker-b")
 
 
-@pytest.fixture
-def write(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Write]:
-    name = f"topo-{abs(hash(request.node.name)) % 10**8}"
-
-    def to_file(text: str = FILE, **changes: str) -> Path:
-        text = text.format(name=name)
-        for old, new in changes.items():
-            text = text.replace(old, new)
-        (tmp_path / "rmq.toml").write_text(text)
-        return tmp_path / "rmq.toml"
-
-    yield to_file
-    if name in gateway.clusters():
-        rmq.connect(name).stop()
+def write(folder: Path, name: str, **changes: str) -> Path:
+    text = FILE.format(name=name)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "rmq.toml").write_text(text)
+    return folder / "rmq.toml"
 
 
-def test_a_first_start_makes_the_stores_and_a_later_one_finds_them_with_their_messages(write: Write) -> None:
-    file = write()
-    before = plan(file)
-    assert [(step.actor, step.action) for step in before.steps] == [("name-server-0", "create"), ("broker-a", "create"), ("broker-b", "create")]
-    assert before.steps[1].store.startswith("made new") and not (file.parent / "a").exists()
-    first = start_from(file)
-    with rmq.Producer(cluster=first.name) as producer:
-        producer.send("orders", b"kept")
-    status = first.status()
-    known = json.loads((file.parent / "rmq.stores.json").read_text())
-    assert known == {name: status[f"{name}/0"]["identity"] for name in ("broker-a", "broker-b")}
-    assert {status[f"{name}/0"]["flush"] for name in known} == {"sync"}
-    running = plan(file)
-    assert running.running and not running.changes and {step.action for step in running.steps} == {"attach"}
-    assert start_from(file).name == first.name
-    first.admin.close()
-    first.stop()
-    assert plan(file).steps[1].store.startswith(f"found {known['broker-a']}")
-    again = start_from(file)
-    assert sum(state["store"]["end"] > 0 for name, state in again.status().items() if name in ("broker-a/0", "broker-b/0")) >= 1
-    again.stop()
+@dataclass
+class FirstRun:
+    """What a first start was like; the cluster has stopped again, its stores lie beside ``file``."""
+
+    file: Path
+    before: Survey
+    made_before: bool
+    running: Survey
+    status: dict[str, Any]
+    changes: tuple[str, ...]
+    refusal: str
+    status_after_refusal: dict[str, Any]
 
 
-def test_a_store_that_is_gone_is_never_made_again_and_another_brokers_is_refused(write: Write) -> None:
-    file = write()
-    start_from(file).stop()
-    (file.parent / "b").rename(file.parent / "elsewhere")
-    with pytest.raises(StoreMissing, match=r"rmq.toml, line 10, on .*/b does not exist, expected is store .* of broker-b: mount its disk") as missing:
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
+    file = write(tmp_path_factory.mktemp("topology"), "topo-first")
+    before, made_before = plan(file), (file.parent / "a").exists()
+    cluster = start_from(file)
+    try:
+        with rmq.Producer(cluster=cluster.name) as producer:
+            producer.send("orders", b"kept")
+        running, status = plan(file), cluster.status()
+        changed = write(file.parent, "topo-first", **{'flush = "sync"': 'flush = "async"', 'name = "broker-b"': 'name = "broker-c"'})
+        changes = plan(changed).changes
+        with pytest.raises(rmq.ClusterError) as refusal:
+            start_from(changed)
+        write(file.parent, "topo-first")
+        assert start_from(file).name == cluster.name
+        seen = FirstRun(file, before, made_before, running, status, changes, str(refusal.value), cluster.status())
+    finally:
+        cluster.stop()
+    yield seen
+
+
+def test_a_plan_says_what_would_be_made_and_makes_nothing(first_run: FirstRun) -> None:
+    steps = first_run.before.steps
+    assert [(step.actor, step.action) for step in steps] == [("name-server-0", "create"), ("broker-a", "create"), ("broker-b", "create")]
+    assert steps[1].store.startswith("made new") and not first_run.made_before and not first_run.before.running
+
+
+def test_a_started_cluster_has_the_files_settings_and_its_stores_are_known(first_run: FirstRun) -> None:
+    known = json.loads((first_run.file.parent / "rmq.stores.json").read_text())
+    assert known == {name: first_run.status[f"{name}/0"]["identity"] for name in BROKERS}
+    assert {first_run.status[f"{name}/0"]["flush"] for name in BROKERS} == {"sync"}
+    assert first_run.running.running and not first_run.running.changes and {step.action for step in first_run.running.steps} == {"attach"}
+
+
+def test_a_running_cluster_with_other_settings_is_left_as_it_is(first_run: FirstRun) -> None:
+    assert first_run.changes == ("broker-a: flush sync -> async", "broker-c: is new", "broker-b: is gone from the file")
+    assert "broker-a: flush sync -> async; " in first_run.refusal and "rmq-ray down" in first_run.refusal
+    assert [first_run.status[f"{name}/0"]["pid"] for name in BROKERS] == [first_run.status_after_refusal[f"{name}/0"]["pid"] for name in BROKERS]
+
+
+def test_a_store_that_is_gone_is_never_made_again_and_another_brokers_is_refused(first_run: FirstRun, tmp_path: Path) -> None:
+    folder = shutil.copytree(first_run.file.parent, tmp_path / "copy")
+    file, store = folder / "rmq.toml", folder / "b"
+    shutil.rmtree(store)
+    with pytest.raises(StoreMissing, match=r"rmq.toml, line 10, on .*/b does not exist, expected is store .* of broker-b: mount its disk"):
         start_from(file)
-    assert plan(file).steps[2].error is not None and str(plan(file).steps[2].error) == str(missing.value)
-    (file.parent / "b").mkdir()
+    store.mkdir()
     with pytest.raises(StoreMissing, match="/b is empty.*remove broker-b from .*rmq.stores.json"):
         start_from(file)
-    (file.parent / "b").rmdir()
-    shutil.copytree(file.parent / "a", file.parent / "b")
+    shutil.copytree(folder / "a", store, dirs_exist_ok=True)
     with pytest.raises(StoreForeign, match="is store .*, expected is .* of broker-b: mount the right disk"):
         start_from(file)
-    assert gateway.find(f"{plan(file).steps[0].actor}") is None and not plan(file).running
-    shutil.rmtree(file.parent / "b")
-    (file.parent / "elsewhere").rename(file.parent / "b")
-    start_from(file).stop()
+    found = plan(file)
+    assert [step.action for step in found.steps] == ["create", "create", "refuse"] and not found.running
 
 
-def test_unknown_resources_and_directories_of_others_are_refused_with_their_lines(write: Write) -> None:
-    file = write(**{'name = "broker-b"': 'name = "broker-b"\nresource = "no_such_disk"', 'path = "b"': 'path = "/b"'})
+def test_unknown_resources_and_directories_of_others_are_refused_with_their_lines(tmp_path: Path) -> None:
+    file = write(tmp_path, "topo-none", **{'name = "broker-b"': 'name = "broker-b"\nresource = "no_such_disk"', 'path = "b"': 'path = "/b"'})
     with pytest.raises(ConfigError, match="rmq.toml, line 10: no node of this Ray cluster offers the resource 'no_such_disk': none is offered"):
         start_from(file)
-    (file.parent / "a").mkdir()
-    (file.parent / "a" / "thesis.tex").touch()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").touch()
     with pytest.raises(StoreForeign, match=r"line 7, on .*/a holds files that are no store \(thesis.tex\): give broker-a an empty directory"):
-        start_from(write())
-    assert not plan(file).running
+        start_from(write(tmp_path, "topo-none"))
+    assert gateway.find("topo-none/controller") is None and not (tmp_path / "b").exists()
 
 
-def test_a_running_cluster_with_other_settings_is_left_as_it_is(write: Write) -> None:
-    first = start_from(write())
-    pid = first.status()["broker-a/0"]["pid"]
-    changed = write(**{'flush = "sync"': 'flush = "async"', 'name = "broker-b"': 'name = "broker-c"'})
-    assert plan(changed).changes == ("broker-a: flush sync -> async", "broker-c: is new", "broker-b: is gone from the file")
-    with pytest.raises(rmq.ClusterError, match="broker-a: flush sync -> async; .*rmq-ray down"):
-        start_from(changed)
-    assert first.status()["broker-a/0"]["pid"] == pid
+def test_a_later_start_finds_the_stores_with_their_messages(first_run: FirstRun) -> None:
+    known = json.loads((first_run.file.parent / "rmq.stores.json").read_text())
+    assert [step.store.split(",")[0] for step in plan(first_run.file).steps[1:]] == [f"found {known[name]}" for name in BROKERS]
+    again = start_from(first_run.file)
+    try:
+        with rmq.PullConsumer("late", cluster=again.name) as consumer:
+            ends = [consumer.watermark_offsets(queue)[1] for queue in consumer.fetch_message_queues("orders")]
+        assert sum(ends) == 1
+    finally:
+        again.stop()
