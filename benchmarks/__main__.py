@@ -25,8 +25,8 @@ from benchmarks import (
     parked,
     produce,
     recovery,
-    replication,
     transaction,
+    ways,
 )
 from benchmarks.report import markdown
 from benchmarks.scene import scene
@@ -38,10 +38,10 @@ PARTS = {
     "flush": flush.run,
     "growth": growth.run,
     "recovery": recovery.run,
-    "replication": replication.run,
     "dataframe": dataframe.run,
     "transaction": transaction.run,
     "delay": delay.run,
+    "ways": ways.run,
     "rebalance": bench_rebalance.run,
     "parked": parked.run,
     "filter": bench_filter.run,
