@@ -25,6 +25,7 @@ from benchmarks import (
     parked,
     produce,
     recovery,
+    replication,
     transaction,
     ways,
 )
@@ -38,6 +39,7 @@ PARTS = {
     "flush": flush.run,
     "growth": growth.run,
     "recovery": recovery.run,
+    "replication": replication.run,
     "dataframe": dataframe.run,
     "transaction": transaction.run,
     "delay": delay.run,
