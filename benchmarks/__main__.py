@@ -26,6 +26,7 @@ from benchmarks import (
     produce,
     recovery,
     replication,
+    scan,
     transaction,
     ways,
 )
@@ -41,6 +42,7 @@ PARTS = {
     "recovery": recovery.run,
     "replication": replication.run,
     "dataframe": dataframe.run,
+    "scan": scan.run,
     "transaction": transaction.run,
     "delay": delay.run,
     "ways": ways.run,
@@ -53,6 +55,7 @@ PEERS = {
     "consume": ["consume", "consume_1k", "consume_one"],
     "latency": ["latency"],
     "flush": ["sync_flush_64"],
+    "dataframe": [],  # starts its own
 }
 
 
@@ -71,6 +74,7 @@ def main() -> int:
         if name not in PARTS:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     with scene(arguments.scale, arguments.directory) as where:
+        where.with_peers = arguments.peers
         for name in names:
             if arguments.peers:
                 where.peers.update(run_peers(PEERS.get(name, [])))

@@ -1,45 +1,196 @@
-"""A topic into a Spark DataFrame: count, and a sum over every body, against the same rows as Parquet."""
+"""A topic into Spark: a sum over every body by tag, against the same rows as JSON lines, as Parquet and in Apache Kafka; memory of the driver.
+
+The same session, the same query, one executor with two cores for all of them, turn by turn; the quickest turn of each counts. The results must be equal.
+``CPU``: of this process and all that it started (Ray, broker, JVMs, Python workers), which other work on the machine does not change.
+"""
 
 from __future__ import annotations
 
+import base64
+import os
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.produce import batched_rate
+import ray
+
+import rmq_ray as rmq
+from benchmarks import kafka_peer
 from benchmarks.report import Figure
-from benchmarks.scene import Scene
+from benchmarks.scene import Scene, rss_anonymous
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BODY_BYTES = 1_024
+TAGS = 7
+PIECE = 50_000
+"""Rows that are made once and sent again and again."""
+TURNS = 3
+FLAT_BYTES = 64 << 20
+TICKS_S = os.sysconf("SC_CLK_TCK")
+TARGETS = {"JSON lines": 1.0, "Parquet": 0.5, "Spark's Kafka source": 1.5}
+
+Sums = dict[str, int]
 
 
 def run(scene: Scene) -> None:
-    """1 KB rows."""
-    from pyspark.sql import functions as f
-
+    """1 M x 1 KB four times, then 20 M x 100 B with an eye on the driver; Kafka with ``--peers``."""
     from rmq_ray import spark as mqs
 
-    rows = scene.count(500_000)
-    with scene.cluster() as mq:
-        batched_rate(mq, "rows", rows, 1_024, 400)
-        session = mqs.session(num_executors=1)
-        try:
-            session.range(0, 4, 1, 4).mapInArrow(lambda batches: batches, "id long").count()  # the first job starts the workers
-            df = mqs.read_topic(session, "rows", cluster=mq.name)
-            parquet = str(scene.directory / "rows.parquet")
-            df.select("body", "queue_id").write.parquet(parquet)
-            stored = session.read.parquet(parquet)
-            total = f.sum(f.crc32("body"))
-            ours = timed(lambda: df.select("body", "queue_id").groupBy("queue_id").agg(total).collect())
-            theirs = timed(lambda: stored.groupBy("queue_id").agg(total).collect())
-            scene.report.add(Figure("topic to DataFrame, sum of crc32(body) by queue", rows / ours, "rows/s", "Parquet", rows / theirs))
-            scene.report.tell("topic to DataFrame, count", rows / timed(df.count), "rows/s")
-        finally:
-            mqs.stop()
+    rows = scene.count(1_000_000, PIECE) // PIECE * PIECE
+    with scene.cluster() as mq, ExitStack() as ends:
+        send(mq, "rows", BODY_BYTES, rows)
+        ways: dict[str, Callable[[], DataFrame]] = {}
+        jars = ""
+        if scene.with_peers:
+            address = ends.enter_context(in_kafka(scene.directory / "kafka", rows))
+            jars = kafka_peer.class_path(kafka_peer.SPARK_PROJECT).replace(":", ",")
+        session = mqs.session(executor_cores=2, executor_memory="1GB", configs={"spark.jars": jars} if jars else None)
+        ends.callback(mqs.stop)
+        ways["topic"] = lambda: mqs.read_topic(session, "rows", columns=["tag", "body"], cluster=mq.name)
+        ways |= in_files(session, ways["topic"](), scene.directory)
+        if jars:
+            ways["Spark's Kafka source"] = lambda: from_kafka(session, address)
+        compare(scene, ways, rows)
+        count = scene.count(20_000_000, PIECE) // PIECE * PIECE
+        send(mq, "many", 100, count)
+        flat(scene, session, lambda: mqs.read_topic(session, "many", columns=["tag", "body"], cluster=mq.name), count)
 
 
-def timed(work: Any) -> float:
-    """Seconds of the better of two runs."""
-    best = float("inf")
+def compare(scene: Scene, ways: dict[str, Callable[[], DataFrame]], rows: int) -> None:
+    """Turn by turn, so that a busy minute of the machine meets all of them."""
+    seconds: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    wanted: Sums | None = None
+    for turn in range(TURNS + 1):  # the first one warms up: workers are forked and the JVM compiles
+        for name, frame in ways.items():
+            before, begin = tree_cpu(os.getpid()), time.perf_counter()
+            sums = sums_by_tag(frame())
+            taken, used = time.perf_counter() - begin, cpu_s(before, tree_cpu(os.getpid()))
+            wanted = wanted or sums
+            assert sums == wanted and len(sums) == TAGS, f"{name} gave {sums}, the topic {wanted}"
+            if turn:
+                seconds[name], cpu[name] = min(taken, seconds.get(name, taken)), min(used, cpu.get(name, used))
+    for name in ways:
+        if name != "topic":
+            scene.report.add(Figure("sum of crc32(body) by tag", rows / seconds["topic"], "rows/s", name, rows / seconds[name], TARGETS[name]))
+            scene.report.add(Figure("the same, CPU of all processes", cpu["topic"] / rows * 1e6, "us/row", name, cpu[name] / rows * 1e6))
+
+
+def sums_by_tag(df: DataFrame) -> Sums:
+    """The query."""
+    from pyspark.sql import functions as f
+
+    return {row["tag"]: row["total"] for row in df.groupBy("tag").agg(f.sum(f.crc32("body")).alias("total")).collect()}
+
+
+def flat(scene: Scene, session: SparkSession, frame: Callable[[], DataFrame], rows: int) -> None:
+    """How much this process and the heap of the driver's JVM grow while many rows are read, against a limit of 64 MB together."""
+    jvm: Any = session.sparkContext._jvm
+    sums_by_tag(frame())
+    before = rss_anonymous(os.getpid()) + heap_bytes(jvm)
+    begin = time.perf_counter()
     for _ in range(2):
-        begin = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begin)
-    return best
+        sums_by_tag(frame())
+    taken = (time.perf_counter() - begin) / 2
+    grown = max(0, rss_anonymous(os.getpid()) + heap_bytes(jvm) - before)
+    scene.report.tell(f"sum of crc32(body) by tag, {rows:,} rows of 100 B", rows / taken, "rows/s")
+    scene.report.add(Figure(f"driver's memory, growth over 2 x {rows:,} rows", max(grown, 1) / 1e6, "MB", "limit", FLAT_BYTES / 1e6, 1.0, True))
+
+
+def heap_bytes(jvm: Any) -> int:
+    """What the driver's JVM holds after a collection."""
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+def piece(size: int) -> Any:
+    """Rows of a tag and a body of printable text, so that JSON holds it as it is."""
+    import pyarrow as pa
+
+    text = base64.b64encode(os.urandom(PIECE * size * 3 // 4 + 3))[: PIECE * size]
+    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), PIECE, [None, pa.py_buffer(text)])
+    return pa.table({"body": bodies.cast(pa.binary()), "tag": [f"t{n % TAGS}" for n in range(PIECE)]})
+
+
+def send(mq: rmq.Cluster, topic: str, size: int, rows: int) -> None:
+    """By columns, from one producer actor; the piece stays in Ray's object store for Kafka's producer."""
+    mq.admin.create_topic(topic, queues=4)
+    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(topic, cluster=mq.name, send_timeout_ms=30_000)
+    table = pieces.setdefault(size, piece(size))
+    ray.get(producer.run.remote(send_pieces, topic, table, rows // PIECE))
+    ray.get(producer.close.remote())
+    ray.kill(producer)
+
+
+pieces: dict[int, Any] = {}
+
+
+def send_pieces(producer: rmq.Producer, topic: str, table: Any, times: int) -> None:
+    """Runs in the producer actor."""
+    for _ in range(times):
+        producer.send_arrow(topic, table, body="body", tag="tag")
+
+
+def in_files(session: SparkSession, df: DataFrame, directory: Path) -> dict[str, Callable[[], DataFrame]]:
+    """The rows as JSON lines and as Parquet (snappy), and how Spark reads them back: with their schema, so that JSON is read once."""
+    lines, parquet = str(directory / "rows.json"), str(directory / "rows.parquet")
+    df.selectExpr("tag", "cast(body as string) as body").write.json(lines)
+    df.write.parquet(parquet)
+    return {
+        "JSON lines": lambda: session.read.schema("tag string, body string").json(lines),
+        "Parquet": lambda: session.read.parquet(parquet),
+    }
+
+
+@contextmanager
+def in_kafka(directory: Path, rows: int) -> Iterator[str]:
+    """A broker of Apache Kafka 3.9.1 with the rows in 4 partitions (key = tag) until the block ends; its address."""
+    from confluent_kafka import Producer
+
+    directory.mkdir()
+    with kafka_peer.broker(directory) as address:
+        producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 20})
+        messages = [{"value": row["body"], "partition": n % 4, "key": row["tag"].encode()} for n, row in enumerate(pieces[BODY_BYTES].to_pylist())]
+        for _ in range(rows // PIECE):
+            for first in range(0, PIECE, kafka_peer.PIECE):
+                part = messages[first : first + kafka_peer.PIECE]
+                assert producer.produce_batch("rows", part) == len(part)
+            assert producer.flush(60) == 0, "Kafka did not acknowledge every row"
+        yield address
+
+
+def from_kafka(session: SparkSession, address: str) -> DataFrame:
+    """Spark's own source, as its documentation shows it."""
+    frame = session.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", "rows").option("startingOffsets", "earliest").load()
+    return frame.selectExpr("cast(key as string) as tag", "value as body")
+
+
+def tree_cpu(pid: int) -> dict[int, int]:
+    """Clock ticks that a process and its descendants have used, by process id."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            parents[int(entry.name)], used[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    found = {}
+    for each in parents:
+        above = each
+        while above not in (pid, 0):  # ends: at the root of the tree
+            above = parents.get(above, 0)
+        if above == pid:
+            found[each] = used[each]
+    return found
+
+
+def cpu_s(before: dict[int, int], after: dict[int, int]) -> float:
+    """CPU seconds between two looks, without those of processes that ended in between."""
+    return sum(ticks - before.get(pid, 0) for pid, ticks in after.items()) / TICKS_S

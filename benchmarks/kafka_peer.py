@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
-TARGET = PROJECT / "target"
+SPARK_PROJECT = PROJECT.parent / "kafka-spark"
 BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
 BENCHES = {"kafka_100": 100, "kafka_1k": 1_024}
 PIECE = 2_000
@@ -32,15 +32,16 @@ PIECE = 2_000
 ROUNDS = 3
 
 
-def class_path() -> str:
-    """Of Kafka's broker; resolved by Maven once."""
-    TARGET.mkdir(parents=True, exist_ok=True)
-    found = TARGET / "classpath.txt"
-    with (TARGET / "build.lock").open("w") as lock:
+def class_path(project: Path = PROJECT) -> str:
+    """Of Kafka's broker, or of Spark's source for Kafka; resolved by Maven once."""
+    target = project / "target"
+    target.mkdir(parents=True, exist_ok=True)
+    found = target / "classpath.txt"
+    with (target / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists() or found.stat().st_mtime < (PROJECT / "pom.xml").stat().st_mtime:
+        if not found.exists() or found.stat().st_mtime < (project / "pom.xml").stat().st_mtime:
             command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={found}"]
-            subprocess.run(command, cwd=PROJECT, check=True, timeout=BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL)
+            subprocess.run(command, cwd=project, check=True, timeout=BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL)
     return found.read_text().strip()
 
 

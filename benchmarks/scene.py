@@ -29,6 +29,7 @@ class Scene:
     scale: float = 1.0
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
+    with_peers: bool = False
 
     def count(self, full: int, least: int = 1_000) -> int:
         """A number of messages at this scale."""

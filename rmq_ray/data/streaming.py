@@ -6,15 +6,17 @@ share them, so each worker of a training job calls this with the same group and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rmq_ray.actors.clients import PullConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import ClientError
+from rmq_ray.errors import ClientError, CommitFailed
 
 POLL_S = 0.5
+log = logging.getLogger("rmq_ray.data")
 
 
 def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
@@ -35,9 +37,10 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     """``pyarrow.Table`` after table, each of at most ``batch_size`` messages, as they come in.
 
     A batch is committed for ``group`` when the next one is asked for: what a loop was working on when it died comes again (at least
-    once). A batch that is not full is handed out after ``max_wait_s``. Ends when nothing came for ``idle_s``; None = never. ``columns``: see
-    ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``; ``start_from``: where a group that is new begins. Further settings are
-    those of ``PullConsumer``. Raises ``ClientError`` for wrong values, at the first batch.
+    once), and to another member what it was working on when a queue moved there. A batch that is not full is handed out after ``max_wait_s``. Ends when
+    nothing came for ``idle_s``; None = never. ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``;
+    ``start_from``: where a group that is new begins. Further settings are those of ``PullConsumer``. Raises ``ClientError`` for wrong values, at the
+    first batch.
     """
     if batch_size < 1:
         raise ClientError(f"batch_size must be at least 1, not {batch_size}", batch_size)
@@ -50,8 +53,16 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
             tables, offsets = _collect(consumer, batch_size, columns, max_wait_s if idle_s is None else min(max_wait_s, idle_s))
             if tables is not None:
                 yield tables
-                consumer.commit(offsets)
+                _commit(consumer, offsets)
                 heard_ms = SYSTEM_CLOCK.monotonic_ms()
+
+
+def _commit(consumer: PullConsumer, offsets: dict[Any, int]) -> None:
+    """A member that came or went may have taken a queue over meanwhile; it gets these rows again, which is no reason to end the loop."""
+    try:
+        consumer.commit(offsets)
+    except CommitFailed as error:
+        log.warning("a batch may come again, here or to another member of the group: %s", error)
 
 
 def _collect(consumer: PullConsumer, batch_size: int, columns: Sequence[str] | None, wait_s: float) -> tuple[Any, dict[Any, int]]:
