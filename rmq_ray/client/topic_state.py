@@ -20,7 +20,7 @@ import msgpack
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.outage import ask_patiently
 from rmq_ray.client.queue_questions import QueueQuestions
-from rmq_ray.errors import ClusterError, CommitFailed, GroupNotFound, ResponseError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, CommitFailed, GroupNotFound, ResponseError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
@@ -92,6 +92,9 @@ class TopicState:
             return {queue: low if position == "earliest" else high for queue, (low, high) in state.bounds.items()}
         if isinstance(position, Mapping):
             given = of_queues(position, state.bounds)
+            for queue in given:
+                if queue not in state.bounds:
+                    raise ClientError(f"{queue} is no queue of {', '.join(self.topics)}; there are {', '.join(map(str, state.bounds)) or 'none'}", str(queue))
             return {queue: given.get(queue, low) for queue, (low, _) in state.bounds.items()}
         if isinstance(position, LikeGroup):
             return {queue: state.bounds[queue][0] if offset is None else offset for queue, offset in self._committed(position.group, state).items()}

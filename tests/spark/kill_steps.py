@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,25 +43,25 @@ class Counted:
     distinct: int
 
 
-def run(directory: Path) -> dict[tuple[str, str, str], tuple[int, int]]:
+def run(directory: Path, steps: Sequence[str] = STEPS, rows: int = ROWS) -> dict[tuple[str, str, str], tuple[int, int]]:
     """(way, sink, step) -> (rows lost, rows repeated); rows lost are known at the end only and stand at the last step."""
     with LiveCluster(directory / "cluster", brokers=2, segment_bytes=1 << 22) as cluster:
         admin = Admin(cluster)
         for topic in ("rows", *(f"copies-{way}" for way in WAYS)):
             admin.create_topic(topic, queues=2)
         with Producer("p", discovery=cluster) as producer:
-            for low in range(0, ROWS, 100):
+            for low in range(0, rows, 100):
                 producer.send_batch([Message("rows", b"row %06d" % n) for n in range(low, low + 100)])
         found = {}
         repeated: Counter[tuple[str, str]] = Counter()
-        for step, then in zip(STEPS, (*STEPS[1:], ""), strict=True):
-            if step == STEPS[0]:
+        for step, then in zip(steps, (*steps[1:], ""), strict=True):
+            if step == steps[0]:
                 drive(directory, cluster, step)
             drive(directory, cluster, then)
             for way in WAYS:
                 for sink in SINKS:
                     has = counted(directory, cluster, way, sink)
-                    lost = ROWS - has.distinct if not then else 0
+                    lost = rows - has.distinct if not then else 0
                     found[way, sink, step] = (lost, has.rows - has.distinct - repeated[way, sink])
                     repeated[way, sink] = has.rows - has.distinct
         lags = {row["lag"] for group in WAYS for row in admin.group_lag(f"group-{group}")}

@@ -1,4 +1,6 @@
-"""The driver of a stream, killed with signal 9 at each step of a batch: no sink lacks a row, sinks that know the batch have none twice."""
+"""The driver of a stream, killed with signal 9 in a batch: no sink lacks a row, sinks that know the batch have none twice. ``kill_steps`` as a program has
+all steps; here are the two between which a batch is half done.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from tests.spark import kill_steps
 
 def test_a_killed_driver_loses_nothing_and_repeats_only_where_the_sink_does_not_know_batches(tmp_path: Path) -> None:
     ensure_java()
-    found = kill_steps.run(tmp_path)
+    found = kill_steps.run(tmp_path, kill_steps.STEPS[1:3], 2 * kill_steps.BATCH_ROWS)
+    assert len(found) == 12
     for (way, sink, step), (lost, repeated) in found.items():
         again = sink == "file, appended" and step == "after the sinks wrote"
         assert (lost, repeated) == (0, kill_steps.BATCH_ROWS if again else 0), (way, sink, step)
