@@ -72,7 +72,7 @@ def test_a_stream_begins_where_it_is_told_to(cluster: LiveCluster, asked: TopicS
 def test_wrong_beginnings_and_settings_are_typed_errors(cluster: LiveCluster) -> None:
     for settings, error in (
         ({"start": '{"orders": {"broker-a": {"0": 11}}}'}, OffsetOutOfRange), ({"start": "{"}, ClientError), ({"start": "soon"}, ClientError),
-        ({"start": '{"orders": {"broker-a": {"7": 1}}}'}, ClientError), ({"rows_max": 0}, SparkError), ({"splits": 0}, SparkError), ({"topic": "not-there"}, TopicNotFound),
+        ({"start": '{"orders": {"broker-a": {"7": 1}}}'}, ClientError), ({"rows_max": 0}, SparkError), ({"topic": "not-there"}, TopicNotFound),
     ):  # fmt: skip
         with pytest.raises(error):
             batches(cluster, **settings).begin()
