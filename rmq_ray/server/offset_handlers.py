@@ -59,7 +59,7 @@ class OffsetHandlers:
             self._offsets.fence()
             return command.answer(
                 ResponseCode.SYSTEM_ERROR, {},
-                remark=f"offset {header.commit_offset} is not taken: lock {header.lock_epoch} of {header.topic}, queue {header.queue_id} is over; lock it again",
+                remark=f"offset {header.commit_offset} is not taken: lock {header.lock_epoch} of {header.topic}, queue {header.queue_id}, is over: lock again",
             )  # fmt: skip
         store = self._keeper.store
         outcome = self._offsets.commit(

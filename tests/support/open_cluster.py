@@ -1,6 +1,7 @@
 """A name server and a broker of ours in one process without Ray, open to Apache RocketMQ's own clients: ``python -m tests.support.open_cluster``.
 
-Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the broker as JSON (or none). Prints the name server's address when both serve.
+Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the broker as JSON (or none).
+Prints the name server's address when both serve.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue
 from rmq_ray.client.consume_orderly import OrderlyConsumption
-from rmq_ray.client.offset_store import RemoteOffsetStore
 from rmq_ray.client.orderly_listener import OrderlyContext
 from rmq_ray.client.queue_leases import QueueLeases
 from rmq_ray.client.rebalancer import Rebalancer
