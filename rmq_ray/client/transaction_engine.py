@@ -64,7 +64,8 @@ class TransactionEngine:
         self._brokers: set[str] = set()
         self._checks = TransactionChecks(core.instance, core.group, self.known)
         core.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
-        core.closers.append(self._checks.close)
+        self._closed = False
+        core.closers.append(self._close)
 
     @classmethod
     def of(cls, core: ProducerCore) -> TransactionEngine:
@@ -87,6 +88,8 @@ class TransactionEngine:
 
     def send_half(self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it will be rolled back."""
+        if self._closed:
+            raise ClientError(f"producer {self._core.group!r} of this transaction is closed; make a new one and begin again", self._core.group)
         if message.special:
             raise ClientError("a transactional message is neither delayed nor sent to a retry or system topic, and always waits for its store")
         load = self._load(message, timeout_ms, immunity_s)
@@ -128,7 +131,7 @@ class TransactionEngine:
         self.decide(half, state)
         clock, name = self._core.clock, half.result.queue.broker_name
         deadline, pause, reason = clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS, "no address of the broker is known"
-        while (left := deadline - clock.monotonic_ms()) > 0:
+        while not self._closed and (left := deadline - clock.monotonic_ms()) > 0:
             address = self._core.instance.broker_address(name)
             try:
                 answer = None if address is None else self._bundler.invoke(address, command, min(left, ATTEMPT_MS_MAX))
@@ -142,6 +145,10 @@ class TransactionEngine:
             self._core.instance.refresh_route_soon(half.result.queue.topic)
             clock.sleep_ms(min(pause, max(0.0, deadline - clock.monotonic_ms())))
             pause = min(pause * 2, BACK_OFF_MAX_MS)
+        if self._closed:
+            raise TransactionUnknown(
+                f"{state.name} of transaction {half.key} was not acknowledged before the producer was closed; the broker will ask", half.key
+            )
         raise TransactionUnknown(
             f"{state.name} of transaction {half.key} was not acknowledged by {name} within {timeout_ms:.0f} ms ({reason}); it may have happened, "
             "else the broker asks and is told",
@@ -149,6 +156,10 @@ class TransactionEngine:
         )
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._closed = True
+        self._checks.close()
 
     def _settle(self, half: Half, state: LocalTransactionState, answer: Command) -> None:
         if answer.code == ResponseCode.FLUSH_DISK_TIMEOUT:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,12 @@ def test_a_closed_producer_begins_nothing_and_leaves_the_open_to_the_check(clust
     producer.close()
     with pytest.raises(ClientError):
         producer.transaction(never)
-    with pytest.raises((ClientError, TransactionUnknown)):
+    with pytest.raises(ClientError, match="closed"):
+        tx.send("t-closed", b"y")
+    began = time.monotonic()
+    with pytest.raises(TransactionUnknown, match="closed"):
         tx.commit()
+    assert time.monotonic() - began < 1
     checker = Checker(COMMIT)
     with Producer("t-closed", discovery=cluster) as other:
         other.transaction(checker)
