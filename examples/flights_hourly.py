@@ -43,7 +43,7 @@ def count_new(session: Any, cluster: str, checkpoint: str) -> None:
     seen = raw.select(f.from_json(f.col("body").cast("string"), "origin string, time_hour timestamp").alias("flight")).select("flight.*")
     hours = seen.withWatermark("time_hour", "2 days").groupBy(f.window("time_hour", "1 hour"), "origin").count()
     totals = hours.select(
-        f.concat_ws(" ", "origin", f.date_format("window.start", "yyyy-MM-dd HH")).alias("hour"),
+        f.concat_ws("-", "origin", f.date_format("window.start", "yyyy-MM-dd-HH")).alias("hour"),
         f.col("count").cast("string").alias("body"),
     )
     query = mqs.write_stream_topic(totals, TOTALS, key="hour", checkpoint=checkpoint, output_mode="update", available_now=True, partitions=2, cluster=cluster)
@@ -77,5 +77,5 @@ if __name__ == "__main__":
     ray.init()
     queue = rmq.start("default", store_path="rmq-data")
     for hour, count in sorted(main().items())[:20]:
-        print(f"{hour}:00  {count}")
+        print(f"{hour}  {count}")
     queue.stop()
