@@ -1,10 +1,14 @@
-"""What slaves cost: SYNC_MASTER against ASYNC_MASTER, batched; a log copied to a fresh slave against the same files over a plain TCP connection."""
+"""What slaves cost and give: SYNC_MASTER against ASYNC_MASTER, batched; a log copied to a fresh slave against the same files over a plain TCP
+connection; how long a consumer stands still when the master is killed.
+"""
 
 from __future__ import annotations
 
 import shutil
 import socket
 import time
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from benchmarks.replica_party import COPY_BYTES, Lookup, party
 from benchmarks.report import Figure
 from benchmarks.scene import Scene
 from rmq_ray.client.producer import Producer
+from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.ids import Address
 from rmq_ray.model.message import SendStatus
 from rmq_ray.remoting.codes import RequestCode
@@ -30,6 +36,8 @@ def run(scene: Scene) -> None:
     scene.report.add(Figure("SYNC_MASTER, one slave, batches of 1 KB messages", rates["sync"], "msg/s", "ASYNC_MASTER", rates["async"], 0.6))
     copied, plain = copied_rates(scene.directory / "replication-copy", messages)
     scene.report.add(Figure("log copied to a fresh slave, 1 KB messages", copied / 1e6, "MB/s", "plain TCP copy", plain / 1e6, 0.5))
+    gaps = [consumer_gap_s(scene.directory / f"replication-gap-{number}") for number in range(scene.count(5, 2))]
+    scene.report.add(Figure("kill -9 of a master until its consumer goes on at the slave, worst", max(gaps), "s", "a second", 1.0, 1.0, less_is_better=True))
 
 
 def produced_rate(directory: Path, mode: str, messages: int) -> float:
@@ -68,6 +76,34 @@ def copied_rates(directory: Path, messages: int) -> tuple[float, float]:
             seconds = time.perf_counter() - begin
     shutil.rmtree(directory)
     return (size - begun) / seconds, plain
+
+
+def consumer_gap_s(directory: Path) -> float:
+    """The longest pause of a consumer of 1,500 messages whose master is killed after 400. Every message must come, and once."""
+    directory.mkdir()
+    got: list[tuple[float, bytes]] = []
+
+    def listen(messages: list[Any], _ctx: Any) -> None:
+        got.extend((time.perf_counter(), bytes(message.body)) for message in messages)
+        time.sleep(0.002)
+
+    config = ConsumerConfig("bench", threshold_messages=50, pull_records=10, concurrency=1)
+    with party(directory, "ns") as name_server, party(directory, "1") as slave, ExitStack() as life:
+        life.enter_context(party(directory, "master"))
+        with Producer("bench", discovery=Lookup(name_server)) as producer:
+            for future in [producer.send_async("bench", b"%d" % number) for number in range(1_500)]:
+                future.result(30)
+            producer.send("bench", b"last")
+            _until(lambda: _status(producer, slave)["store"]["records"] >= 1_501)
+        with PushConsumer("bench", listener=listen, subscriptions={"bench": "*"}, discovery=Lookup(name_server), start_from="first", config=config):
+            _until(lambda: len(got) > 400, 0.005)
+            killed = time.perf_counter()
+            life.close()
+            _until(lambda: len({body for _, body in got}) == 1_501)
+    shutil.rmtree(directory)
+    assert len(got) == 1_501, f"{len(got) - 1_501} came twice"
+    times = [at for at, _ in got]
+    return max(after - before for before, after in pairwise(times) if after > killed)
 
 
 def plain_copy_s(directory: Path, log: Path, size: int) -> float:

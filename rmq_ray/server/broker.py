@@ -143,8 +143,6 @@ class Broker:
         """States and counts; plain values."""
         found: dict[str, Any] = {"state": "starting", "address": self._who.address} if self._core is None else self._core.status()
         found["connections"] = self._listener.connections
-        if self._replica is not None:
-            found["replica"] = self._replica.status()
         if self._registration is not None:
             found["name_servers"] = self._registration.status()
         return found
@@ -184,6 +182,7 @@ class Broker:
         config, credentials = self._config, self._credentials
         to_master = Credentials(credentials.cluster, "broker", credentials.secret) if credentials.secret else None
         self._replica = Replica(config, core, to_master, self._clock, self._look_up_master, self._on_fatal)
+        core.replica_status = self._replica.status
         self._replica.start()
 
     def _look_up_master(self) -> None:

@@ -111,6 +111,7 @@ class BrokerCore:
         self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
+        self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
         self._started: list[Callable[[RmqError | None], None]] = []
         self._handlers = at_master(hooked(self._make_handlers(make_hold), config.send_hooks), identity)
         self._set_timers()

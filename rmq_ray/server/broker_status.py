@@ -33,4 +33,6 @@ def broker_status(core: BrokerCore) -> dict[str, Any]:
             "identity": store.identity, "epoch": store.epoch, "visible_offset": store.visible_offset, "durable_offset": store.durable_offset,
             "store": store.status(),
         }  # fmt: skip
+    if core.replica_status is not None:
+        found["replica"] = core.replica_status()
     return found

@@ -133,7 +133,7 @@ class Replication:
                 del self._held[broker_id]
                 self._send(held, store)
         if self.followers.expire(store.written_offset, now_ms):
-            log.warning("in sync with %s are now only slaves %s", self._identity.name, self.followers.in_sync)
+            log.log(logging.WARNING if self.sync else logging.INFO, "in sync with %s are now only slaves %s", self._identity.name, self.followers.in_sync)
             self._confirm()
 
     # --- sends -----------------------------------------------------------------------------------------------------------------------
