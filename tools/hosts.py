@@ -155,22 +155,22 @@ class Hosts:
         return found
 
     def run(self, name: str, command: Sequence[str], *, timeout_s: float = 60.0, env: Mapping[str, str] | None = None, check: bool = True) -> str:
-        """Run a command on a host, as its user; what it printed. ``RuntimeError`` with its words where it fails and ``check`` is set."""
+        """Run a command on a host, as its user; its standard output. ``RuntimeError`` with its words where it fails and ``check`` is set."""
         _, first = self._running[name]
         home = {"HOME": "/mnt/home", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
         entered = ["nsenter", f"--target={first}", "--net", "--mount", "--pid", "--uts", *command]
-        with (self.directory / f"{name}.out").open("w+") as output:  # not a pipe: what stays running would hold its other end
+        out, err = self.directory / f"{name}.out", self.directory / f"{name}.err"
+        with out.open("w") as output, err.open("w") as errors:  # no pipes: what stays running would hold their other ends
             try:
                 code = subprocess.run(
-                    entered, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**home, **(env or {})}, timeout=timeout_s, check=False
+                    entered, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env={**home, **(env or {})}, timeout=timeout_s, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = -1
-            output.seek(0)
-            said = output.read()
         if code and check:
-            raise RuntimeError(f"on {name}: {' '.join(command)[:200]} ended with {'no end in time' if code == -1 else code}:\n{said[-3000:]}")
-        return said
+            said = out.read_text()[-3000:] + err.read_text()[-3000:]
+            raise RuntimeError(f"on {name}: {' '.join(command)[:200]} ended with {'no end in time' if code == -1 else code}:\n{said}")
+        return out.read_text()
 
     def close(self) -> None:
         """End all hosts."""

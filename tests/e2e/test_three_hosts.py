@@ -1,4 +1,4 @@
-"""From bare hosts to a running cluster, and through the loss of one: `ray up`, `rmq-ray up`, producers, consumers, a power cut, `ray up` again.
+"""From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray up`, producers, consumers, a power cut, `ray up` again.
 
 Three hosts and the desk of whoever works with them are namespaces with sshd (tools/hosts.py). The launcher file is the one at the top level; only
 addresses, user and key are put in, and what would install Python packages or end Ray processes is left out.
@@ -61,7 +61,7 @@ def launcher() -> str:
     return str(yaml.safe_dump(config))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[machines.Hosts]:
     """Not below pytest's directory: Ray's sockets need short names."""
     try:
@@ -90,28 +90,48 @@ def rmq_ray(hosts: machines.Hosts, *arguments: str, check: bool = True) -> str:
     return hosts.run("head", [sys.executable, "-m", "rmq_ray", "--format", "json", *arguments], env=ENVIRONMENT, timeout_s=180, check=check)
 
 
+def rmq_up(hosts: machines.Hosts) -> dict[str, Any]:
+    said = rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90")
+    return dict(json.loads(said[said.index("{\n") :]))  # Ray itself prints the death of nodes to standard output
+
+
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
     hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=120)
     return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
 
 
-@pytest.mark.slow
-def test_ray_up_brings_two_brokers_to_two_hosts_and_a_host_that_lost_its_power_comes_back_with_every_message(hosts: machines.Hosts) -> None:
+@pytest.fixture(scope="module")
+def started(hosts: machines.Hosts) -> dict[str, Any]:
+    """What `rmq-ray up` says on bare hosts; messages 0 to 999 are stored then."""
     hosts.run("desk", ["ray", "get-auth-token", "--generate"], env=ENVIRONMENT)
     ray_up(hosts)
-    started = json.loads(rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90"))
+    said = rmq_up(hosts)
+    rmq_ray(hosts, "--cluster", "hosts", "topic", "create", "orders", "--queues", "4")  # on both brokers; a first send would make it on one
+    assert job(hosts, "produce", "0", str(MESSAGES)) == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
+    return said
+
+
+@pytest.mark.slow
+def test_ray_up_and_rmq_up_bring_two_brokers_to_two_hosts_and_disks(hosts: machines.Hosts, started: dict[str, Any]) -> None:
     assert started["state"] == "started"
     assert [started[name]["0"].partition(":")[0] for name in ("broker-a", "broker-b")] == [ADDRESSES["db1"], ADDRESSES["db2"]]
-    for name in ("db1", "db2"):
-        assert (hosts.directory / name / "disk" / "store" / "commitlog").is_dir()  # each on its own disk
-    assert job(hosts, "produce", "0", str(MESSAGES)) == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
+    identities = [json.loads((hosts.directory / name / "disk" / "store" / "rmq_ray" / "identity").read_text()) for name in ("db1", "db2")]
+    assert [identity["broker_name"] for identity in identities] == ["broker-a", "broker-b"]
+    assert json.loads((hosts.directory / "head" / "home" / "rmq.stores.json").read_text()) == {i["broker_name"]: i["identity"] for i in identities}
 
-    lost = hosts.pids("db1")
-    hosts.cut_power("db1")
-    assert lost and not any(Path(f"/proc/{pid}").exists() for pid in lost)
-    hosts.boot("db1")
-    ray_up(hosts, "--no-restart")
-    again = json.loads(rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90"))
-    assert again["state"] == "was running" and again["broker-a"] == started["broker-a"]
-    after = job(hosts, "produce", str(MESSAGES), str(2 * MESSAGES), "consume")
-    assert after["stored"] == MESSAGES and after["numbers"] == list(range(2 * MESSAGES))
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "options", "first"), [("db1", ["--no-restart"], MESSAGES), ("head", [], 2 * MESSAGES)])
+def test_a_host_that_lost_its_power_comes_back_with_every_message(
+    hosts: machines.Hosts, started: dict[str, Any], lost: str, options: list[str], first: int
+) -> None:
+    processes = hosts.pids(lost)
+    hosts.cut_power(lost)
+    assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    hosts.boot(lost)
+    ray_up(hosts, *options)
+    again = rmq_up(hosts)
+    assert again == {**started, "state": "was running"}  # the same addresses, too
+    end = first + MESSAGES
+    after = job(hosts, "produce", str(first), str(end), "consume")
+    assert after["stored"] == MESSAGES and after["numbers"] == list(range(end))

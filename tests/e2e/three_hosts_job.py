@@ -50,7 +50,7 @@ def produce(first: int, end: int) -> dict[str, Any]:
 
 def consume(expected: int) -> dict[str, Any]:
     """Until that many different numbers came, at most 60 s."""
-    app = rmq.consumer(TOPIC, group="readers", start_from="first")(Gather)
+    app = rmq.consumer(TOPIC, group=f"readers-{expected}", start_from="first")(Gather)
     workers = app.deploy(ACTORS, cluster=CLUSTER, num_cpus=0)
     deadline = time.monotonic() + 60
     try:
