@@ -49,7 +49,9 @@ class RecordsLoad:
 
     __slots__ = ("_queue_id", "_records", "frame_id", "message_ids", "sizes", "topic")
 
-    def __init__(self, topic: str, queue_id: int, records: bytes | memoryview, sizes: np.ndarray[Any, Any], frame_id: FrameId, message_ids: Sequence[str]) -> None:  # noqa: PLR0913 - a frame
+    def __init__(
+        self, topic: str, queue_id: int, records: bytes | memoryview, sizes: np.ndarray[Any, Any], frame_id: FrameId, message_ids: Sequence[str]
+    ) -> None:  # noqa: PLR0913 - a frame
         self.topic = topic
         self.frame_id = frame_id
         self.message_ids = message_ids

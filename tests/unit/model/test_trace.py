@@ -31,9 +31,7 @@ def test_what_java_writes_without_values_or_in_short_is_read() -> None:
     assert after == SubAfter("R", "ID", 9, True, "k", 0)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\x02\x02", "EndTransaction\x011\x02", "Pub\x01x\x02", "Pub" + "\x01x" * 13, "SubBefore\x011\x01r\x02", "\udcff"]
-)
+@pytest.mark.parametrize("text", ["", "\x02\x02", "EndTransaction\x011\x02", "Pub\x01x\x02", "Pub" + "\x01x" * 13, "SubBefore\x011\x01r\x02", "\udcff"])
 def test_what_is_not_understood_is_left_out(text: str) -> None:
     assert decode(text.encode("utf-8", "surrogateescape")) == []
 
