@@ -41,9 +41,7 @@ class FileCache:
 
     def create(self, path: str, size: int) -> File:
         """Make a file of ``size`` bytes that reads as zeros and takes no room; an existing one is brought to that size."""
-        file = self._files.open(path, create=True)
-        file.truncate(size)
-        return self._keep(path, file)
+        return self._keep(path, self._files.make_sized(path, size))
 
     def drop(self, path: str) -> None:
         """Forget a file (before it is removed)."""

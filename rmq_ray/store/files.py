@@ -12,6 +12,7 @@ durable only after ``sync_dir`` of its directory. A ``File`` may be used by seve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -197,6 +198,25 @@ class FileSystem:
         """Open for reading and writing. ``create``: make the file if it is missing (its name is durable after ``sync_dir``)."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return File(path, self._call("open", path, lambda: os.open(path, flags, 0o644)))
+
+    def make_sized(self, path: str, size: int) -> File:
+        """A file of ``size`` bytes that reads as zeros and takes no room: there as a whole or not at all, whenever the process dies (RocketMQ
+        refuses a store with a file of another size). An existing one is brought to that size.
+        """
+        if not os.path.lexists(path):
+            with contextlib.suppress(OSError):  # a file system without nameless files, or somebody was faster: made below, or its error told
+                fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                file = File(path, fd)
+                try:
+                    file.truncate(size)
+                    os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+                except BaseException:
+                    file.close()
+                    raise
+                return file
+        file = self.open(path, create=True)
+        file.truncate(size)
+        return file
 
     def open_to_read(self, path: str) -> File:
         """Open for reading only (scans of a store that another process owns)."""

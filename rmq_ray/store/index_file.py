@@ -82,7 +82,7 @@ def index_file_bytes(slots: int, items: int) -> int:
 class IndexFile:
     """One file of a fixed geometry. After ``settle`` the slots are on disk only."""
 
-    def __init__(self, path: str, slots: int, items: int, files: FileSystem) -> None:
+    def __init__(self, path: str, slots: int, items: int, files: FileSystem, new: bool = False) -> None:
         self.path = path
         self.header = IndexHeader()
         self.durable = Durable(self.header, 1)
@@ -90,7 +90,7 @@ class IndexFile:
         self._items_max = items
         self._items_at = HEADER_BYTES + slots * SLOT_BYTES
         self._files = files
-        self._file: File = files.open(path, create=True)
+        self._file: File = files.make_sized(path, index_file_bytes(slots, items)) if new else files.open(path)
         self._slots: Array | None = None
         self._slot: memoryview = memoryview(b"")
         self._dirty = bytearray((self._items_at + _PAGE_BYTES - 1) // _PAGE_BYTES)
@@ -98,8 +98,7 @@ class IndexFile:
     @classmethod
     def create(cls, path: str, slots: int, items: int, files: FileSystem, after: IndexHeader | None) -> IndexFile:
         """A new file; until its first item its times and offsets are the end of the file before it."""
-        made = cls(path, slots, items, files)
-        made._file.truncate(index_file_bytes(slots, items))
+        made = cls(path, slots, items, files, new=True)
         if after is not None:
             made.header = IndexHeader(after.end_ms, after.end_ms, after.end_offset, after.end_offset)
             made._file.pwrite(made.header.pack(), 0)

@@ -252,6 +252,11 @@ class CrashFileSystem(FileSystem):
             inode = self.names[path] = Inode()
         return CrashFile(self, path, inode)
 
+    def make_sized(self, path: str, size: int) -> File:
+        file = self.open(path, create=True)
+        file.truncate(size)
+        return file
+
     def open_to_read(self, path: str) -> File:
         return self.open(path)
 

@@ -1,0 +1,41 @@
+"""Files that RocketMQ wants in one size: whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.store.files import FileSystem
+
+
+def test_a_file_of_a_size_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, path = FileSystem(), tmp_path / "00000000000000000000"
+    real = os.ftruncate
+
+    def dies(fd: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "ftruncate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        files.make_sized(str(path), 1_280)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "ftruncate", real)
+    made = files.make_sized(str(path), 1_280)
+    made.pwrite(b"x", 0)
+    made.close()
+    again = files.make_sized(str(path), 2_560)
+    assert (again.size(), again.pread(1, 0)) == (2_560, b"x"), "an existing one is brought to that size"
+    again.close()
+
+
+def test_a_file_of_a_size_is_made_where_nameless_files_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "link", refuses)
+    made = FileSystem().make_sized(str(tmp_path / "f"), 400)
+    assert made.size() == 400 and [path.name for path in tmp_path.iterdir()] == ["f"]
+    made.close()
