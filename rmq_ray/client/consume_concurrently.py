@@ -14,27 +14,24 @@ left to the next owner, except those before one that was seen: nothing is lost a
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer_parts import ConsumerParts
+from rmq_ray.client.consuming_threads import ConsumingThreads
 from rmq_ray.client.dropping import DropFailed
 from rmq_ray.client.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.send_back import SendBack
-from rmq_ray.errors import ConsumeError
 
-IDLE_WAIT_S = 5.0
 OVERDUE_DELAY_LEVEL = 3  # level of a message whose listener takes longer than consume_timeout_minutes
 
 log = logging.getLogger("rmq_ray.client.consume")
 
 
-class ConcurrentConsumption:
+class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished, without a lock; ``take``: what of a
     batch the listener gets, messages unless given.
     """
@@ -47,34 +44,11 @@ class ConcurrentConsumption:
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int], Any] = ReadyBatch.take,
     ) -> None:
-        self._parts = parts
+        super().__init__(parts, log)
         self._listener = listener
         self._take = take
         self._send_back = send_back
         self._drained = drained
-        self._ready: SimpleQueue[ReadyBatch | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._size = 0
-        self._stopping = False
-        self.listener_faults = 0
-        """How often the listener raised or returned something that means nothing."""
-
-    # --- life ----------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start ``concurrency`` daemon threads."""
-        self.resize(self._parts.config.concurrency)
-
-    def resize(self, concurrency: int) -> None:
-        """From now on so many threads; those that are too many end after what they are working on."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        for number in range(self._size, concurrency):
-            thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        for _ in range(concurrency, self._size):
-            self._ready.put(None)
-        self._size = concurrency
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
@@ -82,34 +56,13 @@ class ConcurrentConsumption:
         for batch in batches:
             put(batch)
 
-    def owns_current_thread(self) -> bool:
-        """True in a consuming thread, which cannot wait for itself."""
-        return threading.current_thread() in self._threads
-
-    def stop(self, timeout_ms: float) -> bool:
-        """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
-        self._stopping = True
-        for _ in self._threads:
-            self._ready.put(None)
-        deadline = self._parts.clock.monotonic_ms() + timeout_ms
-        for thread in self._threads:
-            thread.join(max(0.0, (deadline - self._parts.clock.monotonic_ms()) / 1000))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                batch = self._ready.get(timeout=IDLE_WAIT_S)
-            except Empty:
-                continue
-            if batch is None:
-                return
-            try:
-                self.consume(batch)
-            except Exception:  # noqa: BLE001 - a fault of settling one batch must not end the thread; the batch stays unfinished
-                log.exception("a batch of %s from offset %d could not be settled", batch.owner.queue, batch.first)
-
     # --- one batch -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, item: ReadyBatch) -> None:
+        try:
+            self.consume(item)
+        except Exception:  # noqa: BLE001 - a fault of settling one batch must not end the thread; the batch stays unfinished
+            log.exception("a batch of %s from offset %d could not be settled", item.owner.queue, item.first)
 
     def consume(self, batch: ReadyBatch) -> None:
         """Call the listener and settle the result, in the calling thread."""
@@ -182,14 +135,6 @@ class ConcurrentConsumption:
         batch.messages = kept
         log.warning("%d messages of %s are kept and tried again in %d ms: no broker took them back", len(kept), work.queue, parts.config.send_back_retry_ms)
         parts.delayed.after(parts.config.send_back_retry_ms, partial(self.submit, (batch,)))
-
-    def _report(self, batch: ReadyBatch, fault: BaseException) -> None:
-        self.listener_faults += 1
-        place = f"{batch.count} messages of {batch.owner.queue} from offset {batch.first}"
-        if isinstance(fault, ConsumeError):
-            log.error("listener of group %s, %s: %s", self._parts.group, place, fault)
-        else:
-            log.warning("listener of group %s failed with %s", self._parts.group, place, exc_info=fault)
 
     # --- listeners that hang -------------------------------------------------------------------------------------------
 

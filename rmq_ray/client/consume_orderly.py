@@ -16,21 +16,18 @@ dies of its listener, and no queue rests because of a fault.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from rmq_ray.client.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer_parts import ConsumerParts
+from rmq_ray.client.consuming_threads import ConsumingThreads
 from rmq_ray.client.orderly_listener import OrderlyContext, OrderlyListener, OrderlyVerdict, Step, judge_orderly, pause_ms
 from rmq_ray.client.queue_lease import QueueLease
 from rmq_ray.client.queue_leases import QueueLeases
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.send_back import SendBack
-from rmq_ray.errors import ConsumeError
 
-IDLE_WAIT_S = 5.0
 RELOCK_FIRST_MS = 100
 RELOCK_MS = 10
 RESUME_MS = 10
@@ -41,42 +38,19 @@ RETRIES_WITHOUT_END = (1 << 31) - 1
 log = logging.getLogger("rmq_ray.client.orderly")
 
 
-class OrderlyConsumption:
+class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
     """The consuming threads of one consumer. ``drained(work)``: called after a commit; ``idle(work)``: a queue that is to leave has ended."""
 
     def __init__(  # noqa: PLR0913 - what a result may lead to
         self, parts: ConsumerParts, listener: OrderlyListener, send_back: SendBack, leases: QueueLeases, drained: Callable[[AssignedQueue], None],
         idle: Callable[[AssignedQueue], None],
     ) -> None:  # fmt: skip
-        self._parts = parts
+        super().__init__(parts, log)
         self._listener = listener
         self._send_back = send_back
         self._leases = leases
         self._drained = drained
         self._idle = idle
-        self._ready: SimpleQueue[AssignedQueue | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._size = 0
-        self._stopping = False
-        self.listener_faults = 0
-        """How often the listener raised or returned something that means nothing."""
-
-    # --- life ----------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start ``concurrency`` daemon threads."""
-        self.resize(self._parts.config.concurrency)
-
-    def resize(self, concurrency: int) -> None:
-        """From now on so many threads; those that are too many end after what they are working on."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        for number in range(self._size, concurrency):
-            thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        for _ in range(concurrency, self._size):
-            self._ready.put(None)
-        self._size = concurrency
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Batches of one queue lie in its process queue."""
@@ -92,39 +66,18 @@ class OrderlyConsumption:
             lease.busy = True
         self._ready.put(work)
 
-    def owns_current_thread(self) -> bool:
-        """True in a consuming thread, which cannot wait for itself."""
-        return threading.current_thread() in self._threads
-
-    def stop(self, timeout_ms: float) -> bool:
-        """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
-        self._stopping = True
-        for _ in self._threads:
-            self._ready.put(None)
-        deadline = self._parts.clock.monotonic_ms() + timeout_ms
-        for thread in self._threads:
-            thread.join(max(0.0, (deadline - self._parts.clock.monotonic_ms()) / 1000))
-        return not any(thread.is_alive() for thread in self._threads)
-
     def clean_overdue(self) -> int:
         """Nothing: a message that is worked on in order is not taken away from its listener (protocol-behaviour 15 is for concurrent consumption)."""
         return 0
 
-    def _run(self) -> None:
-        while True:
-            try:
-                work = self._ready.get(timeout=IDLE_WAIT_S)
-            except Empty:
-                continue
-            if work is None:
-                return
-            try:
-                self.work_off(work)
-            except Exception:  # noqa: BLE001 - a fault of settling one batch must neither end the thread nor stop the queue
-                log.exception("messages of %s could not be settled, once more in %d ms", work.queue, self._parts.config.suspend_queue_ms)
-                if work.lease is not None:
-                    work.lease.in_work.clear()
-                self._later(work, self._parts.config.suspend_queue_ms)
+    def _handle(self, item: AssignedQueue) -> None:
+        try:
+            self.work_off(item)
+        except Exception:  # noqa: BLE001 - a fault of settling one batch must neither end the thread nor stop the queue
+            log.exception("messages of %s could not be settled, once more in %d ms", item.queue, self._parts.config.suspend_queue_ms)
+            if item.lease is not None:
+                item.lease.in_work.clear()
+            self._later(item, self._parts.config.suspend_queue_ms)
 
     # --- one queue -----------------------------------------------------------------------------------------------------
 
@@ -260,11 +213,3 @@ class OrderlyConsumption:
             work.counters.consumed_ok += ok
             work.counters.consumed_failed += failed
             work.counters.sent_back += sent_back
-
-    def _report(self, batch: ReadyBatch, fault: BaseException) -> None:
-        self.listener_faults += 1
-        place = f"{batch.count} messages of {batch.owner.queue} from offset {batch.first}"
-        if isinstance(fault, ConsumeError):
-            log.error("listener of group %s, %s: %s", self._parts.group, place, fault)
-        else:
-            log.warning("listener of group %s failed with %s", self._parts.group, place, exc_info=fault)
