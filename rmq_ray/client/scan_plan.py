@@ -20,12 +20,12 @@ from typing import Any
 import msgpack
 
 from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.outage import PAUSE_MS, ask_patiently
+from rmq_ray.client.outage import ask_for_map, ask_name_server, wait_for_brokers
 from rmq_ray.client.queue_questions import QueueQuestions
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
-from rmq_ray.errors import ClientError, ClusterError, RemotingError, ResponseError, StoreError, TopicNotFound
+from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
@@ -33,7 +33,7 @@ from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
 from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, Position, cut, resolve, rows_per_split
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.bodies import decode_cluster_info, decode_topic_list
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
@@ -42,10 +42,8 @@ from rmq_ray.store.split_reader import LocalSplitReader, host_id
 
 log = logging.getLogger("rmq_ray.scan")
 PIN_MS = 3_600_000
-TIMEOUT_MS = 10_000
 RELEASE_TIMEOUT_MS = 3_000
 TOOLS_GROUP = "TOOLS_CONSUMER"  # RocketMQ's own group for tools
-PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
 
 Bounds = Mapping[MessageQueue, tuple[int, int]]
 
@@ -159,7 +157,7 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
     instance = ClientInstance.get_or_create(discovery)
     instance.start()
     try:
-        _wait_for(instance, set(brokers_expected))
+        wait_for_brokers(instance, brokers_expected, "a read now would lack its queues")
         names = _topics(instance, topic, options.pattern)
         brokers: dict[str, Address] = {}
         bounds: dict[MessageQueue, tuple[int, int]] = {}
@@ -170,7 +168,7 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
         low, high = (_looked_up(instance, position, bounds) for position in (begin, finish))
         ranges = resolve(low, high, bounds, options.fail_on_data_loss)
         pins = _pin(instance, ranges, brokers)
-        stores = {name: _ask(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
+        stores = {name: ask_for_map(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
     finally:
         instance.release()
     rows = rows_per_split(ranges, splits_wanted, options.rows_max, options.rows_min)
@@ -187,10 +185,8 @@ def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool)
             wanted = re.compile(topic)
         except re.error as error:
             raise ClientError(f"pattern {topic!r} is no regular expression: {error}", topic) from None
-        command = Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        answer = ask_patiently(lambda _: instance.name_server_invoke(command), instance.clock, PATIENCE_MS)
-        known = decode_topic_list(answer.body_bytes())
-        info = ask_patiently(lambda _: instance.name_server_invoke(Command(RequestCode.GET_BROKER_CLUSTER_INFO)), instance.clock, PATIENCE_MS)
+        known = decode_topic_list(ask_name_server(instance, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body_bytes())
+        info = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
         own = {name for data in decode_cluster_info(info.body_bytes()) for name in (data.broker_name, data.cluster, f"{data.cluster}{REPLY_SUFFIX}")}
         names = sorted(
             name
@@ -214,7 +210,7 @@ def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]
     for queue, (low, _) in ranges.items():
         starts.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = low
     asked = [(brokers[broker], [topic, offsets, PIN_MS]) for (broker, topic), offsets in starts.items()]
-    return tuple((str(address), _ask(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"]) for address, body in asked)
+    return tuple((str(address), ask_for_map(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"]) for address, body in asked)
 
 
 def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], bounds: Bounds) -> Position:
@@ -229,20 +225,6 @@ def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mappi
         offset = questions.offset_at(queue, position) if isinstance(position, int) else questions.committed(queue)
         found[queue] = low if offset is None else min(max(low, offset), high)
     return found
-
-
-def _wait_for(instance: ClientInstance, expected: set[str]) -> None:
-    give_up = instance.clock.monotonic_ms() + PATIENCE_MS
-    while expected:  # ends: all there, or at give_up
-        answer = ask_patiently(lambda _: instance.name_server_invoke(Command(RequestCode.GET_BROKER_CLUSTER_INFO)), instance.clock, PATIENCE_MS)
-        missing = expected - {data.broker_name for data in decode_cluster_info(answer.body_bytes())}
-        if not missing:
-            return
-        if instance.clock.monotonic_ms() >= give_up:
-            raise ClusterError(
-                f"{', '.join(sorted(missing))} did not come back within {PATIENCE_MS // 1000} s: a read now would lack its queues; see `rmq-ray status`"
-            )
-        instance.clock.sleep_ms(PAUSE_MS)
 
 
 def _brokers_of(instance: ClientInstance, topic: str) -> dict[str, Address]:
@@ -263,20 +245,10 @@ def _bounds(instance: ClientInstance, topic: str, brokers: Mapping[str, Address]
     readable = set(instance.routes.find_subscribe(topic))
     found = {}
     for name, address in brokers.items():
-        for queue_id, (low, high) in _ask(instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {}).items():
+        for queue_id, (low, high) in ask_for_map(instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {}).items():
             queue = MessageQueue(topic, name, queue_id)
             if queue in readable:
                 found[queue] = (low, high)
-    return found
-
-
-def _ask(instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
-    command = Command(code, body=msgpack.packb(body), serialize=1)
-    answer = ask_patiently(lambda _: instance.invoke(address, command, TIMEOUT_MS), instance.clock, PATIENCE_MS)
-    if answer.code != ResponseCode.SUCCESS:
-        raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
-    found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
-    assert isinstance(found, dict)
     return found
 
 

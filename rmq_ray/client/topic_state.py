@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
-
-import msgpack
+from typing import Self
 
 from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.outage import ask_patiently
+from rmq_ray.client.outage import ask_broker, ask_for_map
 from rmq_ray.client.queue_questions import QueueQuestions
-from rmq_ray.errors import ClientError, ClusterError, CommitFailed, GroupNotFound, ResponseError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, CommitFailed, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
@@ -31,8 +29,6 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import ConsumerGroupHeader, UpdateOffsetHeader
 from rmq_ray.remoting.records import ScanRecords, pack_scan, unpack_pull_answer
 
-TIMEOUT_MS = 10_000
-PATIENCE_MS = 30_000
 LOOKS_MAX = 10
 
 Bounds = dict[MessageQueue, tuple[int, int]]
@@ -106,7 +102,7 @@ class TopicState:
         if epoch <= 0 or offset <= 0 or self._epochs.get(queue.broker_name, epoch) <= epoch:
             return None
         body = pack_scan(ScanRecords(queue.topic, queue.queue_id, offset - 1, offset, 1, epoch))
-        answer = self._ask(self._address(queue.broker_name, queue.topic), Command(RequestCode.SCAN_RECORDS, body=body, serialize=1))
+        answer = ask_broker(self._instance, self._address(queue.broker_name, queue.topic), Command(RequestCode.SCAN_RECORDS, body=body, serialize=1))
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:
             return None
         page = unpack_pull_answer(answer.body)
@@ -119,7 +115,7 @@ class TopicState:
         for queue, offset in offsets.items():
             header = UpdateOffsetHeader(group, queue.topic, queue.queue_id, offset, None, self._instance.client_id)
             command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())
-            answer = self._ask(self._address(queue.broker_name, queue.topic), command)
+            answer = ask_broker(self._instance, self._address(queue.broker_name, queue.topic), command)
             if answer.code != ResponseCode.SUCCESS:
                 raise CommitFailed(f"position {offset} of group {group!r} in {queue} was refused: {answer.remark or answer.code}", group)
 
@@ -129,7 +125,7 @@ class TopicState:
         found: set[str] = set()
         for broker in sorted({queue.broker_name for topic in self.topics for queue in self._queues(topic)}):
             command = Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields=ConsumerGroupHeader(consumer_group=group).to_fields())
-            answer = self._ask(self._address(broker, self.topics[0]), command)
+            answer = ask_broker(self._instance, self._address(broker, self.topics[0]), command)
             if answer.code == ResponseCode.SUCCESS:
                 found |= {client.client_id for client in decode_connections(answer.body_bytes())}
         return sorted(found)
@@ -163,8 +159,8 @@ class TopicState:
         address = self._address(broker, topic)
         before = self._epochs.get(broker)
         for _ in range(LOOKS_MAX):
-            found = self._unpacked(address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {})
-            epoch = int(self._unpacked(address, RequestCode.STORE_INFO, [])["epoch"])
+            found = ask_for_map(self._instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {})
+            epoch = int(ask_for_map(self._instance, address, RequestCode.STORE_INFO, [])["epoch"])
             if epoch == before:
                 return {int(queue_id): (int(low), int(high)) for queue_id, (low, high) in found.items()}, epoch
             before = epoch
@@ -178,14 +174,3 @@ class TopicState:
         if address is None:
             raise ClusterError(f"no name server tells where the master of {broker!r} is; see `rmq-ray status`", broker)
         return address
-
-    def _unpacked(self, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
-        answer = self._ask(address, Command(code, body=msgpack.packb(body), serialize=1))
-        if answer.code != ResponseCode.SUCCESS:
-            raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
-        found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
-        assert isinstance(found, dict)
-        return found
-
-    def _ask(self, address: Address, command: Command) -> Command:
-        return ask_patiently(lambda _: self._instance.invoke(address, command, TIMEOUT_MS), self._instance.clock, PATIENCE_MS)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
-from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, timeout_in_ms
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_hooks import SYNC
 from rmq_ray.client.send_steps import SendSteps
@@ -112,7 +112,7 @@ class Transaction:
             if len(self._halves) >= HALVES_MAX:
                 raise ClientError(f"{HALVES_MAX} messages are in this transaction already; use several")
             check_placement(queue, selector, None)
-            placement = None if queue is None and selector is None else (queue, selector, arg, None)
+            placement = placed(queue, selector, arg, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
             message = outgoing(topic_or_message, body, (tag, keys, properties), 0, self._sender.config.body_bytes_max)
             half = self._sender.send(message, placement, timeout_ms, check_immunity)

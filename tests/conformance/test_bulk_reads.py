@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import scan_plan
+from rmq_ray.client import outage, scan_plan
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.scan_plan import plan_scan
@@ -302,6 +302,6 @@ def test_a_read_goes_on_when_the_broker_is_killed_in_the_middle_of_the_stream(tm
 
 def test_a_broker_that_is_down_is_waited_for_and_its_queues_never_missing(cluster: LiveCluster, sent: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_scan(cluster, "kinds", "earliest", "latest", 4, ("broker-a", "broker-b")).rows == len(sent)
-    monkeypatch.setattr(scan_plan, "PATIENCE_MS", 1_000)
+    monkeypatch.setattr(outage, "PATIENCE_MS", 1_000)
     with pytest.raises(ClusterError, match="broker-c did not come back within 1 s"):
         plan_scan(cluster, "kinds", "earliest", "latest", 4, ("broker-a", "broker-b", "broker-c"))
