@@ -180,6 +180,7 @@ def test_a_lost_connections_pulls_are_forgotten(tmp_path: Path) -> None:
                 await eventually(lambda: broker.status()["parked_pulls"] == 1)
             await asyncio.gather(waiting, return_exceptions=True)
             await eventually(lambda: broker.status()["parked_pulls"] == 0)
+            assert broker.status()["parked_pulls"] == 0
 
     asyncio.run(run())
 

@@ -123,7 +123,7 @@ def test_a_changed_group_is_balanced_again_at_once(cluster: TinyCluster, instanc
     instance.routes.refresh("orders")
     instance.heartbeat()
     cluster.push(cluster.broker, Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=FLAG_ONEWAY, fields={"consumerGroup": "readers"}))
-    eventually(lambda: consumer.rebalanced == 1)
+    assert eventually(lambda: consumer.rebalanced == 1)
     instance.unregister_consumer("readers")
 
 

@@ -102,7 +102,7 @@ def test_a_failed_message_comes_again_through_the_retry_topic_whatever_the_filte
         return seen(messages, ctx)
 
     with consumer(cluster, soon):
-        eventually(lambda: seen.bodies[b"once more"] == 2)
+        assert eventually(lambda: seen.bodies[b"once more"] == 2)
 
 
 def test_a_pull_consumer_takes_the_same_expressions(cluster: LiveCluster) -> None:
@@ -110,7 +110,7 @@ def test_a_pull_consumer_takes_the_same_expressions(cluster: LiveCluster) -> Non
     with PullConsumer("reader", discovery=cluster, start_from="first") as reader:
         reader.subscribe("orders", DEAR)
         found: set[bytes] = set()
-        eventually(lambda: found.update(m.body for m in reader.poll(500, timeout=0.2) or ()) or found == wanted)
+        assert eventually(lambda: found.update(m.body for m in reader.poll(500, timeout=0.2) or ()) or found == wanted)
 
 
 @pytest.mark.seed("S4-081")
@@ -138,7 +138,7 @@ def test_a_subscription_that_changes_while_it_runs_counts_from_then_on(cluster: 
         eventually(lambda: known.find("orders", "billing").expression == "amount = 10")
         seen.bodies.clear()
         send(cluster, 30, 300)
-        eventually(lambda: set(seen.bodies) == {b"301"})
+        assert eventually(lambda: set(seen.bodies) == {b"301"})
 
 
 def test_members_that_subscribe_differently_are_told(cluster: LiveCluster, caplog: pytest.LogCaptureFixture) -> None:

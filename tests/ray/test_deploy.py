@@ -98,7 +98,7 @@ def test_a_lag_brings_workers_and_idleness_takes_them_away(mq: rmq.Cluster, topi
         fill(mq, topic, 250)
         eventually(lambda: len(workers) == 3, 30)
         eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 60)
-        eventually(lambda: len(workers) == 1, 30)
+        assert eventually(lambda: len(workers) == 1, 30)
 
 
 def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(mq: rmq.Cluster, topic: str) -> None:
@@ -115,7 +115,7 @@ def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(mq: rmq.Clu
 
     with Sum.deploy(num_cpus=0.1, cluster=mq.name, args=(1_000,)) as workers:
         fill(mq, topic, 10)
-        eventually(lambda: workers.ask("total") == [1_045], 20)
+        assert eventually(lambda: workers.ask("total") == [1_045], 20)
 
 
 def test_a_named_group_outlives_its_handle_and_is_found_again(mq: rmq.Cluster, topic: str, notes: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_worker_that_dies_is_replaced_and_its_messages_come_again(mq: rmq.Clus
 
     with handle.deploy(num_cpus=0.1, cluster=mq.name):
         fill(mq, topic, 20)
-        eventually(lambda: {body for body, _ in seen(notes)} >= {str(number) for number in range(20)}, 60)
+        assert eventually(lambda: {body for body, _ in seen(notes)} >= {str(number) for number in range(20)}, 60)
 
 
 def test_a_fleet_whose_own_process_dies_brings_its_workers_back(mq: rmq.Cluster, topic: str, notes: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_fleet_whose_own_process_dies_brings_its_workers_back(mq: rmq.Cluster,
         ray.kill(workers._fleet, no_restart=False)
         eventually(lambda: answers(workers) == 2, 30)
         fill(mq, topic, 20)
-        eventually(lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60)
+        assert eventually(lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60)
 
 
 def answers(workers: rmq.Workers) -> int:

@@ -188,9 +188,10 @@ def test_no_bytes_make_the_decoder_fail_otherwise(data: bytes) -> None:
         frame = struct.pack(">I", form << 24 | len(data)) + data
         for view in (memoryview(frame), memoryview(data)):
             try:
-                decode(view)
+                found = decode(view)
             except MalformedFrame:
                 continue
+            assert isinstance(found, Command)
 
 
 @settings(deadline=None)
