@@ -17,12 +17,12 @@ from typing import Any
 from rmq_ray.actors import gateway, known_stores, names
 from rmq_ray.actors.controller import ControllerShell, State
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.actors.plan import make_plan, plan_of
+from rmq_ray.actors.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
 from rmq_ray.actors.survey import Survey, survey
 from rmq_ray.client.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import ClusterError, ConfigError, RmqError
+from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
+from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.topology import read_topology
 
 log = logging.getLogger("rmq_ray.cluster")
@@ -62,8 +62,9 @@ class Cluster:
         plan = gateway.call(controller, "plan")
         found: dict[str, Any] = {"controller": gateway.call(controller, "state")[0], "supervision": gateway.call(controller, "members")}
         members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
-        members += [names.broker(self.name, broker.broker_name, broker.broker_id) for broker in plan.brokers]
-        members += [names.hold_service(self.name, broker.broker_name) for broker in plan.brokers if broker.hold_link]
+        copies = [config for _, config in plan.all_copies()]
+        members += [names.broker(self.name, config.broker_name, config.broker_id) for config in copies]
+        members += [names.hold_service(self.name, config.broker_name, config.broker_id) for config in copies if config.hold_link]
         for member in members:
             found[member.partition("/")[2]] = _status_of(member)
         return found
@@ -100,6 +101,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     resources: Mapping[str, str] | None = None,
     broker_settings: Mapping[str, Any] | None = None,
     store_settings: Mapping[str, Any] | None = None,
+    failover_settings: Mapping[str, Any] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
     """Start a cluster of named detached actors, or attach to the one that runs under this name.
@@ -107,39 +109,37 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     ``store_path``: directory below which each broker keeps its store; relative = below the current directory of this
     process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
     ``host``: None = loopback on a Ray cluster of one node, else the node's address. ``resources``: broker name -> custom
-    Ray resource of the node that holds its disk; needed where the Ray cluster has several nodes.
-    ``broker_settings`` and ``store_settings``: fields of ``config.BrokerConfig`` and ``config.StoreConfig``.
+    Ray resource of the node that holds its disk ("broker-a/1": of its first slave's); needed where the Ray cluster has several nodes.
+    ``replicas``: slaves of each broker, one of which takes over when the master is gone. ``replication``: "async", or "sync" = a send is
+    acknowledged when every slave in sync has it, too. ``broker_settings``, ``store_settings``, ``failover_settings``: fields of
+    ``config.BrokerConfig``, ``config.StoreConfig`` and ``config.FailoverConfig``.
 
     Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the store's own typed error
     (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a broker cannot open its disk; nothing is left running then.
     """
-    if replicas or replication != "async":
-        raise ConfigError(
-            f"replicas={replicas!r}, replication={replication!r}: slaves are not part of this version; use replicas=0, replication='async'", replicas
-        )
     if (handle := gateway.find(names.controller(name))) is None:
         one_node = gateway.nodes_alive() == 1
-        placed = {f"broker-{chr(ord('a') + i)}" for i in range(brokers)} <= set(resources or {})
-        if not one_node and not placed:
-            raise ClusterError(
-                "this Ray cluster has several nodes: say which node holds each broker's disk with resources={'broker-a': 'custom_resource', ...}"
-            )
-        where = host if host is not None else ("127.0.0.1" if one_node else "")
         plan = make_plan(
             name,
             brokers=brokers,
+            replicas=replicas,
             name_servers=name_servers,
             store_path=store_path,
             flush=flush,
+            replication=replication,
+            failover=FailoverConfig.from_mapping(failover_settings or {}),
             foreign=foreign,
-            host=where,
+            host=host if host is not None else ("127.0.0.1" if one_node else ""),
             ports=(name_server_port, broker_port),
             secret=secrets.token_bytes(SECRET_BYTES),
             resources=resources,
             broker_settings=broker_settings,
             store_settings=store_settings,
         )
-        handle = gateway.create(ControllerShell, names.controller(name), (plan,))
+        if not one_node and (homeless := [key for key, _ in plan.all_copies() if key not in plan.resources]):
+            said = ", ".join(f"{key!r}: 'custom_resource'" for key in homeless)
+            raise ClusterError(f"this Ray cluster has several nodes: say which node holds each broker's disk with resources={{{said}}}", homeless)
+        handle = gateway.create(ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan))
     _wait_until_serving(name, handle, timeout_s)
     return Cluster(name)
 
@@ -172,7 +172,7 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
     if (handle := gateway.find(names.controller(topology.cluster))) is None:
         known = known_stores.read(topology)
         made = plan_of(topology, secrets.token_bytes(SECRET_BYTES), one_node=gateway.nodes_alive() == 1, identities=known)
-        handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=gateway.HEAD)
+        handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=_place_of_controller(made) or gateway.HEAD)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     brokers = [spec.config.broker_name for spec in topology.brokers]
@@ -187,6 +187,11 @@ def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
     """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
     gateway.cluster_address(name)
     return Cluster(name)
+
+
+def _place_of_controller(plan: ClusterPlan) -> str | None:
+    """With slaves it has a disk: on the head, where no resource says otherwise."""
+    return plan.resources.get(CONTROLLER) or (gateway.HEAD if plan.ledger else None)
 
 
 def _wait_for_broker(actor: str, deadline: float) -> None:

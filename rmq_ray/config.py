@@ -238,6 +238,18 @@ class BrokerConfig(_Group):
 
 
 @dataclass(frozen=True, slots=True)
+class FailoverConfig(_Group):
+    """When a slave takes over, in clusters that have slaves."""
+
+    automatic: bool = True  # False: another replica reigns only by `rmq-ray broker promote`
+    failover_after_ms: int = 2_500  # a master that does not serve for so long is replaced; Ray restarts a killed one in 1.3 s
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _require(100 <= self.failover_after_ms <= 3_600_000, "failover_after_ms must be 100 to 3600000", self.failover_after_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class NameServerConfig(_Group):
     """One name server (protocol-behaviour 4)."""
 

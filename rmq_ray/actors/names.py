@@ -37,14 +37,23 @@ def name_server(cluster: str, index: int) -> str:
     return f"{check_cluster_name(cluster)}/name-server-{index}"
 
 
-def broker(cluster: str, broker_name: str, broker_id: int) -> str:
-    """A broker by name and id (0 = master)."""
-    return f"{check_cluster_name(cluster)}/{broker_name}/{broker_id}"
+def broker(cluster: str, broker_name: str, replica: int) -> str:
+    """A copy of a broker: the number stays with its store, whoever is master now."""
+    return f"{check_cluster_name(cluster)}/{broker_name}/{replica}"
 
 
-def hold_service(cluster: str, broker_name: str) -> str:
+def hold_service(cluster: str, broker_name: str, replica: int = 0) -> str:
     """The PullRequestHoldService beside a broker."""
-    return f"{check_cluster_name(cluster)}/{broker_name}/hold"
+    return f"{check_cluster_name(cluster)}/{broker_name}/hold" + (f"-{replica}" if replica else "")
+
+
+def replica_key(broker_name: str, replica: int) -> str:
+    """How resources and known stores are named; without slaves it is the broker's name.
+
+    >>> replica_key("broker-a", 0), replica_key("broker-a", 1)
+    ('broker-a', 'broker-a/1')
+    """
+    return f"{broker_name}/{replica}" if replica else broker_name
 
 
 def fleet(cluster: str, name: str) -> str:

@@ -8,26 +8,31 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rmq_ray.actors import names
-from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, FailoverConfig, FlushMode, ForeignClients, NameServerConfig, ReplicationMode, StoreConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology import Topology
 
 E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
+REPLICAS_MAX = 9
+CONTROLLER = "controller"
+"""The controller's key among the resources, and its directory below ``store_path``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """``resources``: broker name, or name-server-0 -> custom Ray resource that only its node has; needed where there are several nodes.
-    ``identities``: broker name -> the store that must be there; who has none here may make a new store.
+    """``brokers``: replica 0 of each; ``replicas``: broker name -> its replicas 1 to n, where it has some. A replica's config has its number as
+    ``broker_id``: the id it begins with. ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource that only its
+    node has; needed where there are several nodes. ``identities``: key -> the store that must be there; who has none here may make a new store.
+    ``ledger``: directory in which the controller keeps who reigns; None where there are no slaves.
     """
 
     cluster: str
@@ -36,10 +41,25 @@ class ClusterPlan:
     secret: bytes
     resources: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
+    replicas: Mapping[str, tuple[BrokerConfig, ...]] = field(default_factory=dict)
+    ledger: str | None = None
+    failover: FailoverConfig = field(default_factory=FailoverConfig)
 
     def with_name_servers(self, addresses: tuple[str, ...]) -> ClusterPlan:
         """The plan once the name servers listen: brokers are told where."""
-        return replace(self, brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers))
+        told = {name: tuple(config.but(name_servers=addresses) for config in configs) for name, configs in self.replicas.items()}
+        return replace(self, brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers), replicas=told)
+
+    def copies(self, broker_name: str) -> tuple[BrokerConfig, ...]:
+        """All replicas of a broker, by number."""
+        first = next(config for config in self.brokers if config.broker_name == broker_name)
+        return (first, *self.replicas.get(broker_name, ()))
+
+    def all_copies(self) -> Iterator[tuple[str, BrokerConfig]]:
+        """(key, config) of every replica of every broker."""
+        for broker in self.brokers:
+            for config in self.copies(broker.broker_name):
+                yield names.replica_key(config.broker_name, config.broker_id), config
 
 
 def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
@@ -53,28 +73,47 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     host: str,
     ports: tuple[int, int],
     secret: bytes,
+    replicas: int = 0,
+    replication: str = "async",
+    failover: FailoverConfig | None = None,
     resources: Mapping[str, str] | None = None,
     broker_settings: Mapping[str, object] | None = None,
     store_settings: Mapping[str, object] | None = None,
 ) -> ClusterPlan:
-    """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over restarts.
+    """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over restarts. ``replicas``: slaves of each broker.
 
-    Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``.
+    Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``, its slaves have theirs beside it: broker-a.replica-1.
     """
     names.check_cluster_name(cluster)
-    _check_counts(brokers, name_servers, ports)
+    _check_counts(brokers, name_servers, replicas, ports)
     root = Path(store_path).expanduser().absolute()
     allowed = _enum(ForeignClients, foreign, "foreign")
     servers = tuple(
         NameServerConfig(host=host, port=ports[0], cluster_name=cluster, directory=str(root / f"name-server-{i}"), foreign=allowed) for i in range(name_servers)
     )
-    parties = []
-    for i in range(brokers):
-        name = f"broker-{BROKER_LETTERS[i]}"
-        store = StoreConfig.from_mapping({"path": str(root / name), "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})})
-        base = BrokerConfig(store=store, broker_name=name, cluster_name=cluster, host=host, port=ports[1], foreign=allowed, hold_link=hold_socket(store.path))
-        parties.append(base.but(**(broker_settings or {})))
-    return ClusterPlan(cluster, servers, tuple(parties), secret, dict(resources or {}))
+    common = {"host": host, "port": ports[1], "cluster_name": cluster, "foreign": allowed, "replication": _enum(ReplicationMode, replication, "replication")}
+    made: dict[str, tuple[BrokerConfig, ...]] = {}
+    for name in (f"broker-{BROKER_LETTERS[i]}" for i in range(brokers)):
+        copies = []
+        for number in range(replicas + 1):
+            path = str(root / (f"{name}.replica-{number}" if number else name))
+            store = StoreConfig.from_mapping({"path": path, "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})})
+            base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(**common, hold_link=hold_socket(store.path))
+            copies.append(base.but(**(broker_settings or {})))
+        made[name] = tuple(copies)
+        _check_copies(copies[0], replicas)
+    slaves = {name: copies[1:] for name, copies in made.items() if replicas}
+    firsts = tuple(copies[0] for copies in made.values())
+    return ClusterPlan(
+        cluster,
+        servers,
+        firsts,
+        secret,
+        dict(resources or {}),
+        replicas=slaves,
+        ledger=str(root / CONTROLLER) if replicas else None,
+        failover=failover or FailoverConfig(),
+    )
 
 
 def plan_of(topology: Topology, secret: bytes, *, one_node: bool, identities: Mapping[str, str] | None = None) -> ClusterPlan:
@@ -100,13 +139,26 @@ def _enum(kind: type[E], value: str, what: str) -> E:
         raise ConfigError(f"{what} must be one of {allowed}, not {value!r}", value) from None
 
 
-def _check_counts(brokers: int, name_servers: int, ports: tuple[int, int]) -> None:
-    if not 1 <= brokers <= len(BROKER_LETTERS):
-        raise ConfigError(f"brokers must be 1 to {len(BROKER_LETTERS)}, not {brokers!r}", brokers)
-    if not 1 <= name_servers <= 9:
-        raise ConfigError(f"name_servers must be 1 to 9, not {name_servers!r}", name_servers)
-    for count, port, what in ((name_servers, ports[0], "name_server_port"), (brokers, ports[1], "broker_port")):
+def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[int, int]) -> None:
+    limits: tuple[tuple[Any, int, int, str], ...] = (
+        (brokers, 1, len(BROKER_LETTERS), "brokers"),
+        (name_servers, 1, 9, "name_servers"),
+        (replicas, 0, REPLICAS_MAX, "replicas"),
+    )
+    for count, low, high, what in limits:
+        if not isinstance(count, int) or not low <= count <= high:
+            raise ConfigError(f"{what} must be {low} to {high}, not {count!r}", count)
+    for count, port, what in ((name_servers, ports[0], "name_server_port"), (brokers * (1 + replicas), ports[1], "broker_port")):
         if not 0 <= port < 65536:
             raise ConfigError(f"{what} must be 0 (any free port) to 65535, not {port!r}", port)
         if port and count > 1:
             raise ConfigError(f"{what}={port} serves one actor, but {count} are asked for: leave it 0", port)
+
+
+def _check_copies(broker: BrokerConfig, replicas: int) -> None:
+    """SYNC_MASTER that could never acknowledge anything is a mistake."""
+    if broker.replication is ReplicationMode.SYNC_MASTER and broker.copies_min > 1 + replicas:
+        raise ConfigError(
+            f"replication='sync' needs {broker.copies_min} copies (copies_min), but there are {1 + replicas}: give replicas={broker.copies_min - 1} or more",
+            replicas,
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.actors.plan import SOCKET_PATH_BYTES_MAX, ClusterPlan, hold_socket, make_plan
-from rmq_ray.config import FlushMode, ForeignClients
+from rmq_ray.config import FailoverConfig, FlushMode, ForeignClients, ReplicationMode
 from rmq_ray.errors import ConfigError
 
 
@@ -70,6 +70,12 @@ def test_brokers_are_told_the_name_servers_and_the_plan_travels() -> None:
         ({"ports": (-1, 0)}, "name_server_port must be 0"),
         ({"ports": (0, 65_536)}, "broker_port must be 0"),
         ({"brokers": 2, "ports": (0, 10_911)}, "broker_port=10911 serves one actor"),
+        ({"replicas": -1}, "replicas must be 0 to 9, not -1"),
+        ({"replicas": "1"}, "replicas must be 0 to 9, not '1'"),
+        ({"replicas": 1, "ports": (0, 10_911)}, "broker_port=10911 serves one actor, but 2"),
+        ({"replication": "both"}, "replication must be one of 'async', 'sync'"),
+        ({"replication": "sync"}, r"needs 2 copies \(copies_min\), but there are 1: give replicas=1"),
+        ({"replication": "sync", "replicas": 1, "broker_settings": {"copies_min": 3}}, "give replicas=2"),
         ({"flush": "often"}, "flush must be one of 'async', 'sync'"),
         ({"foreign": "maybe"}, "foreign must be one of 'closed', 'open', 'acl'"),
         ({"store_settings": {"speed": 1}}, "unknown setting 'speed'"),
@@ -86,3 +92,19 @@ def test_the_hold_services_socket_is_the_brokers_own_and_short_enough_for_the_ke
     for directory in ("/tmp", "/" + "long/" * 40):
         monkeypatch.setattr("tempfile.gettempdir", lambda directory=directory: directory)
         assert len(hold_socket("/s/" + "deep/" * 100).encode()) <= SOCKET_PATH_BYTES_MAX
+
+
+def test_slaves_have_stores_beside_their_masters_and_numbers_of_their_own() -> None:
+    made = plan(brokers=2, replicas=2, replication="sync", store_path="/stores")
+    assert [key for key, _ in made.all_copies()] == ["broker-a", "broker-a/1", "broker-a/2", "broker-b", "broker-b/1", "broker-b/2"]
+    assert [config.store.path for config in made.copies("broker-a")] == ["/stores/broker-a", "/stores/broker-a.replica-1", "/stores/broker-a.replica-2"]
+    assert [config.broker_id for config in made.copies("broker-b")] == [0, 1, 2]
+    assert {config.replication for _, config in made.all_copies()} == {ReplicationMode.SYNC_MASTER}
+    assert len({config.hold_link for _, config in made.all_copies()}) == 6
+    assert made.brokers == tuple(made.copies(name)[0] for name in ("broker-a", "broker-b"))
+    assert {config.name_servers for _, config in made.with_name_servers(("h:1",)).all_copies()} == {("h:1",)}
+
+
+def test_only_a_cluster_with_slaves_has_a_ledger() -> None:
+    assert (plan().ledger, plan().replicas) == (None, {})
+    assert plan(replicas=1, store_path="/s", failover=FailoverConfig(automatic=False)).ledger == "/s/controller"
