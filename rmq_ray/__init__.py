@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         NotAssigned,
         NotAuthorized,
         OffsetOutOfRange,
+        PromotionRefused,
         RecallFailed,
         ReceiptStale,
         RemotingError,
@@ -95,6 +96,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "COMMIT",
+    "PromotionRefused",
     "RECONSUME_LATER",
     "ROLLBACK",
     "SUCCESS",
@@ -220,7 +222,7 @@ _HOMES = {
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
-        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
+        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
         "SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
         "TransactionError TransactionUnknown"
     ),

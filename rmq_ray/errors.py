@@ -42,6 +42,7 @@
     │   │   └── AppendUnknown            the write of this very message: it may be found when the disk is read again
     │   └── StoreNotReady                recovery is still running; try again
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
+    │   └── PromotionRefused             that replica cannot be made master now                        (caller)
     └── SparkError                       Java, pyspark or raydp missing or wrong
 
 Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``). ``retriable`` says whether the
@@ -378,6 +379,10 @@ class StoreNotReady(StoreError):
 
 class ClusterError(RmqError):
     """Ray's side: an actor is missing, was never started, or is placed where its store is not."""
+
+
+class PromotionRefused(ClusterError):
+    """That replica cannot be made master now: it does not run, or may lack acknowledged messages (args[1] = broker name)."""
 
 
 class SparkError(RmqError):
