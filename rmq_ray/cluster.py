@@ -23,7 +23,7 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
 from rmq_ray.errors import ClusterError, RmqError
-from rmq_ray.topology import read_topology
+from rmq_ray.topology.reader import read_topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0

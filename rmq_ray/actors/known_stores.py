@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.topology import Topology
+from rmq_ray.topology.specs import Topology
 
 
 def file_of(topology: Topology) -> Path:

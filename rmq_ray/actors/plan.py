@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rmq_ray.actors import names
 from rmq_ray.config import BrokerConfig, FailoverConfig, FlushMode, ForeignClients, NameServerConfig, ReplicationMode, StoreConfig
 from rmq_ray.errors import ConfigError
-from rmq_ray.topology import Topology
+from rmq_ray.topology.specs import BrokerSpec, Topology
 
 E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -119,9 +119,21 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
 def plan_of(topology: Topology, secret: bytes, *, one_node: bool, identities: Mapping[str, str] | None = None) -> ClusterPlan:
     """The plan that a topology file describes. ``one_node``: who names no host listens on loopback, else on its node's address."""
     host = "127.0.0.1" if one_node else ""
-    servers = tuple(spec.config.but(host=spec.config.host or host) for spec in topology.name_servers)
-    brokers = tuple(spec.config.but(host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path)) for spec in topology.brokers)
-    return ClusterPlan(names.check_cluster_name(topology.cluster), servers, brokers, secret, topology.resources, dict(identities or {}))
+
+    def placed(spec: BrokerSpec) -> BrokerConfig:
+        return spec.config.but(host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path))
+
+    return ClusterPlan(
+        names.check_cluster_name(topology.cluster),
+        tuple(spec.config.but(host=spec.config.host or host) for spec in topology.name_servers),
+        tuple(placed(spec) for spec in topology.brokers),
+        secret,
+        topology.resources,
+        dict(identities or {}),
+        replicas={spec.config.broker_name: tuple(placed(copy) for copy in spec.replicas) for spec in topology.brokers if spec.replicas},
+        ledger=topology.controller.ledger if topology.has_slaves else None,
+        failover=topology.failover,
+    )
 
 
 def hold_socket(store_path: str) -> str:

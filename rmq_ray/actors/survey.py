@@ -18,7 +18,7 @@ from rmq_ray.actors.disks import judge, look
 from rmq_ray.actors.plan import ClusterPlan, plan_of
 from rmq_ray.config import BrokerConfig, NameServerConfig
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
-from rmq_ray.topology import BrokerSpec, NameServerSpec, Topology
+from rmq_ray.topology.specs import BrokerSpec, NameServerSpec, Topology
 
 LOOK_TIMEOUT_S = 30.0
 RAY_WORKER_PORTS = range(10_002, 20_000)

@@ -10,7 +10,8 @@ from click.core import ParameterSource
 
 from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
-from rmq_ray.topology import Topology, read_topology
+from rmq_ray.topology.reader import read_topology
+from rmq_ray.topology.specs import Topology
 
 DESCRIBING = ("brokers", "name_servers", "store_path", "flush", "foreign", "host", "name_server_port", "broker_port")
 """Options of ``up`` that a topology file stands for."""

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rmq_ray.topology import parse_topology
+from rmq_ray.topology.reader import parse_topology
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kuberay"
 SCHEMA = json.loads((FOLDER / "raycluster.schema.json").read_text())

@@ -8,7 +8,8 @@ import pytest
 
 from rmq_ray.actors import known_stores
 from rmq_ray.errors import ConfigError
-from rmq_ray.topology import Topology, read_topology
+from rmq_ray.topology.reader import read_topology
+from rmq_ray.topology.specs import Topology
 
 
 @pytest.fixture

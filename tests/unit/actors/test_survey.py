@@ -12,7 +12,7 @@ from rmq_ray.actors.disks import Disk
 from rmq_ray.actors.gateway import Node
 from rmq_ray.actors.plan import ClusterPlan, plan_of
 from rmq_ray.errors import ClusterError, ConfigError
-from rmq_ray.topology import parse_topology
+from rmq_ray.topology.reader import parse_topology
 
 FILE = """\
 [[name_servers]]

@@ -8,7 +8,9 @@ import pytest
 
 from rmq_ray.config import FlushMode, ForeignClients
 from rmq_ray.errors import ConfigError
-from rmq_ray.topology import Source, Topology, parse_topology, read_topology
+from rmq_ray.topology.reader import parse_topology, read_topology
+from rmq_ray.topology.source import Source
+from rmq_ray.topology.specs import Topology
 
 FILE = """\
 cluster = "prod"
@@ -90,7 +92,8 @@ def test_the_shortest_file_is_one_broker_and_a_relative_store_lies_beside_the_fi
         ('store = { path = "/data/rmq" }', 'store = { path = "data/rmq" }', 18, "'data/rmq' lies on another node: give an absolute path"),
         ('store = { path = "/data/rmq" }', 'store = { flush = "sync" }', 18, "a broker needs a store"),
         ('store = { path = "/data/rmq" }', 'store = "/data/rmq"', 18, "store is a table, not '/data/rmq': write [brokers.store]"),
-        ('store = { path = "/data/rmq" }', 'store = { path = "/data/rmq" }\nreplicas = [{ resource = "b" }]', 19, "slaves are not part of this version"),
+        ('store = { path = "/data/rmq" }', 'store = { path = "/data/rmq" }\nreplicas = 1', 19, "begin each with [[brokers.replicas]]"),
+        ('store = { path = "/data/rmq" }', 'store = { path = "/data/rmq" }\nmaster = "h:1"', 19, "unknown key 'master'"),
         ('store = { path = "/data/rmq" }', 'store = { path = "/data/rmq" }\nhost = "0.0.0.0"', 19, "host '0.0.0.0' is nobody's address"),
         ('store = { path = "/data/rmq" }', 'store = { path = "/data/rmq" }\nbroker_id = 1', 19, "unknown key 'broker_id'"),
         ('name = "broker-b"', 'name = "broker-a"', 21, "two masters of the name 'broker-a', the first on line 15"),
@@ -147,5 +150,5 @@ def test_a_topology_is_all_that_its_file_says_and_nothing_else() -> None:
 
 
 def test_the_file_at_the_top_level_is_right() -> None:
-    found = read_topology(Path(__file__).resolve().parents[2] / "rmq.toml")
+    found = read_topology(Path(__file__).resolve().parents[3] / "rmq.toml")
     assert [spec.config.broker_name for spec in found.brokers] == ["broker-a"] and found.resources == {}

@@ -17,6 +17,17 @@
     resource = "store_a"                   # Ray resource that only the node with this disk offers
     port = 20911
     store = { path = "/data/rmq" }
+    replication = "sync"                   # acknowledged when the slaves in sync have it, too
+
+    [[brokers.replicas]]                   # a slave of it, on another node; every other setting is its broker's
+    resource = "store_b"
+    store = { path = "/data/rmq" }
+
+    [failover]                             # fields of config.FailoverConfig
+    automatic = true
+    [controller]                           # where it keeps who is master; none = beside this file, on the head
+    store = "/data/rmq-controller"
+    resource = "store_head"
 
 Decides: what a file may say, and names the line of what it may not. Does not decide: whether Ray has such resources or the disks hold what is
 expected (``actors.survey``). Called by ``cluster`` and the commands.
@@ -28,100 +39,30 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from rmq_ray.config import DEFAULT_CLUSTER, BrokerConfig, ForeignClients, NameServerConfig, StoreConfig
+from rmq_ray.config import DEFAULT_CLUSTER, BrokerConfig, FailoverConfig, ForeignClients, NameServerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
+from rmq_ray.topology import rules
+from rmq_ray.topology.source import Key, Source
+from rmq_ray.topology.specs import BrokerSpec, ControllerSpec, NameServerSpec, Topology
 
 G = TypeVar("G")
 NAME_SERVERS_MAX = 9
 BROKERS_MAX = 1_000
+REPLICAS_MAX = 9
 PORT_MAX = 65_535
-Key = tuple[str | int, ...]
-"""Where a value stands: ``("brokers", 1, "port")`` is the second broker's port."""
-
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_TOP = ("cluster", "foreign", "defaults", "name_servers", "brokers")
-_OWN = ("name", "resource", "store", "replicas")
-_BROKER_DECIDED = ("store", "broker_name", "broker_id", "cluster_name", "name_servers", "hold_link", "foreign", "limits", "send_hooks")
+_TOP = ("cluster", "foreign", "failover", "controller", "defaults", "name_servers", "brokers")
+_OWN = ("name", "resource", "store", "allow_same_node", "replicas")
+_OF_REPLICA = ("resource", "host", "advertise", "port", "store")
+_BROKER_DECIDED = ("store", "broker_name", "broker_id", "cluster_name", "name_servers", "hold_link", "foreign", "limits", "send_hooks", "master")
 _NAME_SERVER_DECIDED = ("cluster_name", "foreign", "limits")
-_NOT_BUILT = ("failover", "replication", "replicas")
 _ANY_ADDRESS = ("0.0.0.0", "::")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A topology file's text, to say where in it something stands."""
-
-    path: str
-    text: str
-
-    def line_of(self, key: Key) -> int:
-        """Line (from 1) on which this value, or the nearest table around it, begins.
-
-        >>> Source("", 'cluster = "a"\\n\\n[[brokers]]\\nname = "x"\\nport = 1\\n').line_of(("brokers", 0, "port"))
-        5
-        """
-        for part in (key[:length] for length in range(len(key), 0, -1)):
-            begun = 1
-            for number, found in self._prefixes():
-                if _holds(found, part):
-                    return begun
-                begun = number + 1
-        return 1
-
-    def wrong(self, key: Key, message: str, value: object = None) -> ConfigError:
-        """The error for what stands at ``key``."""
-        return ConfigError(f"{self.path}, line {self.line_of(key)}: {message}", value if value is not None else ".".join(map(str, key)))
-
-    def _prefixes(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(lines, what they hold) for every number of lines that is TOML by itself, comments and empty lines before a value included in it."""
-        lines = self.text.splitlines(keepends=True)
-        for number in range(1, len(lines) + 1):
-            try:
-                yield number, tomllib.loads("".join(lines[:number]))
-            except tomllib.TOMLDecodeError:
-                continue  # within a value of several lines
-
-
-@dataclass(frozen=True, slots=True)
-class NameServerSpec:
-    """``key``: where it stands in the file. ``resource``: Ray resource of its node, None = any. ``config.host``: "" = the node's."""
-
-    config: NameServerConfig
-    resource: str | None
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSpec:
-    """A broker as the file describes it; its config has no hold service and no name servers yet."""
-
-    config: BrokerConfig
-    resource: str | None
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """A file that was read and holds nothing wrong by itself."""
-
-    source: Source
-    cluster: str
-    name_servers: tuple[NameServerSpec, ...]
-    brokers: tuple[BrokerSpec, ...]
-
-    @property
-    def resources(self) -> dict[str, str]:
-        """Actor -> Ray resource of its node: ``broker-a`` and ``name-server-0``."""
-        found = {spec.config.broker_name: spec.resource for spec in self.brokers}
-        found |= {f"name-server-{i}": spec.resource for i, spec in enumerate(self.name_servers)}
-        return {name: resource for name, resource in found.items() if resource is not None}
 
 
 def read_topology(path: str | Path) -> Topology:
@@ -160,16 +101,13 @@ class _Reader:
         if not isinstance(cluster, str) or not _NAME.fullmatch(cluster):
             raise self._source.wrong(("cluster",), f"cluster must be 1 to 64 letters, digits, '_' or '-', not {cluster!r}", cluster)
         foreign = self._value(("foreign",), ForeignClients, self._found.get("foreign", "closed"))
-        brokers = [self._broker(i, table, cluster, foreign) for i, table in enumerate(self._tables("brokers", BROKERS_MAX))]
+        brokers = [self._broker(i, table, cluster, foreign) for i, table in enumerate(self._tables(("brokers",), self._found, BROKERS_MAX))]
         if not brokers:
             raise ConfigError(f"{self._source.path}: no brokers; add [[brokers]] with name and store = {{ path = ... }}", self._source.path)
-        servers = self._tables("name_servers", NAME_SERVERS_MAX) or [{}]
-        found = Topology(
-            self._source, cluster, tuple(self._name_server(i, table, cluster, foreign, brokers[0]) for i, table in enumerate(servers)), tuple(brokers)
-        )
-        self._unique_names(found)
-        self._unique_stores(found)
-        self._unique_ports(found)
+        servers = self._tables(("name_servers",), self._found, NAME_SERVERS_MAX) or [{}]
+        name_servers = tuple(self._name_server(i, table, cluster, foreign, brokers[0]) for i, table in enumerate(servers))
+        found = Topology(self._source, cluster, name_servers, tuple(brokers), self._controller(), self._failover())
+        rules.check(found)
         return found
 
     # --- parts of the file -------------------------------------------------------------------------------------------------
@@ -189,6 +127,27 @@ class _Reader:
         self._address(key, settings)
         settings |= {"store": store, "broker_name": name, "cluster_name": cluster, "foreign": foreign}
         config = self._built({("defaults",): defaults, key: table}, lambda: BrokerConfig(**settings))
+        replicas = [self._replica(i, one, config, key) for i, one in enumerate(self._tables((*key, "replicas"), table, REPLICAS_MAX))]
+        same_node = self._value((*key, "allow_same_node"), bool, table.get("allow_same_node", False))
+        return BrokerSpec(config, self._resource(key, table), key, tuple(replicas), same_node)
+
+    def _replica(self, index: int, table: Mapping[str, Any], broker: BrokerConfig, of: Key) -> BrokerSpec:
+        """A slave: all but its place is as its broker says."""
+        key: Key = (*of, "replicas", index)
+        self._keys(table, key, _OF_REPLICA)
+        known = _hints(BrokerConfig, _BROKER_DECIDED)
+        settings: dict[str, Any] = {"host": "", "advertise": None, "port": 0} | self._settings(key, table, known)
+        self._address(key, settings)
+        at = (*key, "store")
+        own = self._table(at, table.get("store", {}))
+        stores = _hints(StoreConfig, ())
+        self._keys(own, at, tuple(stores))
+        changes = self._settings(at, own, stores)
+        if not changes.get("path"):
+            raise self._source.wrong(at, "a slave needs a store of its own: store = { path = '/data/rmq' }")
+        changes["path"] = self._path((*at, "path"), changes["path"], "resource" in table)
+        store = self._built({at: own}, lambda: broker.store.but(**changes))
+        config = broker.but(**settings, broker_id=index + 1, store=store)
         return BrokerSpec(config, self._resource(key, table), key)
 
     def _store(self, broker: Key, defaults: Mapping[str, Any], table: Mapping[str, Any]) -> StoreConfig:
@@ -218,14 +177,33 @@ class _Reader:
         config = self._built({key: table}, lambda: NameServerConfig(**{**settings, "cluster_name": cluster, "foreign": foreign}))
         return NameServerSpec(config, resource, key)
 
+    def _controller(self) -> ControllerSpec:
+        key: Key = ("controller",)
+        table = self._table(key, self._found.get("controller", {}))
+        self._keys(table, key, ("store", "resource"))
+        path = self._value((*key, "store"), str, table.get("store", f"{Path(self._source.path).stem}.controller"))
+        if not path:
+            raise self._source.wrong((*key, "store"), "store must be a directory: the controller keeps there who is master", path)
+        return ControllerSpec(self._path((*key, "store"), path, "resource" in table), self._resource(key, table), key)
+
+    def _failover(self) -> FailoverConfig:
+        key: Key = ("failover",)
+        table = self._table(key, self._found.get("failover", {}))
+        known = _hints(FailoverConfig, ())
+        self._keys(table, key, tuple(known))
+        settings = self._settings(key, table, known)
+        return self._built({key: table}, lambda: FailoverConfig(**settings))
+
     # --- values ------------------------------------------------------------------------------------------------------------
 
-    def _tables(self, name: str, limit: int) -> Sequence[Mapping[str, Any]]:
-        found = self._found.get(name, [])
+    def _tables(self, key: Key, within: Mapping[str, Any], limit: int) -> Sequence[Mapping[str, Any]]:
+        name = key[-1]
+        found = within.get(str(name), [])
         if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
-            raise self._source.wrong((name,), f"{name} is a list of tables: begin each with [[{name}]]", name)
+            heading = ".".join(part for part in key if isinstance(part, str))
+            raise self._source.wrong(key, f"{name} is a list of tables: begin each with [[{heading}]]", found)
         if len(found) > limit:
-            raise self._source.wrong((name, limit), f"{len(found)} {name} are too many: at most {limit}", len(found))
+            raise self._source.wrong((*key, limit), f"{len(found)} {name} are too many: at most {limit}", len(found))
         return found
 
     def _table(self, key: Key, found: Any) -> Mapping[str, Any]:
@@ -235,10 +213,8 @@ class _Reader:
 
     def _keys(self, table: Mapping[str, Any], key: Key, known: Sequence[str]) -> None:
         for name in table:
-            if name in _NOT_BUILT and (name != "replicas" or table[name]):
-                raise self._source.wrong((*key, name), f"{name}: slaves are not part of this version; remove it", name)
-            if name not in known and name != "replicas":
-                raise self._source.wrong((*key, name), f"unknown key {name!r}; known here are {', '.join(sorted(set(known) - {'replicas'}))}", name)
+            if name not in known:
+                raise self._source.wrong((*key, name), f"unknown key {name!r}; known here are {', '.join(sorted(known))}", name)
 
     def _settings(self, key: Key, table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._value((*key, name), known[name], value) for name, value in table.items() if name in known}
@@ -291,37 +267,6 @@ class _Reader:
                 at = next(((*key, name) for name in table if name in message or name.startswith(f"{group}_")), at)
             raise self._source.wrong(at, str(error.args[0]), *error.args[1:2]) from None
 
-    # --- what no two may share ---------------------------------------------------------------------------------------------
-
-    def _unique_names(self, found: Topology) -> None:
-        seen: dict[str, Key] = {}
-        for spec in found.brokers:
-            name = spec.config.broker_name
-            if name in seen:
-                line = self._source.line_of((*seen[name], "name"))
-                raise self._source.wrong((*spec.key, "name"), f"two masters of the name {name!r}, the first on line {line}: each needs a name of its own", name)
-            seen[name] = spec.key
-
-    def _unique_stores(self, found: Topology) -> None:
-        stores = [((*spec.key, "store"), spec.config.store.path, spec.resource) for spec in found.brokers]
-        for at, (key, path, resource) in enumerate(stores):
-            for other, its_path, its_resource in stores[:at]:
-                if (resource is None or its_resource is None or resource == its_resource) and _overlap(path, its_path):
-                    message = f"store {path} is shared with the broker on line {self._source.line_of(other)}: each needs a directory of its own"
-                    raise self._source.wrong(key, message, path)
-
-    def _unique_ports(self, found: Topology) -> None:
-        seen: dict[tuple[str | None, int], Key] = {}
-        members: list[NameServerSpec | BrokerSpec] = [*found.name_servers, *found.brokers]
-        for spec in members:
-            place = (spec.resource, spec.config.port)
-            if spec.config.port and place in seen:
-                line = self._source.line_of((*seen[place], "port"))
-                raise self._source.wrong(
-                    (*spec.key, "port"), f"port {spec.config.port} is that of line {line}, on the same node: choose another, or 0", place[1]
-                )
-            seen[place] = spec.key
-
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
 
@@ -330,19 +275,3 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _hints(group: type, decided: tuple[str, ...]) -> dict[str, Any]:
     """Fields of a setting group that a file may set -> their types."""
     return {name: kind for name, kind in get_type_hints(group).items() if name not in decided}
-
-
-def _overlap(one: str, other: str) -> bool:
-    first, second = Path(one), Path(other)
-    return first == second or first in second.parents or second in first.parents
-
-
-def _holds(found: Any, key: Key) -> bool:
-    for part in key:
-        if isinstance(part, int):
-            if not isinstance(found, list) or part >= len(found):
-                return False
-        elif not isinstance(found, dict) or part not in found:
-            return False
-        found = found[part]
-    return True
