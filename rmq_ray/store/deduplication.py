@@ -52,6 +52,11 @@ class DeduplicationCache:
     def __len__(self) -> int:
         return len(self._windows)
 
+    @property
+    def frames_max(self) -> int:
+        """How many frames of one producer are remembered."""
+        return self._frames_max
+
     def find(self, frame_id: FrameId, crc: int) -> StoredFrame | None:
         """The first result when this is a repeat, else None. ``DuplicateMismatch`` when the number stands for another content
         or is so old that nobody knows any more.
@@ -83,6 +88,11 @@ class DeduplicationCache:
         frames[frame_id.sequence] = stored
         if len(frames) > self._frames_max:
             window.floor = max(window.floor, frames.popitem(last=False)[0])
+
+    def skip(self, producer_id: bytes, sequence: int) -> None:
+        """Frames up to ``sequence`` were stored, of which nothing is remembered: at least ``frames_max`` later ones are added next."""
+        window = self._windows.setdefault(producer_id, _Window(OrderedDict(), 0))
+        window.floor = max(window.floor, sequence)
 
     def expire(self, now_ms: int) -> int:
         """Drop producers that were not heard for the configured time; returns how many."""

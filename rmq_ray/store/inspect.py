@@ -30,7 +30,8 @@ from rmq_ray.model.message import SysFlag
 from rmq_ray.store.checkpoint import load_checkpoint
 from rmq_ray.store.epoch_file import EpochFile
 from rmq_ray.store.files import DirectoryLock
-from rmq_ray.store.frame_tracker import count_members, find_marks
+from rmq_ray.store.frame_marks import own_marks, without_marks
+from rmq_ray.store.frame_tracker import members_from
 from rmq_ray.store.index_check import IndexCheck
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.log_walk import LogWalk, Stretch
@@ -159,12 +160,12 @@ class _Verification:
         """Every mark's records are there. What broken bytes took is not a fault of its own."""
         records = stretch.records
         self._cut_frame = None
-        for row, mark in find_marks(records):
-            have = count_members(records, row, min(mark.records, len(records) - row))
-            if have == mark.records:
-                self._report.frames += 1
-                continue
-            fault = f"log offset {records.base + int(records.starts[row])}: a frame of {mark.records} records has only {have}"
+        marks = own_marks(records)
+        members = np.minimum(members_from(records, marks.rows), marks.counts)
+        self._report.frames += int(np.count_nonzero(members == marks.counts))
+        for number in np.flatnonzero(members < marks.counts).tolist():
+            row, have = int(marks.rows[number]), int(members[number])
+            fault = f"log offset {records.base + int(records.starts[row])}: a frame of {int(marks.counts[number])} records has only {have}"
             if row + have == len(records) and not stretch.whole:
                 self._cut_frame = (records.base + int(records.ends[-1]), fault)
             else:
@@ -177,7 +178,7 @@ class _Verification:
         for (name, queue_id), members in rows_by_queue(records.topics(), records.queue_ids).items():
             topic = name.decode("utf-8", "replace")
             group = records.select(members)
-            facts = collect_facts(group.view, group.text_at, group.ends, stored_facts)
+            facts = collect_facts(group.view, without_marks(group), group.ends, stored_facts)
             self._queues.add(topic, queue_id, group, facts)
             hashes: list[Array] = []
             rows: list[Array] = []

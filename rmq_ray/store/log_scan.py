@@ -5,8 +5,8 @@ Decides: where valid records end, and why. Does not decide: what follows from th
 
 A record is valid when its lengths add up, its magic is right, its PHYSICALOFFSET is its own position and its body has the CRC
 that it names. Topic and properties have no CRC: in what we wrote they hold no zero byte (the append refuses it), so a zero there is
-the mark of a write that was torn, or of a page that never reached the disk. Boundaries are found one by one, everything else is
-checked with numpy over all records of a buffer.
+the mark of a write that was torn, or of a page that never reached the disk. Boundaries are found one by one, or in one step for
+records of one size; everything else is checked with numpy over all records of a buffer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from rmq_ray.store.record_batch import Array
 NEVER_STRICT = 1 << 62
 _HEAD = struct.Struct(">iI")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
+_LENGTHS_MAX = 32  # different lengths of texts; beyond, they are searched one by one
+_RUN_MAX = 4_096  # records of one size that are looked at by one call
+_RUN_FIRST = 64
+_RUN_MIN = 8  # shorter runs are quicker one by one
+_RUN_TRIES = 16  # short runs in a buffer after which sizes count as mixed
 
 
 class Stop(Enum):
@@ -134,25 +139,24 @@ def _first_torn(records: ScannedRecords, strict_from: int) -> int:
     if begin >= len(records):
         return len(records)
     part = records.part(begin, len(records))
-    find = _searchable(records.view).find
-    for row, (text_at, end) in enumerate(zip(part.text_at.tolist(), part.ends.tolist(), strict=True)):
-        if find(0, text_at, end) >= 0:
-            return min(begin + row, _first_torn_topic(part, row) + begin)
-    return begin + _first_torn_topic(part, len(part))
+    return begin + min(_first_with_zero(part.view, part.text_at, part.ends), _first_with_zero(part.view, part.topic_at + 1, part.text_at - 2))
 
 
-def _first_torn_topic(part: ScannedRecords, count: int) -> int:
-    """Index of the first of ``count`` records with a zero byte in its topic, else ``count``."""
-    begins, ends = part.topic_at[:count] + 1, part.text_at[:count] - 2
-    if not count:
-        return 0
-    length = int(ends[0] - begins[0])
-    if (ends - begins == length).all():
-        topics = np.ndarray((len(part.view) - length + 1,), f"V{length}", part.view, 0, (1,))[begins].tobytes()
-        at = topics.find(0)
-        return at // length if at >= 0 else count
-    find = _searchable(part.view).find
-    return next((row for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)) if find(0, begin, end) >= 0), count)
+def _first_with_zero(view: memoryview, begins: Array, ends: Array) -> int:
+    """Index of the first of the texts at bytes [begins, ends) that holds a zero byte; their number if none does. Texts of one length are searched at once."""
+    lengths, first = ends - begins, len(begins)
+    kinds = np.flatnonzero(np.bincount(lengths)).tolist()
+    if len(kinds) > _LENGTHS_MAX:
+        find = _searchable(view).find
+        return next((row for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)) if find(0, begin, end) >= 0), first)
+    for length in kinds:
+        if length:
+            rows = np.flatnonzero(lengths == length) if len(kinds) > 1 else None
+            of_length = begins if rows is None else begins[rows]
+            at = np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[of_length].tobytes().find(0)
+            if at >= 0:
+                first = min(first, at // length if rows is None else int(rows[at // length]))
+    return first
 
 
 def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int, Stop]:
@@ -160,6 +164,7 @@ def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int
     starts: list[int] = []
     add, unpack = starts.append, _HEAD.unpack_from
     at, last = 0, len(view) - OVERHEAD_BYTES
+    before, tries = 0, _RUN_TRIES
     while at <= last:  # ends: at rises
         total, magic = unpack(view, at)
         if magic != MAGIC or not OVERHEAD_BYTES < total <= record_bytes_max:
@@ -168,6 +173,12 @@ def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int
             return starts, at, Stop.MORE
         add(at)
         at += total
+        if total == before and tries:
+            run = _alike_from(view, at, total)
+            starts.extend(range(at, at + run * total, total))
+            at += run * total
+            tries = tries - 1 if run < _RUN_MIN else _RUN_TRIES
+        before = total
     if at + _HEAD.size > len(view):
         return starts, at, Stop.MORE
     total, magic = unpack(view, at)
@@ -178,6 +189,16 @@ def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int
     if at > last and magic == MAGIC:
         return starts, at, Stop.MORE
     return starts, at, Stop.BAD
+
+
+def _alike_from(view: memoryview, at: int, total: int) -> int:
+    """How many whole records of ``total`` bytes follow one another from ``at`` on, at most ``_RUN_MAX``."""
+    room = min(_RUN_MAX, (len(view) - at) // total)
+    for count in (min(room, _RUN_FIRST), room):  # runs are short mostly: a few are looked at first
+        alike = np.ndarray((count,), ">u8", view, at, (total,)) == (total << 32 | MAGIC)
+        if not alike.all():
+            return int(alike.argmin())
+    return room
 
 
 def _gather(view: memoryview, base: int, starts: list[int], end: int) -> ScannedRecords:

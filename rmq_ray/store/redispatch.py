@@ -15,6 +15,7 @@ import numpy as np
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.consume_queue import ENTRIES
 from rmq_ray.store.dispatcher import CODED_TOPICS, Dispatcher
+from rmq_ray.store.frame_marks import without_marks
 from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.queue_table import QueueTable, is_storable
@@ -47,7 +48,7 @@ class Redispatcher:
             if not is_storable(topic, queue_id):
                 logger.error("records of topic %r queue %d are not queued: no directory can be made for them", topic, queue_id)
                 continue
-            facts = collect_facts(group.view, group.text_at, group.ends, stored_facts)
+            facts = collect_facts(group.view, without_marks(group), group.ends, stored_facts)
             self._queue(topic, queue_id, group, self._codes(topic, facts, group), queued[members])
             if self._index is not None:
                 collect_hashes(topic, facts, members, hashes, rows)
@@ -82,7 +83,7 @@ class Redispatcher:
             queue.append(first, entries[begin:end].tobytes(), store_ms[begin:end])
 
     def _put(self, index: IndexService, records: ScannedRecords, hashes: Array, rows: Array, indexed: Array) -> None:
-        """In log order, one call for records of one store time."""
+        """In log order."""
         order = np.argsort(rows, kind="stable")
         hashes, rows = hashes[order], rows[order]
         offsets = records.starts[rows] + records.base
@@ -90,10 +91,7 @@ class Redispatcher:
         hashes, rows, offsets = hashes[wanted], rows[wanted], offsets[wanted]
         if not len(rows):
             return
-        store_ms = records.store_ms[rows]
-        breaks = (np.flatnonzero(np.diff(store_ms)) + 1).tolist()
-        for begin, end in zip([0, *breaks], [*breaks, len(rows)], strict=True):
-            index.put_many(hashes[begin:end], offsets[begin:end], int(store_ms[begin]))
+        index.put_many(hashes, offsets, records.store_ms[rows])
 
 
 def rows_by_queue(topics: list[bytes], queue_ids: Array) -> dict[tuple[bytes, int], Array]:
