@@ -96,7 +96,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "COMMIT",
-    "PromotionRefused",
     "RECONSUME_LATER",
     "ROLLBACK",
     "SUCCESS",
@@ -149,6 +148,7 @@ __all__ = [
     "Producer",
     "ProducerActor",
     "ProducerConfig",
+    "PromotionRefused",
     "PullConsumer",
     "PullResult",
     "PullStatus",
@@ -222,8 +222,8 @@ _HOMES = {
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
         "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
-        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout RmqError "
-        "SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
+        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
+        "RmqError SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
         "TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
