@@ -157,6 +157,13 @@ class File:
                 return end
             raise _typed(error, "seek in", self.path) from error
 
+    def read_ahead(self, position: int, count: int) -> None:
+        """Tell the kernel that these bytes are read next: the disk fetches them while the caller works on others."""
+        try:
+            os.posix_fadvise(self._fd, position, count, os.POSIX_FADV_WILLNEED)
+        except OSError as error:
+            raise _typed(error, "advise", self.path) from error
+
     def forget_cached(self, position: int, count: int) -> None:
         """Tell the kernel that these pages will not be read again soon (a bulk read should not push out the tail)."""
         try:

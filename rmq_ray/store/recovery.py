@@ -59,6 +59,8 @@ class RecoveryReport:
     """Its store time."""
     epoch: int = 0
     epoch_raised: bool = False
+    sound: bool = True
+    """The log has all that was ever acknowledged or shown of it, as far as it can be told: no host died with bytes of it that were not on disk."""
     way: str = "new log"
     """Why reading began where it did."""
     duration_ms: float = 0.0
@@ -109,6 +111,7 @@ class LogRecovery:
         """One buffer of records from ``at``; (where to go on or None, the end if there is nothing to go on to)."""
         view = memoryview(self._buffer)[: min(len(self._buffer), segment.end - at)]
         view = view[: segment.file.pread_into(view, at - segment.start)]
+        segment.file.read_ahead(at - segment.start + len(view), len(self._buffer))
         result = scan_buffer(view, at, self._record_max, self._check_crc, self._strict_from)
         records, stop = result.records, result.stop
         whole = at + len(view) >= segment.end

@@ -59,7 +59,7 @@ def test_boundaries_marks_and_members_are_those_of_a_record_by_record_reading(se
     frames = random_frames(seed)
     log = log_of(frames)
     records = scanned(log)
-    at, starts, slow = 0, [], []
+    at, starts, slow = 0, list[int](), []
     while at < len(log):
         record = decode_record(log, at)
         mark = read_mark(record.properties.encode())
