@@ -126,6 +126,9 @@ class CrashFile(File):
     def data_end(self) -> int:
         return len(self._inode.current.rstrip(b"\0"))
 
+    def read_ahead(self, position: int, count: int) -> None:
+        pass
+
     def forget_cached(self, position: int, count: int) -> None:
         content = bytearray(self._inode.stable)
         for change in self._inode.pending:
