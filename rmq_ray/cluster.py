@@ -62,9 +62,8 @@ class Cluster:
         plan = gateway.call(controller, "plan")
         found: dict[str, Any] = {"controller": gateway.call(controller, "state")[0], "supervision": gateway.call(controller, "members")}
         members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
-        copies = [config for _, config in plan.all_copies()]
-        members += [names.broker(self.name, config.broker_name, config.broker_id) for config in copies]
-        members += [names.hold_service(self.name, config.broker_name, config.broker_id) for config in copies if config.hold_link]
+        members += [names.broker(self.name, config.broker_name, config.broker_id) for _, config in plan.all_copies()]
+        members += [names.hold_service(self.name, key) for key, config in plan.all_copies() if config.hold_link]
         for member in members:
             found[member.partition("/")[2]] = _status_of(member)
         return found

@@ -53,18 +53,23 @@ def look(path: str) -> Disk:
     return Disk(True, os.access(root, os.W_OK | os.X_OK), identity, owner, damaged, has_log, others, shutil.disk_usage(root).free)
 
 
-def judge(disk: Disk, broker: str, path: str, known: str | None, known_file: str = "rmq.stores.json") -> str:
-    """What a broker would find there, in words; the typed error where it could not serve from it. ``known``: the store that it had."""
+def judge(disk: Disk, broker: str, path: str, known: str | None, known_file: str = "rmq.stores.json", *, copied: bool = False) -> str:
+    """What a broker would find there, in words; the typed error where it could not serve from it. ``known``: the store that it had.
+
+    ``broker``: its name, for a slave "broker-a/1". ``copied``: there are other copies of its log, from which an empty directory is filled.
+    """
+    owner = broker.partition("/")[0]
     if disk.damaged:
         raise StoreCorrupt(f"{disk.damaged}; restore it from a copy", path, 0)
     if disk.identity is None and known is not None:
         found = "is empty" if disk.exists else "does not exist"
-        remedy = f"mount its disk; if its data are lost for good, remove {broker} from {known_file} to begin with an empty store"
+        begin = "to copy them from its master" if copied else "to begin with an empty store"
+        remedy = f"mount its disk; if its data are lost for good, remove {broker} from {known_file} {begin}"
         raise StoreMissing(f"{path} {found}, expected is store {known} of {broker}: {remedy}", path)
     if disk.identity is not None and known not in (None, disk.identity):
         raise StoreForeign(f"{path} is store {disk.identity}, expected is {known} of {broker}: mount the right disk", path)
-    if disk.owner not in (None, broker):
-        raise StoreForeign(f"{path} belongs to broker {disk.owner!r}, not {broker!r}: give each broker a directory of its own", path)
+    if disk.owner not in (None, owner):
+        raise StoreForeign(f"{path} belongs to broker {disk.owner!r}, not {owner!r}: give each broker a directory of its own", path)
     if disk.others:
         raise StoreForeign(f"{path} holds files that are no store ({', '.join(disk.others)}): give {broker} an empty directory", path)
     if not disk.writable:
@@ -72,3 +77,12 @@ def judge(disk: Disk, broker: str, path: str, known: str | None, known_file: str
     if disk.identity:
         return f"found {disk.identity}"
     return "log of Apache RocketMQ, taken over" if disk.has_log else "made new"
+
+
+def judge_ledger(disk: Disk, path: str) -> str:
+    """The same for the directory in which the controller keeps who is master."""
+    if disk.identity or disk.has_log or disk.damaged:
+        raise StoreForeign(f"{path} is a broker's store: give the controller a directory of its own, [controller] store = ...", path)
+    if not disk.writable:
+        raise StoreUnwritable(f"{path} cannot be written by the user that runs Ray: change its owner, or choose another, [controller] store = ...", path)
+    return "found" if disk.others else "made new"

@@ -204,13 +204,18 @@ class Node:
 
     address: str
     resources: frozenset[str]
+    head: bool = False
 
 
 def nodes() -> list[Node]:
     """The living nodes, by address."""
     require_ray()
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    alive = [Node(str(node["NodeManagerAddress"]), frozenset(filter(_is_custom, node["Resources"]))) for node in found if node.get("Alive")]
+    alive = [
+        Node(str(node["NodeManagerAddress"]), frozenset(filter(_is_custom, node["Resources"])), HEAD in node["Resources"])
+        for node in found
+        if node.get("Alive")
+    ]
     return sorted(alive, key=lambda node: node.address)
 
 

@@ -42,9 +42,9 @@ def broker(cluster: str, broker_name: str, replica: int) -> str:
     return f"{check_cluster_name(cluster)}/{broker_name}/{replica}"
 
 
-def hold_service(cluster: str, broker_name: str, replica: int = 0) -> str:
-    """The PullRequestHoldService beside a broker."""
-    return f"{check_cluster_name(cluster)}/{broker_name}/hold" + (f"-{replica}" if replica else "")
+def hold_service(cluster: str, key: str) -> str:
+    """The PullRequestHoldService beside a broker, or beside a slave ("broker-a/1")."""
+    return f"{check_cluster_name(cluster)}/{key}/hold"
 
 
 def replica_key(broker_name: str, replica: int) -> str:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rmq_ray.actors import gateway, known_stores, names
-from rmq_ray.actors.disks import judge, look
+from rmq_ray.actors.disks import judge, judge_ledger, look
 from rmq_ray.actors.plan import ClusterPlan, plan_of
 from rmq_ray.config import BrokerConfig, NameServerConfig
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
-from rmq_ray.topology.specs import BrokerSpec, NameServerSpec, Topology
+from rmq_ray.topology.rules import same_node
+from rmq_ray.topology.source import Key
+from rmq_ray.topology.specs import BrokerSpec, ControllerSpec, NameServerSpec, Topology
 
 LOOK_TIMEOUT_S = 30.0
 RAY_WORKER_PORTS = range(10_002, 20_000)
@@ -64,35 +66,51 @@ def survey(topology: Topology) -> Survey:
     controller = gateway.find(names.controller(topology.cluster))
     running: ClusterPlan | None = None if controller is None else gateway.call(controller, "plan")
     nodes = gateway.nodes()
-    steps: list[Step] = []
-    taken: dict[tuple[str, str], BrokerSpec] = {}
-    for index, server in enumerate(topology.name_servers):
-        steps.append(_step(topology, f"name-server-{index}", server, nodes, running is not None))
+    begun = running is not None
+    steps = [_step(topology, f"name-server-{index}", server, nodes, begun) for index, server in enumerate(topology.name_servers)]
+    if topology.has_slaves:
+        steps.append(_controller_step(topology, nodes, begun))
+    taken: list[tuple[BrokerSpec, Step]] = []
     for spec in topology.brokers:
-        step = _step(topology, spec.config.broker_name, spec, nodes, running is not None)
-        place = (step.node, step.path)
-        if step.error is None and place in taken:
-            line = topology.source.line_of((*taken[place].key, "store"))
-            step = _refused(
-                step, topology.source.wrong((*spec.key, "store"), f"store {step.path} on {step.node} is that of line {line}: choose another", step.path)
-            )
-        taken[place] = spec
-        if step.error is None and running is None:
-            step = _with_disk(topology, spec, step, known.get(spec.config.broker_name))
-        steps.append(step)
-    return Survey(tuple(steps), running is not None, () if running is None else tuple(differences(topology, running)))
+        for copy in (spec, *spec.replicas):
+            step = _step(topology, copy.actor, copy, nodes, begun)
+            if step.error is None and (error := _clash(topology, spec, copy, step, taken)) is not None:
+                step = _refused(step, error)
+            taken.append((copy, step))
+            if step.error is None and not begun:
+                step = _with_disk(topology, copy, step, known.get(copy.actor), copied=bool(spec.replicas))
+            steps.append(step)
+    return Survey(tuple(steps), begun, () if running is None else tuple(differences(topology, running)))
+
+
+def _clash(topology: Topology, broker: BrokerSpec, copy: BrokerSpec, step: Step, taken: list[tuple[BrokerSpec, Step]]) -> ConfigError | None:
+    """What only shows once the nodes are known: one directory twice, two copies of a broker on one node."""
+    here = [(other, its) for other, its in taken if its.node == step.node]
+    for other, its in here:
+        if its.path == step.path:
+            line = topology.source.line_of((*other.key, "store"))
+            return topology.source.wrong((*copy.key, "store"), f"store {step.path} on {step.node} is that of line {line}: choose another", step.path)
+        if other.config.broker_name == copy.config.broker_name and not broker.allow_same_node:
+            return topology.source.wrong((*copy.key, "resource"), same_node(topology, copy, other), copy.resource)
+    return None
 
 
 def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
     """What a file says otherwise than a running cluster, a line each."""
     wanted = plan_of(topology, b"", one_node=False)
-    yield from _member_changes({c.broker_name: c for c in wanted.brokers}, {c.broker_name: c for c in running.brokers})
+    yield from _member_changes(dict(wanted.all_copies()), dict(running.all_copies()))
     numbered = [{f"name-server-{i}": config for i, config in enumerate(plan.name_servers)} for plan in (wanted, running)]
     yield from _member_changes(numbered[0], numbered[1])
     for name in sorted(wanted.resources.keys() | running.resources.keys()):
         old, new = running.resources.get(name), wanted.resources.get(name)
         if old != new:
             yield f"{name}: resource {old} -> {new}"
+    if wanted.ledger != running.ledger:
+        yield f"controller: store {running.ledger} -> {wanted.ledger}"
+    for field in fields(wanted.failover):
+        before, after = getattr(running.failover, field.name), getattr(wanted.failover, field.name)
+        if before != after:
+            yield f"failover: {field.name} {before} -> {after}"
 
 
 def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node], running: bool) -> Step:
@@ -109,7 +127,28 @@ def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nod
     return replace(step, node=node.address)
 
 
-def _node_of(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node]) -> gateway.Node:
+def _controller_step(topology: Topology, nodes: list[gateway.Node], running: bool) -> Step:
+    """Its directory says who is master: no slave without it."""
+    spec = topology.controller
+    head = next((node.address for node in nodes if node.head), "")
+    step = Step("controller", "attach" if running else "create", head, spec.resource or "", 0, spec.ledger, "")
+    if spec.resource is not None:
+        try:
+            step = replace(step, node=_node_of(topology, "controller", spec, nodes).address)
+        except ConfigError as error:
+            return replace(_refused(step, error), awaited=True)
+    if running:
+        return step
+    try:
+        disk = gateway.run_on(spec.resource or gateway.HEAD, look, (spec.ledger,), timeout_s=LOOK_TIMEOUT_S)
+        return replace(step, store=f"{judge_ledger(disk, spec.ledger)}, {disk.free_bytes >> 30} GiB free")
+    except ClusterError as error:
+        return _refused(step, error)
+    except RmqError as error:
+        return _refused(step, _with_line(topology, (*spec.key, "store"), step, error))
+
+
+def _node_of(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec | ControllerSpec, nodes: list[gateway.Node]) -> gateway.Node:
     if spec.resource is None:
         if len(nodes) > 1:
             message = f"{actor} has no resource, and this Ray cluster has {len(nodes)} nodes: name the one that has its disk, {_offered(nodes)}"
@@ -132,16 +171,19 @@ def _offered(nodes: list[gateway.Node]) -> str:
     return f"offered are {', '.join(offered)}" if offered else "none is offered"
 
 
-def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | None) -> Step:
+def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | None, *, copied: bool) -> Step:
     try:
         disk = gateway.run_on(spec.resource, look, (step.path,), timeout_s=LOOK_TIMEOUT_S)
-        found = judge(disk, spec.config.broker_name, step.path, known, str(known_stores.file_of(topology)))
+        found = judge(disk, spec.actor, step.path, known, str(known_stores.file_of(topology)), copied=copied)
     except ClusterError as error:
         return _refused(step, error)
     except RmqError as error:
-        line = topology.source.line_of((*spec.key, "store"))
-        return _refused(step, type(error)(f"{topology.source.path}, line {line}, on {step.node}: {error.args[0]}", *error.args[1:]))
+        return _refused(step, _with_line(topology, (*spec.key, "store"), step, error))
     return replace(step, store=f"{found}, {disk.free_bytes >> 30} GiB free")
+
+
+def _with_line(topology: Topology, key: Key, step: Step, error: RmqError) -> RmqError:
+    return type(error)(f"{topology.source.path}, line {topology.source.line_of(key)}, on {step.node}: {error.args[0]}", *error.args[1:])
 
 
 def _refused(step: Step, error: RmqError) -> Step:
