@@ -60,6 +60,8 @@ class ReplicaReport:
     promise_ms: int
     master_epoch: int = 0
     error: str = ""
+    newest_epoch: int = 0
+    """The greatest epoch that its log has ever named: an election takes a greater one. ``log_epoch`` is the newest that begins within the log."""
 
 
 def slave_id(replica: int, master: int) -> int:

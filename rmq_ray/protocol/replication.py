@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEASE_MS = 2_000
+"""A slave that polls is not promoted for so long since it sent the poll; a master serves while that holds for every slave that could be elected."""
+
 
 @dataclass(slots=True)
 class Follower:

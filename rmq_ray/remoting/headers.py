@@ -313,7 +313,9 @@ class RouteHeader(Header):
 
 @header(ha_address="haServerAddr", body_crc="bodyCrc32", broker_address="brokerAddr")
 class RegisterBrokerHeader(Header):
-    """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not checked."""
+    """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not checked. ``master_epoch``: our own field, of a master
+    that a controller elected.
+    """
 
     broker_name: str
     broker_address: str
@@ -322,6 +324,7 @@ class RegisterBrokerHeader(Header):
     broker_id: int
     compressed: bool = False
     body_crc: int | None = None
+    master_epoch: int | None = None
 
 
 @header(master_address="masterAddr", ha_address="haServerAddr")

@@ -69,6 +69,11 @@ class Acknowledgements:
         while self._waiting:
             self._give_up(NOT_FLUSHED)
 
+    def abandon(self) -> None:
+        """Nobody is told anything: their connections are closed, which leaves open what became of their messages."""
+        self._waiting.clear()
+        self.in_flight_bytes = 0
+
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -19,7 +19,9 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.model.ids import Address
+from rmq_ray.model.reigns import Assignment, ReplicaReport
 from rmq_ray.ports import Peer
+from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
@@ -30,7 +32,9 @@ from rmq_ray.server.listen_port import listen
 from rmq_ray.server.local_hold import LocalHold
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.registration import Registration
+from rmq_ray.server.reign import NO_ID, Reign
 from rmq_ray.server.replica import Replica
+from rmq_ray.server.seat import BrokerSeat, close_core
 from rmq_ray.store.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
@@ -43,11 +47,14 @@ def _raise(reason: object) -> None:
 
 
 class Broker:
-    """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the process then."""
+    """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the process then. ``reign``: under a controller, which
+    says who is master; the role, the broker id and the core change then, the port stays.
+    """
 
-    def __init__(
-        self, config: BrokerConfig, clock: Clock, credentials: Credentials, on_fatal: Callable[[object], None] = _raise, identity: str | None = None
-    ) -> None:
+    def __init__(  # noqa: PLR0913 - what a broker is given
+        self, config: BrokerConfig, clock: Clock, credentials: Credentials, on_fatal: Callable[[object], None] = _raise, identity: str | None = None,
+        reign: Reign | None = None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._clock = clock
         self._credentials = credentials
@@ -62,6 +69,10 @@ class Broker:
         self._replica: Replica | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
+        self._reign = reign
+        self._host = ("", 0)
+        if reign is not None:
+            self._who.broker_id = NO_ID
         self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}")
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
@@ -71,7 +82,9 @@ class Broker:
     def handle(self, command: Command, peer: Peer) -> Command | None:
         """See ``BrokerCore.handle``."""
         if self._core is None:
-            raise StoreNotReady("the broker is starting; send again")
+            if peer.trusted:
+                return command.answer(ResponseCode.STILL_RECOVERING, remark="the broker is starting, or changes its role; send again")
+            raise StoreNotReady("the broker is starting, or changes its role; send again")
         return self._core.handle(command, peer)
 
     def closed(self, peer: Peer) -> None:
@@ -96,18 +109,75 @@ class Broker:
         self._who.address = str(self.address)
         self._offload = ThreadOffload(config.broker_name, self._on_fatal)
         self._reads = ThreadOffload(f"{config.broker_name}-reads", self._on_fatal, READ_THREADS)
-        self._core = core = BrokerCore(
-            config, self._who, (_ip(self.address.host, bound.host), bound.port), self._clock, self._offload, self._make_hold, self._files, self._reads
-        )
-        core.pulls.parked.hold.start()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick(core), name="broker ticks")
+        self._host = (_ip(self.address.host, bound.host), bound.port)
+        core = self._make_core(None)
+        self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="broker ticks")
         self._ticking.add_done_callback(self._ended)
         await self._recover(core, create)
         if not config.port:
             await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
-        if self._who.is_slave:
+        if self._reign is not None:
+            self._reign.begin(BrokerSeat(self, self._reign), self._clock, self._on_fatal)
+        elif self._who.is_slave:
             self._follow(core)
-        self._register(core)
+        self._register()
+
+    # --- under a controller ---
+
+    async def attend(self, assignment: Assignment) -> ReplicaReport:
+        """Take what the controller decided; what follows from it runs by itself. Any order, repeats are harmless. Raises ``RmqError`` without a reign."""
+        return self._reigned().attend(assignment)
+
+    async def fence(self, master_epoch: int) -> ReplicaReport:
+        """Follow nobody of a lower epoch and be master under none from now on; polls have stopped on return."""
+        return await self._reigned().fence(master_epoch)
+
+    def report(self) -> ReplicaReport:
+        """What this replica says of itself."""
+        return self._reigned().report()
+
+    def _reigned(self) -> Reign:
+        if self._reign is None:
+            raise RmqError(f"broker {self._config.broker_name} was started without a controller; give it a reign")
+        return self._reign
+
+    @property
+    def core(self) -> BrokerCore | None:
+        """The core of the role that it has now; None between two."""
+        return self._core
+
+    def take_core(self) -> tuple[BrokerCore | None, ThreadOffload | None]:
+        """The core leaves: from now on requests are answered STILL_RECOVERING."""
+        core, self._core = self._core, None
+        return core, self._offload
+
+    async def begin_core(self, broker_id: int, epoch: int | None) -> None:
+        """Another core: of a follower, or of the master of ``epoch``. Returns when it serves; name servers are being told then."""
+        self._who.broker_id = broker_id
+        await self._recover(self._make_core(epoch), False)
+        if self._registration is not None:
+            self._registration.changed()
+
+    def disconnect(self, reason: str) -> None:
+        """Close every connection: clients ask the name servers where to go on."""
+        for peer in list(self._listener.peers):
+            peer.close(reason)
+
+    def follow_master(self, broker_id: int, address: str, epoch: int) -> None:
+        """Begin to follow the master of ``epoch``; nobody is followed now."""
+        self._who.broker_id = broker_id
+        if self._core is not None:
+            self._follow(self._core, address, epoch)
+        if self._registration is not None:
+            self._registration.changed()
+
+    async def stop_following(self) -> None:
+        """On return nothing is asked of any master, and the log stays as it is."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            await replica.stop()
+
+    # --- the end ---
 
     async def registered(self, timeout_s: float) -> bool:
         """Whether every name server knows this broker; waits for it, ``timeout_s`` at most. True without name servers."""
@@ -118,18 +188,18 @@ class Broker:
         if self._stopped:
             return
         self._stopped = True
+        if self._reign is not None:
+            await self._reign.end()
         if self._registration is not None:
             await self._registration.stop()
         core, offload = self._core, self._offload
         try:
             if self._replica is not None:
                 await self._replica.stop()
+            if self._ticking is not None:
+                self._ticking.cancel()
             if core is not None and offload is not None:
-                core.pulls.parked.wake_all()
-                await core.pulls.parked.hold.close()
-                if self._ticking is not None:
-                    self._ticking.cancel()
-                await offload.run(core.close())
+                await close_core(core, offload)
                 core.acks.durable(STORE_EVERYTHING)
         finally:
             if core is not None:
@@ -167,23 +237,44 @@ class Broker:
         core.open(create, self._expected_identity, started)
         await served
 
-    def _register(self, core: BrokerCore) -> None:
+    def _make_core(self, epoch: int | None) -> BrokerCore:
+        """A core for the role that this broker has now; ``epoch``: which it begins as an elected master."""
+        offload = self._offload
+        assert offload is not None
+        self._core = core = BrokerCore(
+            self._config, self._who, self._host, self._clock, offload, self._make_hold, self._files, self._reads, self._reign, epoch
+        )  # fmt: skip
+        core.pulls.parked.hold.start()
+        if self._registration is not None:
+            core.tables.on_topics = self._registration.changed
+        return core
+
+    def _register(self) -> None:
         config, credentials = self._config, self._credentials
         to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
         self._registration = Registration(
-            self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms, core.tables.topics.snapshot,
-            core.tables.take_order, self._on_fatal, lambda address: self._replica.master_at(address) if self._replica is not None else None,
+            self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms,
+            lambda: self._served().tables.topics.snapshot(), lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
+            lambda address: self._replica.master_at(address) if self._replica is not None else None,
+            epoch=(lambda: None) if self._reign is None else self._reign.known_epoch,
         )  # fmt: skip
-        core.tables.on_topics = self._registration.changed
+        self._served().tables.on_topics = self._registration.changed
         self._registration.start()
 
-    def _follow(self, core: BrokerCore) -> None:
-        """A slave: follow the master from now on."""
+    def _follow(self, core: BrokerCore, master: str | None = None, epoch: int | None = None) -> None:
+        """A slave: follow the master from now on; under a controller the one of ``epoch`` at ``master``."""
         config, credentials = self._config, self._credentials
         to_master = Credentials(credentials.cluster, "broker", credentials.secret) if credentials.secret else None
-        self._replica = Replica(config, core, to_master, self._clock, self._look_up_master, self._on_fatal)
+        self._replica = Replica(
+            config.but(master=master) if master else config, core, to_master, self._clock, self._look_up_master, self._on_fatal, self._reign, epoch
+        )
         core.replica_status = self._replica.status
         self._replica.start()
+
+    def _served(self) -> BrokerCore:
+        if self._core is None:
+            raise StoreNotReady("the broker changes its role; ask again")
+        return self._core
 
     def _look_up_master(self) -> None:
         if self._registration is not None:
@@ -207,9 +298,10 @@ class Broker:
         store = self._core.keeper.store if self._core is not None else None
         return 0 if store is None else store.bounds(topic, queue_id)[1]
 
-    async def _tick(self, core: BrokerCore) -> None:
+    async def _tick(self) -> None:
         while True:
-            core.tick()
+            if self._core is not None:
+                self._core.tick()
             await asyncio.sleep(TICK_MS / 1000)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

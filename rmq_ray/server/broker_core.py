@@ -22,44 +22,32 @@ from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.acknowledgements import Acknowledgements
-from rmq_ray.server.admin_handlers import AdminHandlers
+from rmq_ray.server.broker_handlers import make_handlers
 from rmq_ray.server.broker_roles import answer_wait_ms, at_master
 from rmq_ray.server.broker_status import broker_status
 from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
-from rmq_ray.server.bundle_handler import BundleHandler
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.delay_service import DelayService
-from rmq_ray.server.fast_failure import FastFailure
 from rmq_ray.server.group_handlers import GroupHandlers
-from rmq_ray.server.group_operations import GroupOperations
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.lock_handlers import LockHandlers
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.message_writer import MessageWriter
-from rmq_ray.server.moved_events import MovedEvents
 from rmq_ray.server.offload import Offload
-from rmq_ray.server.offset_handlers import OffsetHandlers
 from rmq_ray.server.pop_service import PopService
-from rmq_ray.server.pull_handlers import PullHandlers, PullTables
+from rmq_ray.server.pull_handlers import PullHandlers
 from rmq_ray.server.put_rate import PutRate
-from rmq_ray.server.query_handlers import QueryHandlers
-from rmq_ray.server.recall_handler import RecallHandler
-from rmq_ray.server.records_handlers import RecordsHandlers, SendPath
 from rmq_ray.server.refusal import Refused
+from rmq_ray.server.reign import Reign
+from rmq_ray.server.reign_gate import ReignGate
 from rmq_ray.server.replication import Replication
-from rmq_ray.server.reply_handlers import ReplyHandlers
-from rmq_ray.server.send_back import SendBack
-from rmq_ray.server.send_handlers import SendHandlers
 from rmq_ray.server.send_hooks import hooked
 from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
-from rmq_ray.server.subscription_watch import SubscriptionWatch
 from rmq_ray.server.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.timers import Timers
-from rmq_ray.server.topic_gate import TopicGate
-from rmq_ray.server.topic_handlers import TopicHandlers
-from rmq_ray.server.transaction_handlers import TransactionAsker, TransactionHandlers
+from rmq_ray.server.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction_service import Transactions
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.follower_store import FollowerStore
@@ -78,12 +66,18 @@ class BrokerCore:
     """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held.
 
     ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files). ``reads``: threads for what clients ask, so
-    that many scans hold up neither tables nor recovery; None = the same.
+    that many scans hold up neither tables nor recovery; None = the same. ``reign``, ``epoch``: under a controller, and of which epoch it is master
+    (None = a follower).
     """
 
-    def __init__(
+    pulls: PullHandlers
+    pops: PopService
+    group_handlers: GroupHandlers
+    lock_handlers: LockHandlers
+
+    def __init__(  # noqa: PLR0913 - what a broker is made of
         self, config: BrokerConfig, identity: Identity, store_host: tuple[str, int], clock: Clock, offload: Offload, make_hold: Callable[[OnWake], Hold],
-        files: FileSystem | None = None, reads: Offload | None = None,
+        files: FileSystem | None = None, reads: Offload | None = None, reign: Reign | None = None, epoch: int | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.identity = identity
@@ -113,7 +107,9 @@ class BrokerCore:
         self._more_delays = self._more_checks = False
         self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
         self._started: list[Callable[[RmqError | None], None]] = []
-        self._handlers = at_master(hooked(self._make_handlers(make_hold), config.send_hooks), identity)
+        self.gate = ReignGate(reign, epoch, identity, self.keeper, self.replication, clock) if reign is not None else None
+        self.keeper.reopens = reign is None or epoch is None
+        self._handlers = at_master(hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks), identity)
         self._set_timers()
 
     # --- requests ---
@@ -126,6 +122,8 @@ class BrokerCore:
                 return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
             if not self.tables.loaded and command.code not in ANY_STATE:
                 raise self.keeper.refusal()
+            if self.gate is not None:
+                self.gate.check(command.code)
             answer = handler(command, peer)
         except RmqError as error:
             answer = self._refuse(command, peer, error)
@@ -214,6 +212,15 @@ class BrokerCore:
 
         return finish
 
+    def forget_handed_out(self) -> None:
+        """Of a follower, before it follows: locks and popped messages of a reign that is over; another master hands them out since."""
+        with contextlib.suppress(BrokerBusy):  # stale ones are told by their epochs, too
+            self.offload.submit(self._remove_handed_out, self._cleaned)
+
+    def _remove_handed_out(self) -> None:
+        for name in ("queue_locks", "pop.journal"):
+            self._files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
+
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""
         return broker_status(self)
@@ -229,62 +236,12 @@ class BrokerCore:
     def _make_store(self) -> MessageStore:
         levels = self.levels
         make = FollowerStore if self.identity.is_slave else MessageStore
+        epoch = None if self.gate is None else self.gate.epoch
         return make(
             self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
             delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
-            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None,
+            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None, new_epoch=epoch,
         )  # fmt: skip
-
-    def _make_handlers(self, make_hold: Callable[[OnWake], Hold]) -> dict[int, Handler]:
-        tables, keeper, identity = self.tables, self.keeper, self.identity
-        path = SendPath(
-            keeper, tables.topics, TopicGate(identity, tables.topics, tables.groups), tables.fresh, self.acks, self.counters, self.clock,
-            self.config.store.acknowledges_later or self.replication.sync, self.serve,
-            FastFailure(self.clock, self.offload.post, self.config.stale_send_ms, self.config.disk_busy_ms), self.replication,
-        )  # fmt: skip
-        records = RecordsHandlers(path)
-        sends = SendHandlers(
-            path, self.writer, tables.groups, identity, self.repeats, self.config.store.body_bytes_max, self._store_host, self.config.reject_transactions
-        )
-        ends = TransactionHandlers(path, self.transactions, identity, self.answer_from)
-        bundles = BundleHandler(self.handle)
-        recalls = RecallHandler(path, self.timed, identity, self.clock, self.answer_from)
-        replies = ReplyHandlers(path, self.writer, self.members, identity, self._store_host, self.answer, self.config.store_replies)
-        back = SendBack(path, self.writer, tables.groups, identity, self.answer_from)
-        shared = PullTables(identity, tables.topics, tables.groups, self.members, tables.offsets, tables.filters)
-        self.pulls = pulls = PullHandlers(
-            keeper, shared, MovedEvents(self.writer, self.clock), self.counters,
-            self.clock, self.config, make_hold, self.answer, self.answer_from,
-        )  # fmt: skip
-        self.pops = PopService(self.config, self._files, path, self.writer, shared, pulls.parked, self.clock, self.answer, self.offload, self.reads)
-        watch = SubscriptionWatch(self.members.consumers, tables.filters, self.counters, self.clock)
-        self.group_handlers = groups = GroupHandlers(self.members, tables.groups, tables.topics, self.counters, self.clock, watch)
-        self.lock_handlers = locks = LockHandlers(self.members.locks, tables.locks, self.clock)
-        offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, self.members, self.answer_from)
-        topics = TopicHandlers(keeper, tables.topics, tables.groups, tables.offsets, self.members, tables.save_topics, tables.save_groups, self.answer)
-        queries = QueryHandlers(keeper, identity, tables.topics, tables.offsets, self.members, self.answer_from, self.clock)
-        admin = AdminHandlers(keeper, identity, self.config, tables.topics, self.delays, self.counters, self.rate, self.clock, self.status, self._files)
-        operations = GroupOperations(keeper, identity, tables.topics, tables.offsets, self.members, self.clock, self.answer_from)
-        return {
-            Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
-            Code.END_TRANSACTION: ends.end, Code.RECALL_MESSAGE: recalls.recall, Code.BUNDLE: bundles.bundle,
-            Code.SEND_REPLY_MESSAGE: replies.reply, Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2, Code.CONSUMER_SEND_MSG_BACK: back.send_back,
-            Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
-            Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,
-            Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list, Code.LOCK_BATCH_MQ: locks.lock, Code.UNLOCK_BATCH_MQ: locks.unlock,
-            Code.CHECK_CLIENT_CONFIG: pulls.check_client, Code.QUERY_CONSUMER_OFFSET: offsets.query, Code.UPDATE_CONSUMER_OFFSET: offsets.update,
-            Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets, Code.GET_MAX_OFFSET: offsets.max_offset, Code.GET_MIN_OFFSET: offsets.min_offset,
-            Code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time, Code.GET_EARLIEST_MSG_STORETIME: offsets.earliest, Code.QUEUE_BOUNDS: offsets.bounds,
-            Code.UPDATE_AND_CREATE_TOPIC: topics.create_topic, Code.GET_ALL_TOPIC_CONFIG: topics.all_topics, Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
-            Code.QUERY_TOPIC_CONSUME_BY_WHO: topics.topic_groups, Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
-            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: topics.create_group, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: topics.all_groups,
-            Code.DELETE_SUBSCRIPTIONGROUP: topics.delete_group, Code.QUERY_MESSAGE: queries.by_key, Code.VIEW_MESSAGE_BY_ID: queries.by_id,
-            Code.GET_TOPIC_STATS_INFO: queries.topic_stats, Code.GET_CONSUME_STATS: queries.consume_stats, Code.GET_CONSUMER_CONNECTION_LIST: queries.consumers,
-            Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
-            Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
-            Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **self.pops.handlers(), **operations.handlers(),
-            **self.replication.handlers(),
-        }  # fmt: skip
 
     def _set_timers(self) -> None:
         every, config = self.timers.every, self.config
@@ -356,6 +313,8 @@ class BrokerCore:
             self.lock_handlers.load(self._found.locks)
         self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
         self.replication.serving(store)
+        if self.gate is not None:
+            self.gate.serving(store)
         if not self.identity.is_slave:
             self._lead(store)
         started, self._started = self._started, []
@@ -376,6 +335,8 @@ class BrokerCore:
 
     def _lost(self) -> None:
         self.replication.lost()
+        if self.gate is not None and self.gate.lost():
+            self.acks.abandon()
         self.acks.fail_all()
         self.repeats.forget()
 

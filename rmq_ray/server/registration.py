@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import RemotingError
-from rmq_ray.model.ids import Address
+from rmq_ray.errors import RemotingError, StoreNotReady
+from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
@@ -35,6 +35,7 @@ TIMEOUT_MS = 6_000
 UNREGISTER_TIMEOUT_MS = 1_000
 
 Snapshot = Callable[[], tuple[dict[str, TopicConfig], DataVersion]]
+"""Raises ``StoreNotReady`` while there is nothing to tell."""
 
 
 @dataclass(slots=True)
@@ -44,17 +45,19 @@ class _Server:
     connection: AsyncConnection | None = None
     registrations: int = 0
     failures: int = 0
+    known_as: int | None = None
+    """The broker id under which it has this broker."""
 
 
 class Registration:
     """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an unexpected exception. ``on_master``: of a slave, told
-    the master's address.
+    the master's address. ``epoch()``: of a master's election; None = there was none. An identity with a negative broker id is registered nowhere.
     """
 
     def __init__(  # noqa: PLR0913 - what a registration is made of
         self, identity: Identity, name_servers: tuple[str, ...], credentials: Credentials | None, limits: RemotingLimits, clock: Clock, period_ms: int,
         snapshot: Snapshot, on_order: Callable[[Mapping[str, str]], None], on_fatal: Callable[[object], None],
-        on_master: Callable[[str], None] = lambda _address: None,
+        on_master: Callable[[str], None] = lambda _address: None, epoch: Callable[[], int | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._identity = identity
         self._servers = [_Server(Address.parse(text)) for text in name_servers]
@@ -66,6 +69,7 @@ class Registration:
         self._on_order = on_order
         self._on_fatal = on_fatal
         self._on_master = on_master
+        self._epoch = epoch
         self._tasks: list[asyncio.Task[None]] = []
         self._everywhere = asyncio.Event()
 
@@ -110,12 +114,10 @@ class Registration:
         while True:
             server.due.clear()
             try:
-                await self._register(server)
-                server.registrations += 1
-                if all(other.registrations for other in self._servers):
-                    self._everywhere.set()
-                pause_s = wait_s
-                wait_s = self._period_s
+                pause_s = FAILURE_PAUSE_S
+                if await self._told(server):
+                    pause_s = wait_s
+                    wait_s = self._period_s
             except RemotingError as error:
                 server.failures += 1
                 pause_s = FAILURE_PAUSE_S
@@ -126,15 +128,33 @@ class Registration:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.due.wait(), pause_s)
 
-    async def _register(self, server: _Server) -> None:
+    async def _told(self, server: _Server) -> bool:
+        """Register, or where this broker has no role now unregister. False: nothing can be told yet."""
+        if self._identity.broker_id < 0:
+            await self._unregister(server)
+            self._everywhere.set()
+            return True
+        try:
+            body = bodies.encode_registration(*self._snapshot())
+        except StoreNotReady:
+            return False
+        await self._register(server, body)
+        server.registrations += 1
+        if all(other.registrations for other in self._servers):
+            self._everywhere.set()
+        return True
+
+    async def _register(self, server: _Server, body: bytes) -> None:
         connection = server.connection
         if connection is None:
             connection = server.connection = await AsyncConnection.open(
                 server.address, self._credentials, self._limits, self._clock, lambda command, _: None, lambda lost, _: self._lost(server, lost)
             )
-        body = bodies.encode_registration(*self._snapshot())
         identity = self._identity
-        header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, identity.broker_id, False, bodies.body_crc(body))
+        broker_id, crc = identity.broker_id, bodies.body_crc(body)
+        epoch = self._epoch() if broker_id == MASTER_ID else None
+        header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, broker_id, False, crc, epoch)
+        server.known_as = broker_id
         answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
         if answer.code != 0:
             raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
@@ -144,10 +164,11 @@ class Registration:
             self._on_order(bodies.decode_table(answer.body_bytes()))
 
     async def _unregister(self, server: _Server) -> None:
-        if server.connection is None:
+        if server.connection is None or server.known_as is None:
             return
         identity = self._identity
-        header = BrokerHeader(identity.name, identity.address, identity.cluster, identity.broker_id)
+        header = BrokerHeader(identity.name, identity.address, identity.cluster, server.known_as)
+        server.known_as = None
         try:
             await server.connection.request(Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()), UNREGISTER_TIMEOUT_MS)
         except RemotingError as error:

@@ -30,6 +30,7 @@ from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogPiece, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.reign import Reign
 from rmq_ray.server.replica_tables import ReplicaTables
 from rmq_ray.store.follower_store import Broken, FollowerStore, Lineage
 
@@ -43,12 +44,16 @@ SUSPECTS_MAX = 3  # the same bytes, read again by the master
 
 
 class Replica:
-    """Of one slave. ``look_up()``: have the name servers asked for the master soon."""
+    """Of one slave. ``look_up()``: have the name servers asked for the master soon. Under a controller (``reign``) the master is the one of ``epoch``
+    at ``config.master``, and no other.
+    """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what following takes
         self, config: BrokerConfig, core: BrokerCore, credentials: Credentials | None, clock: Clock, look_up: Callable[[], None],
-        on_fatal: Callable[[object], None],
+        on_fatal: Callable[[object], None], reign: Reign | None = None, epoch: int | None = None,
     ) -> None:  # fmt: skip
+        self._reign = reign
+        self._epoch = epoch
         self._config = config
         self._core = core
         self._credentials = credentials
@@ -113,7 +118,7 @@ class Replica:
 
     def _failed(self, error: RmqError, level: int) -> None:
         if str(error) != self._fault:
-            log.log(level, "slave %d of %s does not follow now: %s", self._config.broker_id, self._config.broker_name, error)
+            log.log(level, "slave %d of %s does not follow now: %s", self._core.identity.broker_id, self._config.broker_name, error)
         self._fault = str(error)
         if isinstance(error, RemotingError) and self._config.master is None:
             self._look_up()
@@ -142,9 +147,12 @@ class Replica:
 
     async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:
         tail, origin = await self._thread.run(lambda: (store.tail(), store.origin()))
-        asked = FollowLog(self._config.broker_id, self._core.identity.address, origin.log, tail.begin, tail.end, tail.crc)
+        asked = FollowLog(self._core.identity.broker_id, self._core.identity.address, origin.log, tail.begin, tail.end, tail.crc)
         answer = await connection.request(Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS)
         found = unpack_lineage(_sound(answer).body)
+        newest = found.epochs[-1][0] if found.epochs else 0
+        if self._epoch is not None and newest != self._epoch:
+            raise RemotingError(f"the broker there writes epoch {newest}, the master to follow has {self._epoch}", self._master)
         await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
         return found.flush_counts
 
@@ -194,6 +202,8 @@ class Replica:
     def _poll(self, connection: AsyncConnection, store: FollowerStore, offset: int, confirmed: int, suspect: int) -> asyncio.Task[Command]:
         asked = Replicate(store.epoch, offset, self._config.replica_bytes, store.end_offset, store.flushed_offset, confirmed, POLL_WAIT_MS, suspect)
         command = Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY)
+        if self._reign is not None:
+            self._reign.promise()
         return asyncio.get_running_loop().create_task(connection.request(command, POLL_WAIT_MS + TIMEOUT_MS))
 
     def _note(self, store: FollowerStore, piece: LogPiece) -> None:

@@ -136,6 +136,9 @@ class Replication:
             log.log(logging.WARNING if self.sync else logging.INFO, "in sync with %s are now only slaves %s", self._identity.name, self.followers.in_sync)
             self._confirm()
 
+    def approve(self, members: tuple[int, ...]) -> None:
+        """The controller's set of replicas that may be elected."""
+
     # --- sends -----------------------------------------------------------------------------------------------------------------------
 
     @property

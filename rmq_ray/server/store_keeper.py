@@ -71,6 +71,8 @@ class StoreKeeper:
         self.state = KeeperState.STARTING
         self.error: RmqError | None = None
         self.reopened = 0
+        self.reopens = True
+        """Whether a store that failed is opened again here; a deposed master's is not."""
         self.last_recovery: Any = None
 
     def start(self, create: bool, identity: str | None, on_durable: Callable[[], None], on_broken: Callable[[RmqError], None]) -> None:
@@ -80,7 +82,7 @@ class StoreKeeper:
 
     def tick(self, now_ms: float) -> None:
         """Try again where the cause may have gone; ``now_ms`` is monotonic."""
-        if self.state in (KeeperState.STARTING, KeeperState.FAILED) and not self._busy:
+        if self.state in (KeeperState.STARTING, KeeperState.FAILED) and not self._busy and (self.reopens or self.state is KeeperState.STARTING):
             if self._retry_at_ms == 0.0:
                 self._retry_at_ms = now_ms + RETRY_MS
             elif now_ms >= self._retry_at_ms:
@@ -103,7 +105,8 @@ class StoreKeeper:
         self._failed_store = store
         self.store, self.state, self.error = None, KeeperState.FAILED, error
         self._on_lost()
-        self._open()
+        if self.reopens:
+            self._open()
 
     def close(self) -> MessageStore | None:
         """Stop serving for good; the store, to be shut down by the caller in a thread. None while a thread opens it: it is shut down

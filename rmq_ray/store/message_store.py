@@ -19,13 +19,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
 from rmq_ray.model.ids import FrameId
+from rmq_ray.store.append_result import AppendResult
 from rmq_ray.store.bit_maps import BitMapper
 from rmq_ray.store.checkpointer import Checkpointer, Snapshot
 from rmq_ray.store.deduplication import StoredFrame
@@ -50,26 +50,9 @@ WAITING_FRAMES_MAX = 100_000  # written and not dispatched: a consume queue with
 ArrivalListener = Callable[[str, int, int, Sequence[int]], None]
 
 
-@dataclass(slots=True)
-class AppendResult:
-    """Where records were stored. ``end_log_offset``: durable when ``durable_offset`` has reached it. ``repeat``: stored by an
-    earlier append of the same frame, whose values these are. ``log_offsets``: of every record (batches of the single path only).
-    """
-
-    topic: str
-    queue_id: int
-    base_queue_offset: int
-    base_log_offset: int
-    end_log_offset: int
-    store_ms: int
-    repeat: bool
-    count: int
-    log_offsets: tuple[int, ...] = ()
-
-
 class MessageStore(StoreReads):
     """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay level (schedule topic). ``bit_mapper``:
-    the SQL filters that new entries' bit maps are made of, None = no bit maps.
+    the SQL filters that new entries' bit maps are made of, None = no bit maps. ``new_epoch``: begun at the log's end when it is recovered.
     """
 
     follows: ClassVar[bool] = False  # the log is a copy of a master's
@@ -77,10 +60,11 @@ class MessageStore(StoreReads):
     def __init__(  # noqa: PLR0913 - the parts that tests replace
         self, config: StoreConfig, clock: Clock, *, broker_name: str, store_host: tuple[str, int], files: FileSystem | None = None,
         boot_id: str | None = None, delay_ms: DelayOfLevel | None = None, delay_level_max: int = 18, bit_mapper: BitMapper | None = None,
+        new_epoch: int | None = None,
     ) -> None:  # fmt: skip
         files = files or FileSystem()
         boot = files.boot_id() if boot_id is None else boot_id
-        self._around = Surroundings(config, files, clock, boot, delay_ms or (lambda _level: None), delay_level_max, bit_mapper, self.follows)
+        self._around = Surroundings(config, files, clock, boot, delay_ms or (lambda _level: None), delay_level_max, bit_mapper, self.follows, new_epoch)
         super().__init__(config)
         self._clock = clock
         self._broker_name = broker_name
@@ -90,6 +74,7 @@ class MessageStore(StoreReads):
         self._listener: ArrivalListener | None = None
         self._on_durable: Callable[[int], None] = lambda _position: None
         self.on_written: Callable[[], None] = lambda: None  # called after each append: the log is longer than before
+        self.admit: Callable[[], None] | None = None  # called before each append; what it raises is raised, and nothing is written
         self._flusher: LogFlusher | None = None
         self._checkpointer: Checkpointer | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -275,6 +260,8 @@ class MessageStore(StoreReads):
     def _writable(self) -> StoreParts:
         if self._state is not StoreState.READY or self._parts is None:
             raise StoreNotReady(f"the store at {self._config.path} is {self._state.value}; try again when it is ready", self._config.path)
+        if self.admit is not None:
+            self.admit()
         if self._parts.retention.disk_full:
             ratio = self._config.disk_full_ratio
             raise StoreFull(f"the disk of {self._config.path} is fuller than {ratio:.0%}; free space or add a larger one", self._config.path)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.errors import StoreFull
+from rmq_ray.errors import LogDiverged, StoreFull
 from rmq_ray.store.bit_maps import BitMapper, bit_maps_from
 from rmq_ray.store.checkpoint import Checkpoint, load_checkpoint
 from rmq_ray.store.commit_log import CommitLog
@@ -60,6 +60,8 @@ class Surroundings:
     bit_mapper: BitMapper | None = None
     follows: bool = False
     """The log is to be a copy of another's: epochs begin there."""
+    new_epoch: int | None = None
+    """The log begins this epoch now, greater than all before: its master was elected."""
 
     @property
     def root(self) -> str:
@@ -257,7 +259,9 @@ def _settle_epoch(around: Surroundings, identity: str, epochs: EpochFile, report
             write_origin(around.files, around.root, LogOrigin(origin.log if report.end else "", True))
         report.epoch = epochs.current
         return
-    if epochs.current == 0 and not origin.copied:
+    if around.new_epoch is not None:
+        _begin_elected(around, epochs, report, around.new_epoch)
+    elif epochs.current == 0 and not origin.copied:
         epochs.begin(report.end)
     elif was_seen or origin.copied or (not report.clean and around.config.flush is FlushMode.ASYNC_FLUSH):
         epochs.begin(report.end)
@@ -265,3 +269,12 @@ def _settle_epoch(around: Surroundings, identity: str, epochs: EpochFile, report
     if origin.copied:  # after the epoch: until it is on disk the log must not look like one that was written here
         write_origin(around.files, around.root, LogOrigin(origin.log or identity, False))
     report.epoch = epochs.current
+
+
+def _begin_elected(around: Surroundings, epochs: EpochFile, report: RecoveryReport, epoch: int) -> None:
+    """The epoch of an election; once begun it is not begun again, should this recovery be repeated."""
+    if epochs.current > epoch or (epochs.current == epoch and epochs.entries[-1][1] != report.end):
+        raise LogDiverged(f"the log at {around.root} has epoch {epochs.current} already and cannot begin {epoch}; elect its master under a later one", epoch)
+    if epochs.current != epoch:
+        epochs.begin(report.end, epoch)
+        report.epoch_raised = True

@@ -1,0 +1,106 @@
+"""How a broker changes its role under a controller: the port stays, everything behind it is made anew.
+
+    depose      now: connections of clients and slaves are closed, who waits is told nothing
+    reopen      core closed (store flushed, tables written) -> another core -> store opened and recovered as the role demands -> name servers told
+
+Decides: the order of these. Does not decide when (``reign``). Invariants: between two cores requests are answered STILL_RECOVERING; a store is opened only
+after it was closed; what a follower knows of locks and popped messages is dropped before it follows: another master has given them out since.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rmq_ray.errors import RmqError
+from rmq_ray.model.reigns import ReplicaReport, Role
+from rmq_ray.server.broker_core import BrokerCore
+from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.reign import Reign
+from rmq_ray.store.message_store import StoreState
+
+if TYPE_CHECKING:
+    from rmq_ray.server.broker import Broker
+
+log = logging.getLogger("rmq_ray.server.reign")
+
+
+async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
+    """Wake and answer held pulls, flush and close the store, write the tables. Raises the store's error when the log could not be flushed."""
+    core.pulls.parked.wake_all()
+    await core.pulls.parked.hold.close()
+    await offload.run(core.close())
+
+
+class BrokerSeat:
+    """See ``reign.Seat``."""
+
+    def __init__(self, broker: Broker, reign: Reign) -> None:
+        self._broker = broker
+        self._reign = reign
+        self._forgotten = False
+
+    def facts(self) -> ReplicaReport | None:
+        """See ``Seat.facts``."""
+        core = self._broker.core
+        store = core.keeper.store if core is not None else None
+        if core is None or store is None or store.state is not StoreState.READY:
+            return None
+        end = store.end_offset
+        within = max((epoch for epoch, start in store.epochs if start <= end), default=0)
+        return ReplicaReport(
+            self._reign.replica, Role.SLAVE, core.identity.address, store.identity, within, end, store.flushed_offset, store.report.sound, 0,
+            newest_epoch=store.epoch,
+        )  # fmt: skip
+
+    def fault(self) -> str:
+        """See ``Seat.fault``."""
+        core = self._broker.core
+        error = core.keeper.error if core is not None else None
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def depose(self) -> None:
+        """See ``Seat.depose``."""
+        core = self._broker.core
+        if core is not None:
+            core.acks.abandon()
+        self._broker.disconnect("the broker is not master any more")
+
+    async def reopen(self, broker_id: int, epoch: int | None) -> None:
+        """See ``Seat.reopen``."""
+        await self.rest()
+        await self._close()
+        self._broker.disconnect("the broker changes its role")
+        self._forgotten = False
+        await self._broker.begin_core(broker_id, epoch)
+
+    async def follow(self, broker_id: int, address: str, epoch: int) -> None:
+        """See ``Seat.follow``."""
+        await self.rest()
+        core = self._broker.core
+        if core is None:
+            return
+        if not self._forgotten:
+            self._forgotten = True
+            core.forget_handed_out()
+        self._broker.follow_master(broker_id, address, epoch)
+
+    async def rest(self) -> None:
+        """See ``Seat.rest``."""
+        await self._broker.stop_following()
+
+    def approve(self, members: tuple[int, ...]) -> None:
+        """See ``Seat.approve``."""
+        core = self._broker.core
+        if core is not None:
+            core.replication.approve(members)
+
+    async def _close(self) -> None:
+        core, offload = self._broker.take_core()
+        if core is None or offload is None:
+            return
+        core.acks.abandon()
+        try:
+            await close_core(core, offload)
+        except RmqError as error:
+            log.error("the store was not closed cleanly, it is read anew: %s", error)
