@@ -2,8 +2,8 @@
 
     record batches ──Producer.send_arrow──> frames, with ids of their own kind or derived ones ──> brokers
 
-Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not decide which rows a partition has. Called by the Spark
-sink's workers. Invariant: rows that were counted are stored.
+Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not decide which rows a partition has. Called by the
+workers of the Spark and Ray Data sinks. Invariant: rows that were counted are stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.derived_frames import DerivedFrames
 
-GROUP = "rmq-ray-spark"
+SPARK_GROUP = "rmq-ray-spark"
 RETRIES = 8
 
 
@@ -35,7 +35,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames with derived ids, empty without them."""
+    """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames with derived ids, empty without them. ``group``: of the
+    producer.
+    """
 
     topic: str
     columns: Columns
@@ -43,13 +45,14 @@ class Target:
     timeout_ms: int
     write: str = ""
     queues: tuple[MessageQueue, ...] = ()
+    group: str = SPARK_GROUP
 
 
 def send_partition(target: Target, partition: int, batches: Iterable[Any], stored: Callable[[int], None]) -> int:
-    """Send every ``pyarrow.RecordBatch``; how many rows were stored. ``stored`` is told after each batch. Raises as ``Producer.send_arrow``."""
+    """Send every ``pyarrow.RecordBatch`` (or table); how many rows were stored. ``stored`` is told after each batch. Raises as ``Producer.send_arrow``."""
     to, frames = target.columns, DerivedFrames(target.write, partition, target.queues)
     rows = sent = 0
-    with Producer(GROUP, discovery=Known(target.where), send_timeout_ms=target.timeout_ms, retries=RETRIES) as producer:
+    with Producer(target.group, discovery=Known(target.where), send_timeout_ms=target.timeout_ms, retries=RETRIES) as producer:
         for batch in batches:
             if batch.num_rows:
                 place = None if not target.write else lambda number, first=sent: frames.place(first + number)

@@ -7,7 +7,7 @@ for batch in mqd.iter_batches("orders", group="train"):  # without an end, for t
 """
 
 from rmq_ray.data.read import read_topic
-from rmq_ray.data.streaming import iter_batches
+from rmq_ray.data.streaming import TopicBatches, iter_batches
 from rmq_ray.data.write import write_topic
 
-__all__ = ["iter_batches", "read_topic", "write_topic"]
+__all__ = ["TopicBatches", "iter_batches", "read_topic", "write_topic"]

@@ -1,21 +1,36 @@
-"""A topic without an end, batch by batch: what a training loop reads.
+"""A topic without an end, table by table: what a training loop reads.
 
-Decides: when a batch counts as done (when the next one is asked for). Does not decide how queues are shared: the members of a group
-share them, so each worker of a training job calls this with the same group and sees its own part.
+    group ──────────┐                                                        asked for the next one ──> commit="next"
+    shard=(2, 4) ───┴─> queues of this worker ──poll──> table ──> the loop ──┤
+                                                                             └ model saved ──> batches.commit(), batches.position
+
+Decides: which queues a worker reads, when a table counts as done, and where the reading ends. Does not decide how queues are shared by a group
+(rebalance does), nor where a model is kept. Called by users, in any process that Ray or name servers can be reached from. Invariants: what was not
+handed out is never committed; rows before ``after`` are never handed out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
 from rmq_ray.actors.clients import PullConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.data.read import check_columns
 from rmq_ray.errors import ClientError, CommitFailed
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.scan_positions import normal, offsets_json
+from rmq_ray.protocol.validators import check_group, check_topic
 
 POLL_S = 0.5
+COMMITS = ("next", "manual")
+PLACE = ("broker", "queue_id", "queue_offset")
+Offsets = dict[MessageQueue, int]
+After = str | Mapping[Any, Any]
 log = logging.getLogger("rmq_ray.data")
 
 
@@ -29,53 +44,195 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     start_from: str = "first",
     max_wait_s: float = 1.0,
     idle_s: float | None = None,
+    commit: str = "next",
+    after: After | Sequence[After] | None = None,
+    shard: tuple[int, int] | None = None,
     cluster: str = DEFAULT_CLUSTER,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     **settings: Any,
-) -> Iterator[Any]:
+) -> TopicBatches:
     """``pyarrow.Table`` after table, each of at most ``batch_size`` messages, as they come in.
 
-    A batch is committed for ``group`` when the next one is asked for: what a loop was working on when it died comes again (at least
-    once), and to another member what it was working on when a queue moved there. A batch that is not full is handed out after ``max_wait_s``. Ends when
-    nothing came for ``idle_s``; None = never. ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``;
-    ``start_from``: where a group that is new begins. Further settings are those of ``PullConsumer``. Raises ``ClientError`` for wrong values, at the
-    first batch.
+    ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``; ``start_from``: where a group that is new begins. A table
+    that is not full is handed out after ``max_wait_s``. Ends when nothing came for ``idle_s``; None = never.
+
+    Who reads what: members of ``group`` share the queues, and share them anew when one comes or goes (rows that were not committed come again, to
+    the new reader). ``shard`` = (rank, workers) gives this worker every ``workers``-th queue for good: nothing moves, and queues that are added later
+    are not read.
+
+    When a table is done: ``commit`` "next" = when the next one is asked for (what a loop was working on when it died comes again); "manual" = when
+    you call ``.commit()``, as after a model was saved. ``.position`` is where each queue goes on, as JSON text: keep it in the same
+    checkpoint and give it back as ``after`` (one text, or one of each worker). Rows before it are left out; with ``shard`` reading begins exactly
+    there, so that the model has each row once.
+
+    Further settings are those of ``PullConsumer``. Raises ``ClientError`` for wrong values; the first table raises ``TopicNotFound``, and
+    ``OffsetOutOfRange`` where retention has overtaken ``after``.
     """
+    check_topic(topic)
+    check_group(group)
     if batch_size < 1:
         raise ClientError(f"batch_size must be at least 1, not {batch_size}", batch_size)
-    with PullConsumer(
-        group, cluster=cluster, name_servers=name_servers, secret=secret, start_from=start_from, **{"auto_commit": False, **settings}
-    ) as consumer:
-        consumer.subscribe(topic, tags)
-        heard_ms = SYSTEM_CLOCK.monotonic_ms()
-        while idle_s is None or SYSTEM_CLOCK.monotonic_ms() - heard_ms < idle_s * 1_000:
-            tables, offsets = _collect(consumer, batch_size, columns, max_wait_s if idle_s is None else min(max_wait_s, idle_s))
-            if tables is not None:
-                yield tables
-                _commit(consumer, offsets)
-                heard_ms = SYSTEM_CLOCK.monotonic_ms()
+    if commit not in COMMITS:
+        raise ClientError(f"commit must be 'next' or 'manual', not {commit!r}", repr(commit)[:80])
+    chosen = None if columns is None else check_columns(columns)
+    options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
+
+    def open_consumer() -> PullConsumer:
+        return PullConsumer(group, cluster=cluster, name_servers=name_servers, secret=secret, **options)
+
+    return TopicBatches(_Run(open_consumer, topic, batch_size, chosen, tags, max_wait_s, idle_s, commit == "next", furthest(after), _checked(shard)))
 
 
-def _commit(consumer: PullConsumer, offsets: dict[Any, int]) -> None:
-    """A member that came or went may have taken a queue over meanwhile; it gets these rows again, which is no reason to end the loop."""
-    try:
-        consumer.commit(offsets)
-    except CommitFailed as error:
-        log.warning("a batch may come again, here or to another member of the group: %s", error)
+def furthest(positions: After | Sequence[After] | None) -> Offsets:
+    """The greatest offset of each queue in one or several positions. ``ClientError`` for what is no position.
+
+    >>> furthest(['{"t": {"b": {"0": 5}}}', '{"t": {"b": {"0": 7}}}'])
+    {MessageQueue(topic='t', broker_name='b', queue_id=0): 7}
+    """
+    found: Offsets = {}
+    for given in [] if positions is None else [positions] if isinstance(positions, str | Mapping) else positions:
+        offsets = normal(given)
+        if not isinstance(offsets, dict) or any(offset < 0 for offset in offsets.values()):
+            raise ClientError(f"after must be what .position was, or several of them, not {given!r:.80}", repr(given)[:80])
+        for queue, offset in offsets.items():
+            found[queue] = max(offset, found.get(queue, 0))
+    return found
 
 
-def _collect(consumer: PullConsumer, batch_size: int, columns: Sequence[str] | None, wait_s: float) -> tuple[Any, dict[Any, int]]:
-    """A table (None: nothing came) and where each queue goes on behind it."""
-    import pyarrow as pa
+class TopicBatches(Iterator[Any]):
+    """An iterator of tables, made by ``iter_batches``; a context manager, too: what leaves a loop early closes it, or drops it."""
 
-    tables: list[Any] = []
-    offsets: dict[Any, int] = {}
-    rows, deadline_ms = 0, SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
-    while rows < batch_size and (left_s := (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000) > 0:
-        batch = consumer.poll(batch_size - rows, timeout=min(POLL_S, left_s))
-        offsets.update(batch.next_offsets)
-        if len(batch):
-            tables.append(batch.to_arrow(columns))
-            rows += len(batch)
-    return (pa.concat_tables(tables) if tables else None), offsets
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._tables = run.tables()
+
+    @property
+    def position(self) -> str:
+        """Where each queue goes on behind all tables that were handed out, as JSON: ``{"orders": {"broker-a": {"0": 23}}}``; with what ``after`` said."""
+        return offsets_json({**self._run.after, **self._run.behind})
+
+    def commit(self) -> None:
+        """The group is through with all tables that were handed out. A queue that moved to another member meanwhile is left to it."""
+        self._run.commit()
+
+    def close(self) -> None:
+        """Leave the group; what is not committed comes again."""
+        self._tables.close()
+
+    def __next__(self) -> Any:
+        table = next(self._tables)
+        if table is None:
+            if self._run.commits:
+                self.close()
+            raise StopIteration
+        return table
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(eq=False)
+class _Run:
+    """What one loop knows. ``behind``: where each queue goes on behind the tables that were handed out. Does not know its ``TopicBatches``: a loop that
+    drops that one closes the consumer.
+    """
+
+    open_consumer: Callable[[], PullConsumer]
+    topic: str
+    batch_size: int
+    columns: list[str] | None
+    tags: Any
+    max_wait_s: float
+    idle_s: float | None
+    commits: bool
+    after: Offsets
+    shard: tuple[int, int] | None
+    consumer: PullConsumer | None = None
+    behind: Offsets = field(default_factory=dict)
+    told: Offsets = field(default_factory=dict)
+
+    def tables(self) -> Any:
+        """A generator of tables; None where nothing came for ``idle_s``: whoever commits by hand may do so then, and may ask for more."""
+        wait_s = self.max_wait_s if self.idle_s is None else min(self.max_wait_s, self.idle_s)
+        with self.open_consumer() as self.consumer:
+            self._begin(self.consumer)
+            heard_ms = SYSTEM_CLOCK.monotonic_ms()
+            while True:  # ends: with the loop that asks
+                table = self._collect(self.consumer, wait_s)
+                over = self.idle_s is not None and SYSTEM_CLOCK.monotonic_ms() - heard_ms >= self.idle_s * 1_000
+                if table is not None or over:
+                    yield table
+                    heard_ms = SYSTEM_CLOCK.monotonic_ms()
+                if self.commits:
+                    self.commit()
+
+    def commit(self) -> None:
+        """What moved since the last time."""
+        news = {queue: offset for queue, offset in self.behind.items() if self.told.get(queue) != offset}
+        if self.consumer is None or not news:
+            return
+        try:
+            self.consumer.commit(news)
+            self.told.update(news)
+        except CommitFailed as error:  # a member that came or went may have taken a queue over; it gets these rows again
+            log.warning("a batch may come again, here or to another member of the group: %s", error)
+
+    def _begin(self, consumer: PullConsumer) -> None:
+        if self.shard is None:
+            consumer.subscribe(self.topic, self.tags)
+            return
+        rank, workers = self.shard
+        queues = sorted(consumer.fetch_message_queues(self.topic))
+        if len(queues) < workers:
+            raise ClientError(f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: give it more queues, or take fewer workers", workers)
+        mine = queues[rank::workers]
+        consumer.assign(mine, self.tags)
+        for queue in mine:
+            if queue in self.after:
+                consumer.seek(queue, self.after[queue])
+
+    def _collect(self, consumer: PullConsumer, wait_s: float) -> Any:
+        """A table; None: nothing came."""
+        import pyarrow as pa
+
+        tables: list[Any] = []
+        rows, deadline_ms = 0, SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
+        left_s = wait_s
+        while rows < self.batch_size and left_s >= 0:  # once at least
+            batch = consumer.poll(self.batch_size - rows, timeout=min(POLL_S, left_s))
+            self.behind.update(batch.next_offsets)
+            if len(batch) and (table := self._table(batch)).num_rows:
+                tables.append(table)
+                rows += table.num_rows
+            left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
+        return pa.concat_tables(tables) if tables else None
+
+    def _table(self, batch: Any) -> Any:
+        """The rows of a batch that do not lie before ``after``."""
+        if self.shard is not None or not self.after:  # a shard began there
+            return batch.to_arrow(self.columns)
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = self.columns
+        table = batch.to_arrow(None if wanted is None else [*wanted, *(name for name in PLACE if name not in wanted)])
+        keep: Any = pa.array([True] * table.num_rows)
+        for queue, offset in self.after.items():
+            here = pc.and_(pc.equal(table["broker"], queue.broker_name), pc.equal(table["queue_id"], queue.queue_id))
+            keep = pc.and_not(keep, pc.and_(here, pc.less(table["queue_offset"], offset)))
+        fresh = table.filter(keep)
+        return fresh if wanted is None else fresh.select(wanted)
+
+
+def _checked(shard: tuple[int, int] | None) -> tuple[int, int] | None:
+    """``ClientError`` for what is no (rank, workers)."""
+    if shard is None:
+        return None
+    rank, workers = shard
+    if not 0 <= rank < workers:
+        raise ClientError(f"shard must be (rank, workers) with 0 <= rank < workers, not {shard!r}", repr(shard)[:80])
+    return int(rank), int(workers)

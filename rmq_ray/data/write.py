@@ -1,37 +1,31 @@
 """A Ray Data dataset into a topic: each write task sends its blocks by columns over connections of its own.
 
-Decides: what a task does when it is run again (it sends again: at least once). Does not decide how rows become messages
-(``Producer.send_arrow``).
+    block ──to Arrow──> Producer.send_arrow ──frames──> brokers         ``once``: frame ids follow from the write's name, the task and the frame's number
+
+Decides: what a task does when it is run again (it sends again: at least once; with ``once`` the brokers recognise what they have). Does not decide how
+rows become messages (``client.arrow_columns``) or what a worker does (``client.partition_sink``). Workers need no name of a cluster: name
+servers and the secret travel with the task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
-from rmq_ray.actors.clients import Producer
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.partition_sink import Target, send_partition
+from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.protocol.validators import check_topic
+from rmq_ray.errors import ClientError
+from rmq_ray.protocol.validators import check_bulk_topic
 
-
-@dataclass(frozen=True)
-class Target:
-    """Where rows go: plain values, they travel to every write task."""
-
-    topic: str
-    body: str
-    key: str | None
-    tag: str | None
-    properties: str | tuple[str, ...]
-    cluster: str
-    name_servers: tuple[str, ...] | None
-    secret: bytes
+GROUP = "rmq-ray-data"
 
 
 def write_topic(  # noqa: PLR0913 - the settings of the outermost call
@@ -42,6 +36,8 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     key: str | None = None,
     tag: str | None = None,
     properties: str | Sequence[str] = (),
+    once: str | None = None,
+    timeout: float = 30.0,
     cluster: str = DEFAULT_CLUSTER,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
@@ -50,16 +46,35 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 ) -> int:
     """Send every row of a dataset as a message and wait; returns how many were stored.
 
-    ``body``, ``key``, ``tag``, ``properties``: names of columns, as for ``Producer.send_arrow``. ``concurrency``, ``ray_remote_args``: of the write
-    tasks. At least once: a task that fails after it has sent some rows is run again by Ray and sends them again. Raises ``ClientError`` for
-    wrong names at once, ``ClusterError`` where there is no cluster, and what a task raised.
+    ``body``, ``key``, ``tag``, ``properties``: names of columns, as for ``Producer.send_arrow``. ``timeout``: s, for each frame of up to 1 MiB.
+    ``concurrency``, ``ray_remote_args``: of the write tasks.
+
+    At least once: a task that Ray runs again sends its rows again. ``once``: a name for this write, the same when it is repeated and used for nothing
+    else (such as "totals/17", job and day): the brokers recognise the frames of a repeat within 10 minutes and store nothing twice. The topic must exist
+    and keep its queues. A task that Ray runs again has the same rows, if what made them gives the same rows again. For a call that is repeated the blocks
+    must be the same, too: those of ``read_topic`` between offsets, of files, of ``repartition`` are; the dataset's ``preserve_order`` is set while it
+    runs. Other rows under the same name are ``DuplicateMismatch``, as far as a frame differs.
+
+    Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``, ``ClusterError`` where there is no cluster, and what a task raised.
     """
-    check_topic(topic)
-    discovery_for(cluster, name_servers, secret).lookup()
-    servers = None if name_servers is None else tuple(name_servers.split(";") if isinstance(name_servers, str) else name_servers)
-    columns = properties if isinstance(properties, str) else tuple(properties)
-    sink = TopicDatasink(Target(topic, body, key, tag, columns, cluster, servers, secret))
-    dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
+    check_bulk_topic(topic)
+    if once is not None and (not isinstance(once, str) or not once):
+        raise ClientError(f"once must be a name for this write, like 'totals/17', not {once!r:.80}", repr(once)[:80])
+    if not 0.001 <= timeout <= 3_600:
+        raise ClientError(f"timeout must be a millisecond to an hour, in seconds, not {timeout!r}", timeout)
+    discovery = discovery_for(cluster, name_servers, secret)
+    columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
+    target = Target(topic, columns, discovery.lookup(), int(timeout * 1000), group=GROUP)
+    options = dataset.context.execution_options
+    kept_order = options.preserve_order
+    if once is not None:
+        target = replace(target, write=once, queues=tuple(write_queues(discovery, topic, discovery.broker_names())))
+        options.preserve_order = True  # else the numbers of tasks follow from which block was there first
+    sink = TopicDatasink(target)
+    try:
+        dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
+    finally:
+        options.preserve_order = kept_order
     return sink.stored
 
 
@@ -77,14 +92,8 @@ class TopicDatasink(Datasink[int]):
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int:
         """One write task."""
-        to, sent = self._target, 0
-        with Producer("rmq-ray-data", cluster=to.cluster, name_servers=to.name_servers, secret=to.secret) as producer:
-            for block in blocks:
-                table = BlockAccessor.for_block(block).to_arrow()
-                if table.num_rows:
-                    producer.send_arrow(to.topic, table, body=to.body, key=to.key, tag=to.tag, properties=to.properties)
-                    sent += table.num_rows
-        return sent
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        return send_partition(self._target, ctx.task_idx, tables, lambda _rows: None)
 
     def on_write_complete(self, write_result: Any) -> None:
         """All tasks are through."""

@@ -63,6 +63,23 @@ def of_queues(position: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue
     return found
 
 
+def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+    """Offsets as the mapping that ``normal`` reads: topic, broker, queue id.
+
+    >>> nested({MessageQueue("t", "b", 0): 5})
+    {'t': {'b': {'0': 5}}}
+    """
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
+    return found
+
+
+def offsets_json(offsets: Mapping[MessageQueue, int]) -> str:
+    """The same as text."""
+    return json.dumps(nested(offsets), separators=(",", ":"))
+
+
 _FORMS = "must be 'earliest', 'latest', a mapping of MessageQueue to offset, such offsets as JSON, a time (datetime or ms since the epoch), or LikeGroup(name)"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import normal
+from rmq_ray.protocol.scan_positions import nested, normal
 
 Offsets = Mapping[MessageQueue, int]
 
@@ -32,8 +32,8 @@ class StreamPosition:
 
     def to_json(self) -> str:
         """As in the module."""
-        parts = {"offsets": _nested(self.offsets), "epochs": dict(sorted(self.epochs.items()))}
-        return json.dumps({**parts, "starts": _nested(self.starts)} if self.starts else parts, separators=(",", ":"))
+        parts = {"offsets": nested(self.offsets), "epochs": dict(sorted(self.epochs.items()))}
+        return json.dumps({**parts, "starts": nested(self.starts)} if self.starts else parts, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> StreamPosition:
@@ -75,13 +75,6 @@ def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQ
     for queue in sorted(rows, key=lambda queue: -(rows_max * rows[queue] % total))[:left]:
         taken[queue] += 1
     return {queue: start[queue] + count for queue, count in taken.items()}
-
-
-def _nested(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(offsets):
-        found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
-    return found
 
 
 def _offsets(nested: dict[str, Any]) -> dict[MessageQueue, int]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
 from rmq_ray.model.message import KEYS, NAME_SEPARATOR, PROPERTY_SEPARATOR, RESERVED_PROPERTIES, TAGS
-from rmq_ray.model.topics import FORBIDDEN_SEND_TOPICS, SYSTEM_TOPICS
+from rmq_ray.model.topics import DLQ_PREFIX, FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, SYSTEM_TOPICS
 
 TOPIC_CHARS_MAX = 127
 GROUP_CHARS_MAX = 120  # "%RETRY%" + group must be a legal topic
@@ -46,6 +46,13 @@ def check_send_topic(topic: str) -> None:
     check_topic(topic)
     if topic in FORBIDDEN_SEND_TOPICS:
         raise TopicNotWritable(f"topic {topic!r} belongs to the system and cannot be sent to; use a topic of your own", topic)
+
+
+def check_bulk_topic(topic: str) -> None:
+    """A topic that rows can be written to in bulk; ``TopicNotWritable`` for those of consumer groups, which brokers take message by message."""
+    check_send_topic(topic)
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        raise TopicNotWritable(f"topic {topic!r} belongs to a consumer group and takes single messages only; write to a topic of your own", topic)
 
 
 def check_new_topic(topic: str) -> None:

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.topic_state import TopicState
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.errors import GroupInUse, SparkError
+from rmq_ray.errors import GroupInUse
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.stream_offsets import StreamPosition
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.spark.batches import Batches, Reading, topics_of
-from rmq_ray.spark.read import check_columns, wanted_tags
-from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
+from rmq_ray.spark.read import wanted_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,9 +65,7 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     a broker refuses the new position, and what ``read_topic`` raises.
     """
     check_group(group)
-    if kafka_compat and columns is not None:
-        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
-    rows = Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    rows = wanted_rows(columns, tags, key, kafka_compat)
     discovery = discovery_for(cluster, name_servers, secret)
     reading = Reading(topics_of(topic), rows, group, "earliest", kafka_compat, fail_on_data_loss, None, splits)
     batches = Batches(session, discovery, reading)

@@ -65,11 +65,20 @@ class Batches:
         self.rows_lost = 0
         self._discovery = discovery
         self._told: dict[MessageQueue, int] = {}
-        self._state = TopicState(discovery, reading.topics)
+        self._opened: TopicState | None = None
+
+    @property
+    def _state(self) -> TopicState:
+        """Opened when it is needed: a DataFrame's second query goes on with a source that the first one has stopped."""
+        if self._opened is None:
+            self._opened = TopicState(self._discovery, self.reading.topics)
+        return self._opened
 
     def close(self) -> None:
-        """Close the connections."""
-        self._state.close()
+        """Close the connections, until something is asked again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
 
     def begin(self) -> StreamPosition:
         """Where the stream begins: a batch without rows. Raises as ``read_topic`` does for wrong positions."""
@@ -139,14 +148,18 @@ class Batches:
             self._lost(at - moved, f"of {queue}, cut off")
             return max(moved, low)
         self._inside(queue, at, bounds)
-        if at < low:
-            self._lost(low - at, f"of {queue}, removed by retention")
-        return min(max(at, low), high)
+        if at > high:
+            log.warning("offset %d of %s is behind its end %d: its topic was made anew, and is read from its beginning", at, queue, high)
+            return low
+        self._lost(low - at, f"of {queue}, removed by retention")
+        return max(at, low)
 
     def _inside(self, queue: MessageQueue, offset: int, bounds: tuple[int, int]) -> None:
         low, high = bounds
         if not low <= offset <= high:
-            self._refuse(queue, offset, bounds, "retention has removed what lay before" if offset < low else "there is no such message")
+            self._refuse(
+                queue, offset, bounds, "retention has removed what lay before" if offset < low else "there is no such message, was the topic made anew?"
+            )
 
     def _refuse(self, queue: MessageQueue, offset: int, bounds: tuple[int, int], why: str) -> None:
         if self.reading.fail_on_data_loss:

@@ -96,9 +96,8 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     name = topic if pattern is None else pattern
     if name is None or (topic is not None and pattern is not None):
         raise SparkError("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic))
-    if kafka_compat and columns is not None:
-        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
-    wanted = Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    wanted = wanted_rows(columns, tags, key, kafka_compat)
+    require_session(session)
     count = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
     discovery = discovery_for(cluster, name_servers, secret)
     options = ScanOptions(rows_min, rows_max, fail_on_data_loss, pattern is not None)
@@ -115,15 +114,30 @@ def frame_of(session: SparkSession, plan: ScanPlan, rows: Rows | None = None, ka
     return numbers.mapInArrow(_reader(plan, wanted, kafka_compat), ddl)
 
 
+def wanted_rows(columns: Sequence[str] | None, tags: Any, key: str | None, kafka_compat: bool) -> Rows:
+    """Which rows and columns are read. ``SparkError`` for what makes no sense."""
+    if kafka_compat and columns is not None:
+        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
+    if key is not None and (not isinstance(key, str) or not key):
+        raise SparkError(f"key must be one of the messages' keys, a string, not {key!r:.80}", repr(key)[:80])
+    return Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+
+
+def require_session(session: Any) -> None:
+    """``SparkError`` for what is none, such as a topic in its place."""
+    if not hasattr(session, "sparkContext"):
+        raise SparkError(f"the first argument is a SparkSession, like that of rmq_ray.spark.session(), not {session!r:.80}", repr(session)[:80])
+
+
 def check_columns(columns: Sequence[str] | None) -> list[str]:
     """The columns as asked for, all for None; ``SparkError`` for none, unknown ones and repeats."""
     if columns is None:
         return list(FIELDS)
+    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+        raise SparkError(f"columns must be a list of different names, not {columns!r}; a topic has {', '.join(FIELDS)}", repr(columns))
     for name in columns:
         if name not in FIELDS:
             raise SparkError(f"unknown column {name!r}; a topic has {', '.join(FIELDS)}", name)
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise SparkError(f"columns must be a list of different names, not {columns!r}; a topic has {', '.join(FIELDS)}", repr(columns))
     return list(columns)
 
 
@@ -140,9 +154,13 @@ def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterato
     """The function that Spark ships to its workers: split numbers in, rows out."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import gc
+
         from rmq_ray.client.scan_plan import open_reader
         from rmq_ray.store.arrow_rows import kafka_columns, to_rows
 
+        if gc.get_freeze_count() == 0:  # not from our daemon of workers: see rmq_ray.spark.workers
+            gc.freeze()
         reader = open_reader(plan)
         try:
             for batch in batches:

@@ -5,7 +5,7 @@
                         ──commit───────>  Batches.commit   the batch before is through
 
 Implements ``org.apache.spark.sql.execution.streaming.Source`` and ``SupportsTriggerAvailableNow``: names and signatures are Spark's, and internal to it
-(checked for 3.5). Decides nothing about rows. Called by JVM threads; one query each.
+(checked for 3.5). Decides nothing about rows. Called by JVM threads, for one query at a time.
 
 Invariant: ``getBatch`` never fails for a batch that Spark only asks for to tell where it was (it does so at a restart, when retention may have taken
 the rows): such an error is raised by the rows when they are read.
@@ -83,7 +83,8 @@ class TopicSource:
         self._batches.commit(_position(end))
 
     def stop(self) -> None:
-        """The query has ended."""
+        """The query has ended; another one may begin anew."""
+        self._begin = self._target = None
         self._batches.close()
 
     def deserializeOffset(self, text: str) -> Any:  # noqa: N802

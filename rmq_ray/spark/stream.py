@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
 from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan_positions import Where
-from rmq_ray.protocol.validators import check_group, check_send_topic
+from rmq_ray.protocol.validators import check_bulk_topic, check_group
 from rmq_ray.spark.batches import Batches, Reading, topics_of
 from rmq_ray.spark.checkpoint import Checkpoint, Directory
 from rmq_ray.spark.micro_batches import BatchFunction, BatchQuery, Trigger
-from rmq_ray.spark.read import check_columns, wanted_tags
+from rmq_ray.spark.read import wanted_rows
 from rmq_ray.spark.source import TopicSource, check_version
 from rmq_ray.spark.write import PARTITIONS_ONCE, Once, check_schema, write_topic
-from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,12 +44,18 @@ class TopicStream:
         self._reading = reading
 
     def dataframe(self) -> DataFrame:
-        """A streaming DataFrame for one query: windows, watermarks, joins, ``writeStream`` with Spark's own checkpoint and triggers.
+        """A streaming DataFrame for one query at a time: windows, watermarks, joins, ``writeStream`` with Spark's own checkpoint and triggers.
 
-        Call again for another query. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5.
+        Call again for a query beside the first one. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5,
+        ``TopicNotFound``. What goes wrong later is the query's exception, with our error in its text.
         """
         check_version(str(self._session.version))
-        return TopicSource(Batches(self._session, self._discovery, self._reading)).frame()
+        batches = Batches(self._session, self._discovery, self._reading)
+        try:
+            batches.ends()
+        finally:
+            batches.close()
+        return TopicSource(batches).frame()
 
     def foreach_batch(self, fn: BatchFunction, *, checkpoint: str | PathLike[str], trigger_seconds: float = 10.0, available_now: bool = False) -> BatchQuery:
         """Call ``fn(df, number)`` with batch after batch, in a thread of this process; ``df`` is an ordinary DataFrame.
@@ -99,10 +105,8 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     """
     if group is not None:
         check_group(group)
-    if kafka_compat and columns is not None:
-        raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
     require_driver(session)
-    rows = Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    rows = wanted_rows(columns, tags, key, kafka_compat)
     reading = Reading(topics_of(topic), rows, group, start, kafka_compat, fail_on_data_loss, max_rows_per_trigger, splits)
     reading.check()
     return TopicStream(session, discovery_for(cluster, name_servers, secret), reading)
@@ -131,15 +135,17 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
 
     Columns as for ``write_topic``. Every batch is written under the query's id and its number, so that a batch which comes again within 10 minutes
     stores nothing twice; later it is stored again (at least once). ``output_mode``, ``checkpoint``, ``trigger_seconds``, ``available_now``: of Spark's
-    query. ``partitions`` must not change between a batch and its repeat. Raises as ``write_topic``; errors of a batch are the query's exception.
+    query. ``partitions`` must not change between a batch and its repeat. The topic must exist. Raises as ``write_topic``; errors of a batch are the
+    query's exception.
     """
     if not getattr(df, "isStreaming", False):
         raise SparkError("write_stream_topic takes a streaming DataFrame; write_topic takes others", topic)
-    check_send_topic(topic)
+    check_bulk_topic(topic)
     names = properties if isinstance(properties, str) else tuple(properties)
     check_schema(df, Columns(body, key, tag, names))
     Trigger(trigger_seconds, available_now)
-    discovery_for(cluster, name_servers, secret).lookup()
+    discovery = discovery_for(cluster, name_servers, secret)
+    write_queues(discovery, topic, discovery.broker_names())  # it exists
     query_id: list[str] = []
     started = threading.Event()
 

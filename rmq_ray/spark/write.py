@@ -23,7 +23,7 @@ from rmq_ray.client.partition_sink import Target
 from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.validators import check_send_topic
+from rmq_ray.protocol.validators import check_bulk_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -74,7 +74,11 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 
     Raises ``SparkError`` for wrong columns and where a worker failed, ``ClientError`` for wrong names, ``TopicNotFound``, ``ClusterError``.
     """
-    check_send_topic(topic)
+    check_bulk_topic(topic)
+    if getattr(df, "isStreaming", False):
+        raise SparkError("write_topic takes a DataFrame that ends; write_stream_topic takes streaming ones", topic)
+    if progress is not None and not callable(progress):
+        raise SparkError(f"progress must be a function of the number of rows, not {progress!r:.80}", repr(progress)[:80])
     columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
     check_schema(df, columns)
     discovery = discovery_for(cluster, name_servers, secret)

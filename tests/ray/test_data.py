@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +14,8 @@ import ray
 
 import rmq_ray as rmq
 from rmq_ray import data as mqd
+from rmq_ray.data import write as writing
+from rmq_ray.errors import DuplicateMismatch
 from rmq_ray.model.arrow import SCHEMA
 
 ROWS = 3_000
@@ -78,6 +84,78 @@ def test_batches_without_an_end_go_on_where_the_loop_was(mq: rmq.Cluster, topic:
     assert sorted(done + seen) == list(range(ROWS)), "nothing is lost, and what was finished does not come again"
 
 
+def test_a_read_task_that_dies_is_run_again_and_gives_each_row_once(mq: rmq.Cluster, topic: str, tmp_path: Path) -> None:
+    died = tmp_path / "died"
+
+    def mortal(table: pa.Table) -> pa.Table:
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return table
+
+    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body"], splits=6).map_batches(mortal, batch_format="pyarrow", batch_size=200)
+    assert not died.exists(), "nothing is read before somebody asks for rows"
+    assert sorted(int(row["body"]) for row in dataset.take_all()) == list(range(ROWS)) and died.exists()
+
+
+def test_a_write_task_that_is_run_again_and_a_repeated_call_store_each_row_once(mq: rmq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, died = f"once-{uuid.uuid4().hex[:8]}", tmp_path / "died"
+    mq.admin.create_topic(name, queues=2)
+    written = writing.TopicDatasink
+
+    class Mortal(written):  # type: ignore[misc, valid-type]
+        """Dies when a task has sent all it has and has not said so."""
+
+        def write(self, blocks: Any, ctx: Any) -> int:
+            count = super().write(blocks, ctx)
+            if ctx.task_idx == 1 and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return count
+
+    monkeypatch.setattr(writing, "TopicDatasink", Mortal)
+    for low in (0, 0, 1):
+        dataset = ray.data.range(800, override_num_blocks=4).map_batches(lambda b, low=low: {"body": [b"%d" % (n + low) for n in b["id"]]})
+        if low:
+            with pytest.raises(DuplicateMismatch):
+                mqd.write_topic(dataset, name, once="job/1", cluster=mq.name)
+        else:
+            assert mqd.write_topic(dataset, name, once="job/1", cluster=mq.name) == 800
+    assert died.exists()
+    assert sorted(int(body) for body in mq.admin.to_arrow(name, columns=["body"])["body"].to_pylist()) == list(range(800))
+
+
+def test_a_checkpoint_of_positions_gives_each_shard_its_rows_once(mq: rmq.Cluster, topic: str) -> None:
+    """Two workers, each dies in the middle; the positions that they kept count, not the group's."""
+    where: dict[str, Any] = {"group": f"sharded-{uuid.uuid4().hex[:8]}", "columns": ["body"], "cluster": mq.name, "commit": "manual", "batch_size": 400}
+    learnt: list[int] = []
+    positions = []
+    for rank in range(2):
+        with mqd.iter_batches(topic, shard=(rank, 2), **where) as batches:
+            learnt += [int(body) for body in next(batches)["body"].to_pylist()]
+            positions.append(batches.position)
+            if rank == 0:
+                batches.commit()
+            else:
+                next(batches)  # lost with the worker
+    for rank in range(2):
+        for table in mqd.iter_batches(topic, shard=(rank, 2), idle_s=0.5, after=positions, **where):
+            learnt += [int(body) for body in table["body"].to_pylist()]
+    assert sorted(learnt) == list(range(ROWS))
+
+
+def test_members_of_a_group_leave_out_what_a_checkpoint_has(mq: rmq.Cluster, topic: str) -> None:
+    group = f"kept-{uuid.uuid4().hex[:8]}"
+    where: dict[str, Any] = {"group": group, "columns": ["body"], "cluster": mq.name, "commit": "manual"}
+    with mqd.iter_batches(topic, batch_size=700, **where) as batches:
+        learnt = [int(body) for body in next(batches)["body"].to_pylist()]
+        position = batches.position
+    with mqd.iter_batches(topic, idle_s=3, after=position, **where) as batches:
+        learnt += [int(body) for table in batches for body in table["body"].to_pylist()]
+        batches.commit()
+    assert sorted(learnt) == list(range(ROWS)) and {row["lag"] for row in mq.admin.group_lag(group)} == {0}
+
+
 def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq.Cluster, topic: str) -> None:
     with pytest.raises(rmq.ClientError, match="no column 'colour'"):
         mqd.read_topic(topic, cluster=mq.name, columns=["colour"])
@@ -87,6 +165,10 @@ def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq
         mqd.read_topic("no-such-topic", cluster=mq.name)
     with pytest.raises(rmq.ClusterError):
         mqd.write_topic(ray.data.range(1), "t", cluster="nowhere")
+    with pytest.raises(rmq.ClientError, match="once must be a name"):
+        mqd.write_topic(ray.data.range(1), "t", once="", cluster=mq.name)
+    with pytest.raises(rmq.TopicNotWritable, match="belongs to a consumer group"):
+        mqd.write_topic(ray.data.range(1), "%DLQ%t", cluster=mq.name)
     with pytest.raises(rmq.ClientError, match="batch_size"):
         next(mqd.iter_batches(topic, group="g", batch_size=0, cluster=mq.name))
     with pytest.raises(rmq.ClientError, match="rows_max=10"):
