@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rmq_ray.actors import gateway, known_stores, names
+from rmq_ray.actors import copies, gateway, known_stores, names
 from rmq_ray.actors.controller import ControllerShell, State
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
@@ -22,7 +22,7 @@ from rmq_ray.actors.survey import Survey, survey
 from rmq_ray.client.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.topology.reader import read_topology
 
 log = logging.getLogger("rmq_ray.cluster")
@@ -30,6 +30,8 @@ START_TIMEOUT_S = 180.0
 POLL_MS = 50
 NODES_POLL_MS = 500
 BROKER_CALL_S = 5.0
+STATUS_S = 5.0
+PROMOTE_S = 60.0
 SECRET_BYTES = 32
 
 
@@ -57,16 +59,48 @@ class Cluster:
         return found
 
     def status(self) -> dict[str, Any]:
-        """State of every actor: name -> what its ``status`` says, or the error that kept it from answering."""
+        """State of every actor: name -> what its ``status`` says, or the error that kept it from answering; ``replicas``: see there."""
         controller = self._controller()
-        plan = gateway.call(controller, "plan")
+        plan: ClusterPlan = gateway.call(controller, "plan")
         found: dict[str, Any] = {"controller": gateway.call(controller, "state")[0], "supervision": gateway.call(controller, "members")}
+        found["elections"] = gateway.call(controller, "elections") if plan.ledger else {}
         members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
         members += [names.broker(self.name, config.broker_name, config.broker_id) for _, config in plan.all_copies()]
         members += [names.hold_service(self.name, key) for key, config in plan.all_copies() if config.hold_link]
-        for member in members:
-            found[member.partition("/")[2]] = _status_of(member)
+        handles = {member: gateway.find(member) for member in members}
+        for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
+            found[member.partition("/")[2]] = _state_of(handles[member], answer)
+        found["replicas"] = copies.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """A row for each copy of each broker: broker, replica, id (0 = master), role, address, epoch, in_sync, lag_bytes, lag_ms, state, error."""
+        found: list[dict[str, Any]] = self.status()["replicas"]
+        return found
+
+    def weak_brokers(self, status: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Brokers with slaves that have no master or too few copies in sync: name -> what is wrong. Empty where any one copy may be lost.
+
+        ``status``: what ``status()`` said, None = ask.
+        """
+        plan: ClusterPlan = gateway.call(self._controller(), "plan")
+        return dict(copies.too_few(tuple(plan.all_copies()), (status or self.status())["replicas"]))
+
+    def promote(self, broker_name: str, replica: int | None = None, *, force: bool = False, timeout_s: float = PROMOTE_S) -> dict[str, Any]:
+        """Make another copy of a broker the master: this replica, or the one with the most. Returns what was decided.
+
+        Without ``force`` only a copy that has everything acknowledged; with it any that answers, and what it lacks is lost. ``PromotionRefused`` says
+        why not, ``ConfigError`` where there is no such broker or replica.
+        """
+        controller = self._controller()
+        plan: ClusterPlan = gateway.call(controller, "plan")
+        numbers = [config.broker_id for _, config in plan.all_copies() if config.broker_name == broker_name]
+        if len(numbers) < 2:
+            having = ", ".join(sorted(plan.replicas)) or "none"
+            raise ConfigError(f"broker {broker_name!r} has no slaves here; those that have: {having}", broker_name)
+        if replica is not None and replica not in numbers:
+            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}, not {replica!r}", replica)
+        return dict(gateway.call(controller, "promote", broker_name, replica, force, timeout_s=timeout_s))
 
     def stop(self) -> None:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the same path finds them."""
@@ -230,11 +264,7 @@ def _remove(name: str, handle: Any) -> None:
     gateway.kill(names.controller(name), for_good=True)
 
 
-def _status_of(member: str) -> Any:
-    handle = gateway.find(member)
+def _state_of(handle: Any | None, answer: Any) -> Any:
     if handle is None:
         return {"state": "missing"}
-    try:
-        return gateway.call(handle, "status", timeout_s=5.0)
-    except RmqError as error:
-        return {"state": "not answering", "error": str(error)}
+    return {"state": "not answering", "error": str(answer)} if isinstance(answer, RmqError) else answer

@@ -6,7 +6,7 @@ Errors of Ray become ours here; no other module names ``ray.exceptions``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,8 +95,12 @@ def free_resources() -> dict[str, float]:
 
 def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """One actor call from a driver or a thread; our errors come through as they are, Ray's as ``ClusterError``."""
+    return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
+
+
+def _result(reference: Any, method: str, timeout_s: float) -> Any:
     try:
-        return ray.get(getattr(handle, method).remote(*arguments), timeout=timeout_s)
+        return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster out of CPU or the actor stopped?", method) from None
     except ray.exceptions.RayTaskError as error:
@@ -105,6 +109,26 @@ def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIME
         raise
     except ray.exceptions.RayActorError as error:
         raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+
+
+def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float) -> dict[str, Any]:
+    """The same call of many actors at once: name -> its answer, or the ``RmqError`` that kept it from answering (no actor: ``ClusterError``)."""
+    references = {name: getattr(handle, method).remote() for name, handle in found.items() if handle is not None}
+    answered: set[Any] = set()
+    if references:
+        answered = set(ray.wait(list(references.values()), num_returns=len(references), timeout=timeout_s)[0])
+    answers: dict[str, Any] = {}
+    for name in found:
+        if name not in references:
+            answers[name] = ClusterError(f"there is no actor {name}", name)
+        elif references[name] not in answered:
+            answers[name] = ClusterError(f"{name} did not answer {method} within {timeout_s:.0f} s", name)
+        else:
+            try:
+                answers[name] = _result(references[name], method, timeout_s)
+            except RmqError as error:
+                answers[name] = error
+    return answers
 
 
 async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:

@@ -1,26 +1,64 @@
-"""``broker list``."""
+"""``broker list | promote | drain | undrain``."""
 
 from __future__ import annotations
 
 import click
 
+import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+
+COLUMNS = ["broker", "replica", "id", "role", "address", "epoch", "in_sync", "lag_bytes", "lag_ms", "state"]
 
 
 @click.group()
 def broker() -> None:
-    """Brokers as the name servers know them."""
+    """Brokers and their copies."""
 
 
-@broker.command("list")
+@broker.command("list", short_help="Every copy of every broker: role, address, epoch, in sync, lag.")
 @pass_options
 @told
 def list_brokers(options: Options) -> None:
-    """Every broker with its addresses; id 0 is the master."""
-    found = [
-        {"broker": data.broker_name, "id": broker_id, "address": address, "cluster": data.cluster}
-        for data in options.admin.brokers()
-        for broker_id, address in sorted(data.addresses.items())
-    ]
-    output.rows(found, ["broker", "id", "address", "cluster"], options.style)
+    """Every copy of every broker. `replica` is its number for ever, `id` what clients see now: 0 is the master. `in_sync`: it could take over without
+    loss. Lag is that behind the master.
+    """
+    columns = COLUMNS if options.style == "table" else [*COLUMNS, "error", "cluster"]
+    output.rows([{**row, "cluster": options.cluster} for row in options.connect().replicas()], columns, options.style)
+
+
+@broker.command(short_help="Make another copy of a broker its master.")
+@click.argument("name")
+@click.option("--replica", default=None, type=click.IntRange(min=0), help="Number of the copy, as `broker list` shows.  [default: the one with the most]")
+@click.option("--force", is_flag=True, help="Also a copy that lacks acknowledged messages: they are lost. Asks first, unless -y is given.")
+@pass_options
+@told
+def promote(options: Options, name: str, replica: int | None, force: bool) -> None:
+    """Make another copy of broker NAME its master; the old one follows it. Without --force nothing that was acknowledged is lost: a copy that has not
+    everything is refused.
+    """
+    mq: rmq_ray.Cluster = options.connect()
+    if force:
+        options.confirm(f"Promote a copy of {name} even if it lacks acknowledged messages? They would be lost.")
+    decided = mq.promote(name, replica, force=force, timeout_s=options.timeout_s)
+    output.record({"broker": name, **decided}, options.style)
+
+
+@broker.command(short_help="Let a broker take no new messages, as before it is upgraded or removed.")
+@click.argument("name")
+@pass_options
+@told
+def drain(options: Options, name: str) -> None:
+    """Broker NAME takes no new messages until `undrain` or its next start. It serves and delivers what it has; producers use the other brokers. A topic that
+    only this broker has cannot be sent to meanwhile.
+    """
+    output.record(options.admin.drain_broker(name), options.style)
+
+
+@broker.command(short_help="End of `drain`.")
+@click.argument("name")
+@pass_options
+@told
+def undrain(options: Options, name: str) -> None:
+    """Broker NAME takes messages again."""
+    output.record(options.admin.undrain_broker(name), options.style)

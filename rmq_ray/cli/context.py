@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 import rmq_ray
-from rmq_ray.cli import ray_head
+from rmq_ray.cli import ray_head, streams
 from rmq_ray.client.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
@@ -50,6 +50,7 @@ class Options:
             raise ClusterError(f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`", self.address)
         if ray_head.needs_token(address):
             put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
+        streams.keep_ray_out()
         import ray
         import ray.exceptions
 

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 import rmq_ray
 from rmq_ray.actors import names
-from rmq_ray.cli import output, ray_head
+from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.cli.planning import use_topology
 from rmq_ray.errors import ClusterError
@@ -105,9 +106,12 @@ def status(options: Options) -> None:
         return
     servers = options.connect().discovery.lookup().name_servers
     addresses = {f"name-server-{i}": address for i, address in enumerate(servers)}
-    rows = [_summary(name, {"address": addresses.get(name), **state}) for name, state in found.items() if isinstance(state, dict) and name != "supervision"]
+    rows = [_summary(name, {"address": addresses.get(name), **state}) for name, state in _actors(found)]
     click.echo(f"cluster {options.cluster}: {found['controller']}")
     output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
+    if found["elections"]:
+        click.echo()
+        output.rows(found["replicas"], brokers.COLUMNS, options.style)
 
 
 @click.command(short_help="Whether everything serves: exit code 0 or 1.")
@@ -115,16 +119,24 @@ def status(options: Options) -> None:
 @told
 def health(options: Options) -> None:
     """Whether everything serves: exit code 0 if so, 1 with the parts that do not."""
-    found = options.connect().status()
+    mq = options.connect()
+    found = mq.status()
     rows = [{"part": "controller", "state": found["controller"]}]
-    rows += [{"part": name, "state": state.get("state", SERVING)} for name, state in found.items() if isinstance(state, dict) and name != "supervision"]
+    rows += [{"part": name, "state": state.get("state", SERVING)} for name, state in _actors(found)]
     masters = {broker.broker_name for broker in options.admin.brokers() if 0 in broker.addresses}
-    brokers = {name.partition("/")[0] for name in found if name.endswith("/0")}
-    rows += [{"part": f"registration of {name}", "state": SERVING if name in masters else "missing at the name server"} for name in sorted(brokers)]
+    names_of_brokers = sorted({row["broker"] for row in found["replicas"]})
+    rows += [{"part": f"registration of {name}", "state": SERVING if name in masters else "missing at the name server"} for name in names_of_brokers]
+    weak = mq.weak_brokers(found)
+    rows += [{"part": f"copies of {name}", "state": weak.get(name, SERVING)} for name in found["elections"]]
     output.rows(rows, ["part", "state"], options.style)
     bad = [row["part"] for row in rows if row["state"] != SERVING]
     if bad:
         raise click.ClickException(f"not serving: {', '.join(bad)}; see `rmq-ray status` and `ray logs`")
+
+
+def _actors(found: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(name, state) of the members in a status."""
+    return [(name, state) for name, state in found.items() if isinstance(state, dict) and name not in ("supervision", "elections")]
 
 
 def _summary(name: str, state: dict[str, Any]) -> dict[str, Any]:

@@ -145,12 +145,17 @@ def test_an_address_that_does_not_answer_is_an_error_at_once() -> None:
 class Fragment:
     """What ``health`` and ``status`` ask of a cluster; told what to say."""
 
-    def __init__(self, broker_state: str, registered: bool) -> None:
-        self.broker_state, self.registered = broker_state, registered
+    def __init__(self, broker_state: str, registered: bool, weak: str = "") -> None:
+        self.broker_state, self.registered, self.weak = broker_state, registered, weak
         self.discovery = StaticDiscovery("127.0.0.1:9876")
 
     def status(self) -> dict[str, object]:
-        return {"controller": "serving", "supervision": {}, "name-server-0": {"pid": 1}, "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"}}
+        actors = {"name-server-0": {"pid": 1}, "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"}}
+        rows = [{"broker": "broker-a", "replica": 0, "in_sync": True}]
+        return {"controller": "serving", "supervision": {}, "elections": {"broker-a": {}} if self.weak else {}, **actors, "replicas": rows}
+
+    def weak_brokers(self, _status: object) -> dict[str, str]:
+        return {"broker-a": self.weak} if self.weak else {}
 
     def brokers(self) -> list[BrokerData]:
         return [BrokerData("default", "broker-a", {0: "127.0.0.1:1"})] if self.registered else []
@@ -170,6 +175,16 @@ def test_health_names_what_does_not_serve(state: str, registered: bool, missing:
     assert missing in result.stderr
     assert json.loads(run("--format", "json", "status").stdout)["broker-a/0"] == {"state": state, "pid": 2, "odd": "base64:/w=="}
     assert "127.0.0.1:9876" in run("status").stdout
+
+
+def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Fragment("serving", True, "1 of 2 copies in sync: none to take over")
+    monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
+    monkeypatch.setattr(context.Options, "admin", property(lambda self: cluster))
+    result = run("health", "--format", "json")
+    assert result.exit_code == 1 and {"part": "copies of broker-a", "state": cluster.weak} in json.loads(result.stdout)
+    assert "copies of broker-a" in result.stderr
+    assert "replica" in run("status").stdout.splitlines()[-2]
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:
