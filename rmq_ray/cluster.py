@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rmq_ray.actors import copies, gateway, known_stores, names
+from rmq_ray.actors import awaiting, copies, gateway, known_stores, names
 from rmq_ray.actors.controller import ControllerShell, State
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
@@ -24,12 +24,11 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.topology.reader import read_topology
+from rmq_ray.topology.specs import Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
-POLL_MS = 50
 NODES_POLL_MS = 500
-BROKER_CALL_S = 5.0
 STATUS_S = 5.0
 PROMOTE_S = 60.0
 SECRET_BYTES = 32
@@ -196,7 +195,7 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
     while any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < nodes_deadline:
         SYSTEM_CLOCK.sleep_ms(NODES_POLL_MS)
         found = survey(topology)
-    found.check()
+    _check(topology, found)
     if found.changes:
         said = "; ".join(found.changes)
         raise ClusterError(
@@ -208,11 +207,9 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
         handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=_place_of_controller(made) or gateway.HEAD)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
-    brokers = [spec.config.broker_name for spec in topology.brokers]
-    for broker in brokers:
-        _wait_for_broker(names.broker(topology.cluster, broker, 0), deadline)
-    identities = {broker: gateway.call(handle, "store_identity", broker) for broker in brokers}
-    known_stores.remember(topology, {broker: str(identity) for broker, identity in identities.items() if identity})
+    awaiting.for_brokers(topology, handle, found, known_stores.read(topology), deadline)
+    identities = {copy.actor: gateway.call(handle, "store_identity", copy.actor) for copy in topology.copies}
+    known_stores.remember(topology, {actor: str(identity) for actor, identity in identities.items() if identity})
     return Cluster(topology.cluster)
 
 
@@ -227,33 +224,22 @@ def _place_of_controller(plan: ClusterPlan) -> str | None:
     return plan.resources.get(CONTROLLER) or (gateway.HEAD if plan.ledger else None)
 
 
-def _wait_for_broker(actor: str, deadline: float) -> None:
-    """Until it takes sends; its own typed error where it never will."""
-    why: object = "no such actor"
-    while SYSTEM_CLOCK.monotonic_ms() < deadline:
-        handle = gateway.find(actor)
-        try:
-            if handle is not None and gateway.call(handle, "serving", timeout_s=BROKER_CALL_S) is not None:
-                return
-        except ClusterError as error:
-            why = error
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray status`", actor)
+def _check(topology: Topology, found: Survey) -> None:
+    """Raise what keeps a file from being started. In a running cluster a copy whose node is away is no fault where its broker has others."""
+    replicated = {copy.actor for spec in topology.brokers if spec.replicas for copy in (spec, *spec.replicas)}
+    for step in found.steps:
+        if step.error is not None and not (found.running and step.awaited and step.actor in replicated):
+            raise step.error
 
 
 def _wait_until_serving(name: str, handle: Any, timeout_s: float, fresh: bool = True) -> None:
     """``fresh``: this process made the controller; then nothing is left where it fails."""
-    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
-    while SYSTEM_CLOCK.monotonic_ms() < deadline:
-        state, error = gateway.call(handle, "state", timeout_s=timeout_s)
-        if state == State.SERVING.value:
-            return
-        if state == State.FAILED.value:
-            if fresh:
-                _remove(name, handle)
-            raise error or ClusterError(f"cluster {name!r} did not start", name)
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see `rmq-ray status` and `ray logs`", name)
+    try:
+        awaiting.for_controller(name, handle, timeout_s)
+    except RmqError:
+        if fresh and gateway.call(handle, "state")[0] == State.FAILED.value:
+            _remove(name, handle)
+        raise
 
 
 def _remove(name: str, handle: Any) -> None:
