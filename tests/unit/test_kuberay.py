@@ -53,7 +53,7 @@ def test_the_schema_sees_what_the_operator_would_refuse(change: Any) -> None:
 def test_the_topology_names_the_resources_that_the_pods_offer_and_each_pod_has_a_disk_of_its_own() -> None:
     topology = parse_topology(documents()["ConfigMap"][0]["data"]["rmq.toml"])
     offered = [json.loads(json.loads(group["rayStartParams"]["resources"])) for group in groups()]
-    assert sorted(topology.resources.values()) == sorted(name for resources in offered for name in resources)
+    assert sorted(set(topology.resources.values())) == sorted(name for resources in offered for name in resources)
     claims = [
         volume["persistentVolumeClaim"]["claimName"] for group in groups() for volume in group["template"]["spec"]["volumes"] if "configMap" not in volume
     ]
@@ -61,4 +61,11 @@ def test_the_topology_names_the_resources_that_the_pods_offer_and_each_pod_has_a
     for group in groups():
         (container,) = group["template"]["spec"]["containers"]
         assert {"name": "RAY_worker_niceness", "value": "0"} in container["env"]
-        assert any(spec.config.store.path.startswith(mount["mountPath"] + "/") for mount in container["volumeMounts"] for spec in topology.brokers)
+        (data,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "data"]
+        assert all(path.startswith(f"{data}/") for path in [topology.controller.ledger, *(spec.config.store.path for spec in topology.copies)])
+
+
+def test_no_pod_has_two_copies_of_a_broker() -> None:
+    topology = parse_topology(documents()["ConfigMap"][0]["data"]["rmq.toml"])
+    assert [spec.actor for spec in topology.copies] == ["broker-a", "broker-a/1", "broker-b", "broker-b/1"]
+    assert all(spec.resource != copy.resource and not spec.allow_same_node for spec in topology.brokers for copy in spec.replicas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,11 @@ def test_copies_on_one_host_must_be_meant() -> None:
 def test_ten_slaves_are_too_many() -> None:
     with pytest.raises(ConfigError, match="10 replicas are too many: at most 9"):
         parse_topology(ONE_HOST + '[[brokers.replicas]]\nstore = { path = "b" }\n' * 9)
+
+
+def test_what_the_file_at_the_top_level_proposes_is_right() -> None:
+    text = (Path(__file__).resolve().parents[3] / "rmq.toml").read_text()
+    proposed = re.sub(r"^# (?=\[|\w+ = )", "", text.replace('store = { path = "rmq-data/broker-a" } # relative: beside this file\n', ""), flags=re.MULTILINE)
+    found = parse_topology(proposed)
+    assert [(spec.actor, spec.resource) for spec in found.copies] == [("broker-a", "store_db1"), ("broker-a/1", "store_db2")]
+    assert (found.controller.ledger, found.resources["controller"], found.failover) == ("/data/rmq-controller", "store_head", FailoverConfig())
