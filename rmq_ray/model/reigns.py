@@ -73,3 +73,14 @@ def slave_id(replica: int, master: int) -> int:
     if replica == master:
         return MASTER_ID
     return replica if replica > master else replica + 1
+
+
+def replica_of(broker_id: int, master: int) -> int:
+    """The replica that ``slave_id`` gave this broker id while ``master`` is the master.
+
+    >>> [replica_of(slave_id(replica, 1), 1) for replica in range(3)]
+    [0, 1, 2]
+    """
+    if broker_id == MASTER_ID:
+        return master
+    return broker_id if broker_id > master else broker_id - 1

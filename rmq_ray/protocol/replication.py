@@ -2,19 +2,35 @@
 
     joined ──> FOLLOWING ──its copy reaches what is confirmed──> IN SYNC ──behind for longer than lag_ms, or gone──> FOLLOWING, forgotten
 
-Decides: the in-sync set, and the log offset up to which every member has the log: written, or on its disk where the master promises that.
+Under a controller there are two sets: the one above, which changes at once, and the *approved* one, which the controller has on its disk and elects
+from. The first is proposed for the second. Who was proposed may have been approved without a word of it having come back: a copy is waited for, and
+its promise needed, while it is approved or asked for.
+
+    lease       poll ─sent─> answer ─sent─> poll     the second poll's promise began after the answer was sent: the master counts from there,
+                                                     LEASE_MS less a margin, and leads while that holds for every approved slave
+
+Decides: both sets, the lease, and the log offset up to which every member has the log: written, or on its disk where the master promises that.
 Does not decide: what is sent to whom, what a client is told. Pure: log offsets and times come in. Called by: the master's side of replication.
 
-Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the master's counts) are in sync, and never beyond
-the copy of a member. A follower enters the set only with everything that was confirmed before.
+Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the master's counts) are in the set, under a controller in
+the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before. Nobody ceases to be waited for
+before the controller can elect him no more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 LEASE_MS = 2_000
 """A slave that polls is not promoted for so long since it sent the poll; a master serves while that holds for every slave that could be elected."""
+LEASE_MARGIN_MS = 200
+"""Taken off by the master: clocks of two hosts differ by less in two seconds, and an answer leaves a little after the lease was looked at."""
+JOIN_MS = 1_000
+"""How long a new master waits for an approved slave to join before it has it taken out of the set."""
+ASK_AGAIN_MS = 1_000
+"""The same proposal is repeated after that, until it is answered."""
 
 
 @dataclass(slots=True)
@@ -31,6 +47,13 @@ class Follower:
     """When its copy last had the whole log."""
     seen_end: int = 0
     """The log's end at its last report: reaching that later means that it was caught up then."""
+    connected: bool = True
+    caught_up: bool = False
+    """Whether it ever had the whole log since it joined."""
+    answered_ms: float = -inf
+    """When the last answer was sent to it."""
+    renewed_ms: float = -inf
+    """Its last poll followed an answer that was sent then: it is not promoted for ``LEASE_MS`` from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +65,84 @@ class Lag:
 
 
 class Followers:
-    """Of one master. ``flush_counts``: a copy counts as far as it is on the slave's disk. ``copies_min`` counts the master."""
+    """Of one master. ``flush_counts``: a copy counts as far as it is on the slave's disk. ``copies_min`` counts the master. ``waits``: an acknowledgement
+    waits for the set (SYNC_MASTER); else a slave is in sync while it lacks nothing for longer than ``lag_ms``.
+    """
 
-    def __init__(self, copies_min: int, lag_ms: int, *, flush_counts: bool) -> None:
+    def __init__(self, copies_min: int, lag_ms: int, *, flush_counts: bool, waits: bool = True) -> None:
         self._copies_min = copies_min
         self._lag_ms = lag_ms
         self._flush_counts = flush_counts
+        self._waits = waits
         self._followers: dict[int, Follower] = {}
+        self._approved: frozenset[int] | None = None
+        self._asked: frozenset[int] = frozenset()
+        self._proposed: tuple[frozenset[int], float] | None = None
+        self._began = (0, 0.0)
         self.confirmed = 0
         """Log offset up to which every copy in sync has the log."""
 
     def begin(self, log_offset: int) -> None:
         """The master serves (again): nobody follows, all of the log so far counts as confirmed."""
         self._followers.clear()
+        self._approved, self._asked, self._proposed = None, frozenset(), None
         self.confirmed = log_offset
+
+    def reign(self, log_offset: int, approved: Iterable[int], now_ms: float) -> None:
+        """The master was elected: ``approved`` slaves can be elected after it. What the log has so far is confirmed once they have it."""
+        self._followers.clear()
+        self._began, self._approved = (log_offset, now_ms), frozenset(approved)
+        self._asked, self._proposed = frozenset(), None
+        self.confirmed = 0 if self._approved else log_offset
+
+    def approve(self, approved: Iterable[int]) -> bool:
+        """The controller keeps these now, and takes no proposal that was made before. True when something changed for those who wait."""
+        self._approved = frozenset(approved)
+        self._asked, self._proposed = frozenset(), None
+        for broker_id in [f.broker_id for f in self._followers.values() if not f.connected and f.broker_id not in self._electable]:
+            del self._followers[broker_id]
+        return self._raise()
 
     def joined(self, broker_id: int, address: str, written: int, now_ms: float) -> Follower:
         """A slave that holds a prefix of the log begins (again) to follow."""
+        before = self._followers.get(broker_id)
         follower = self._followers[broker_id] = Follower(broker_id, address, written, 0, reported_ms=now_ms, caught_up_ms=now_ms)
+        if before is not None and before.address == address:
+            follower.renewed_ms = before.renewed_ms
         return follower
+
+    def answered(self, broker_id: int, now_ms: float) -> None:
+        """An answer is being sent to it."""
+        follower = self._followers.get(broker_id)
+        if follower is not None:
+            follower.answered_ms = now_ms
 
     def reported(self, broker_id: int, written: int, flushed: int, end: int, now_ms: float) -> bool:
         """Positions of a follower, as acknowledgement; ``end``: of the master's log now. True when something changed for those who wait."""
         follower = self._followers.get(broker_id)
         if follower is None:
             return False
+        follower.renewed_ms = max(follower.renewed_ms, follower.answered_ms)
         follower.written, follower.flushed = max(follower.written, min(written, end)), max(follower.flushed, min(flushed, end))
         held = self._held(follower)
         if held >= end:
-            follower.caught_up_ms = now_ms
+            follower.caught_up_ms, follower.caught_up = now_ms, True
         elif held >= follower.seen_end > 0:
-            follower.caught_up_ms = max(follower.caught_up_ms, follower.reported_ms)
+            follower.caught_up_ms, follower.caught_up = max(follower.caught_up_ms, follower.reported_ms), True
         follower.seen_end, follower.reported_ms = end, now_ms
-        entered = not follower.in_sync and held >= self.confirmed
+        entered = not follower.in_sync and self._may_enter(follower, now_ms)
         follower.in_sync = follower.in_sync or entered
         return self._raise() or entered
 
     def left(self, broker_id: int) -> bool:
         """Its connection ended. True when it was in sync: those who wait may have to wait for fewer, or nobody may be enough any more."""
-        follower = self._followers.pop(broker_id, None)
-        return follower is not None and follower.in_sync and (self._raise() or True)
+        follower = self._followers.get(broker_id)
+        if follower is None:
+            return False
+        was_in_sync, follower.in_sync, follower.connected = follower.in_sync, False, False
+        if broker_id not in self._electable:
+            del self._followers[broker_id]
+        return was_in_sync and (self._raise() or True)
 
     def expire(self, end: int, now_ms: float) -> bool:
         """Put those out of the set that lack bytes for longer than ``lag_ms``. True when the set changed."""
@@ -91,6 +152,8 @@ class Followers:
         if late:
             self._raise()
         return bool(late)
+
+    # --- what follows ------------------------------------------------------------------------------------------------------------------
 
     @property
     def in_sync(self) -> tuple[int, ...]:
@@ -102,6 +165,40 @@ class Followers:
         """Whether as many copies are in sync as an acknowledgement needs."""
         return 1 + sum(f.in_sync for f in self._followers.values()) >= self._copies_min
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether everything that the log had when this master was elected may be shown."""
+        return self._approved is None or not self._waits or self.confirmed >= self._began[0]
+
+    @property
+    def lease_until_ms(self) -> float:
+        """Until when every slave that may be elected has promised not to be promoted: infinite without a controller, and for a set of the master alone."""
+        if not self._electable:
+            return inf
+        renewed = (self._followers[broker_id].renewed_ms if broker_id in self._followers else -inf for broker_id in self._electable)
+        return min(renewed) + LEASE_MS - LEASE_MARGIN_MS
+
+    def covered(self, log_offset: int) -> int:
+        """``log_offset``, or less: as far as whoever is elected next has the log."""
+        if self._approved is None:
+            return log_offset
+        return min([log_offset, *self._copies()])
+
+    def proposal(self, now_ms: float) -> tuple[int, ...] | None:
+        """The slaves that the controller is to be asked to approve now, sorted; None when it keeps them, or was asked a moment ago."""
+        if self._approved is None:
+            return None
+        wanted = set(self.in_sync)
+        if now_ms - self._began[1] < JOIN_MS:
+            wanted |= {broker_id for broker_id in self._approved if broker_id not in self._followers or self._followers[broker_id].connected}
+        if wanted == self._approved and not self._asked and self._proposed is None:
+            return None
+        if self._proposed is not None and self._proposed[0] == wanted and now_ms - self._proposed[1] < ASK_AGAIN_MS:
+            return None
+        self._proposed = (frozenset(wanted), now_ms)
+        self._asked |= wanted
+        return tuple(sorted(wanted))
+
     def all(self) -> list[Follower]:
         """Every follower, by broker id."""
         return [self._followers[broker_id] for broker_id in sorted(self._followers)]
@@ -111,13 +208,34 @@ class Followers:
         behind = max(0, end - follower.written)
         return Lag(behind, int(now_ms - follower.caught_up_ms) if behind else 0)
 
+    # --- inside ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _electable(self) -> frozenset[int]:
+        return self._asked if self._approved is None else self._asked | self._approved
+
+    def _may_enter(self, follower: Follower, now_ms: float) -> bool:
+        """Under a controller the set would change twice for a slave that comes back as far behind as it left."""
+        if self._approved is None:
+            return self._held(follower) >= self.confirmed
+        on_time = now_ms - follower.caught_up_ms <= self._lag_ms
+        return on_time and (self._held(follower) >= self.confirmed if self._waits else follower.caught_up)
+
     def _held(self, follower: Follower) -> int:
         return follower.flushed if self._flush_counts else follower.written
 
+    def _copies(self) -> list[int]:
+        """How far everybody is who is waited for; 0 for one who is approved and has not joined."""
+        needed = {f.broker_id for f in self._followers.values() if f.in_sync} | self._electable
+        return [self._held(self._followers[broker_id]) if broker_id in self._followers else 0 for broker_id in needed]
+
     def _raise(self) -> bool:
-        """Confirm what every member has; True when that is more than before."""
-        held = [self._held(f) for f in self._followers.values() if f.in_sync]
-        if not held or not self.enough or min(held) <= self.confirmed:
-            return False
-        self.confirmed = min(held)
-        return True
+        """Confirm what every member has; True when that is more than before. What an elected master found needs no more copies than can be elected."""
+        copies, began = self._copies(), self._began[0] if self._approved is not None else 0
+        before = self.confirmed
+        counted = len(copies) if self._approved is None else len(self._approved)
+        if copies and 1 + counted >= self._copies_min:
+            self.confirmed = max(self.confirmed, min(copies))
+        elif self._approved is not None:
+            self.confirmed = max(self.confirmed, min([began, *copies]))
+        return self.confirmed > before

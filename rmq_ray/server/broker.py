@@ -132,6 +132,10 @@ class Broker:
         """Follow nobody of a lower epoch and be master under none from now on; polls have stopped on return."""
         return await self._reigned().fence(master_epoch)
 
+    async def hold_sends(self, master_epoch: int, for_ms: int) -> ReplicaReport:
+        """A master of that epoch appends nothing for ``for_ms``, or until another assignment: the report's ``end`` stays, slaves go on copying."""
+        return self._reigned().hold_sends(master_epoch, for_ms)
+
     def report(self) -> ReplicaReport:
         """What this replica says of itself."""
         return self._reigned().report()

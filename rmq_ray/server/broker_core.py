@@ -94,8 +94,9 @@ class BrokerCore:
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
         self.replication = Replication(
-            config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved
-        )
+            config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved,
+            reign, epoch,
+        )  # fmt: skip
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
@@ -107,8 +108,8 @@ class BrokerCore:
         self._more_delays = self._more_checks = False
         self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
         self._started: list[Callable[[RmqError | None], None]] = []
-        self.gate = ReignGate(reign, epoch, identity, self.keeper, self.replication, clock) if reign is not None else None
-        self.keeper.reopens = reign is None or epoch is None
+        self.gate = ReignGate(reign, epoch, identity, self.keeper, self.replication, config) if reign is not None else None
+        self.keeper.reopens, self.keeper.covered = reign is None or epoch is None, self.replication.covered
         self._handlers = at_master(hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks), identity)
         self._set_timers()
 
@@ -204,8 +205,11 @@ class BrokerCore:
                 if store is not None:
                     if not store.shutdown():
                         raise StoreFailed("the log could not be flushed at the stop: what waits for its acknowledgement may be lost with this host")
-                    saved = self.delays.settled()
-                    self.timed.settle()
+                    if self.gate is None:
+                        saved = self.delays.settled()
+                        self.timed.settle()
+                    else:  # whoever is master next has less than this log, perhaps
+                        self.timed.keep()
             finally:
                 for error in self.tables.save_all(saved):
                     log.error("a table was not saved at the stop: %s", error)

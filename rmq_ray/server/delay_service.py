@@ -80,7 +80,7 @@ class DelayService:
     def offsets(self) -> dict[int, int]:
         """Level -> next offset, as far as copies are on disk; levels that never delivered are left out."""
         store = self._keeper.store
-        flushed = -1 if store is None else int(store.status()["durable"])
+        flushed = -1 if store is None else self._keeper.covered(int(store.status()["durable"]))
         for state in self._levels:
             while state.unsafe and state.unsafe[0][1] <= flushed:
                 state.safe_offset = state.unsafe.popleft()[0]

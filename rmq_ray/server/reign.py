@@ -83,7 +83,8 @@ class Reign:
         self._changing = True
         self._deposed = False
         self._followed = (0, "", 0)
-        self._promised_until_ms = 0.0
+        self._promised_until_ms = self._held_until_ms = 0.0
+        self._polled = False
         self._fault = ""
 
     # --- the broker's ------------------------------------------------------------------------------------------------------------------
@@ -94,6 +95,7 @@ class Reign:
         facts = seat.facts()
         if facts is not None and facts.end:
             self.promise()
+            self._polled = False
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -112,6 +114,7 @@ class Reign:
 
     def promise(self) -> None:
         """A poll leaves: the master counts on it that this replica is not promoted for ``LEASE_MS`` from now on."""
+        self._polled = True
         if self._clock is not None:
             self._promised_until_ms = self._clock.monotonic_ms() + LEASE_MS
 
@@ -122,6 +125,11 @@ class Reign:
     def known_epoch(self) -> int | None:
         """Under which name servers are told the master; None = a slave."""
         return self.master_epoch or None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The sync state set as it was told last."""
+        return self.assignment.sync_state_set if self.assignment is not None else (self.replica,)
 
     def store_lost(self) -> None:
         """The master's store failed: it is deposed, not opened again as a master's."""
@@ -135,11 +143,23 @@ class Reign:
         if assignment.master_epoch >= self.fenced and assignment != known and (known is None or not known.newer_than(assignment)):
             self.assignment, self.fenced = assignment, assignment.master_epoch
             if self.master_epoch and self.leads(assignment.master_epoch) and self._seat is not None:
-                self._seat.approve(assignment.sync_state_set)
+                if known is None or assignment.newer_than(known):
+                    self._seat.approve(assignment.sync_state_set)
             elif self.master_epoch:
                 self._depose()
             self._wake.set()
         return self.report()
+
+    def hold_sends(self, master_epoch: int, for_ms: int) -> ReplicaReport:
+        """A master of that epoch writes nothing to its log for so long, or until it is told otherwise; what waits is still copied and acknowledged."""
+        if self._clock is not None and self.leads(master_epoch):
+            self._held_until_ms = self._clock.monotonic_ms() + max(0, for_ms)
+        return self.report()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is to be written just now."""
+        return self._held_until_ms > 0 and self._clock is not None and self._clock.monotonic_ms() < self._held_until_ms
 
     async def fence(self, master_epoch: int) -> ReplicaReport:
         """Nobody of a lower epoch is followed from now on; polls have stopped on return. A master of a lower epoch is deposed."""
@@ -225,9 +245,11 @@ class Reign:
         self._changing, self._followed = True, (0, "", 0)
         self.role_changes += 1
         await seat.rest()
+        while self._polled and self._clock is not None and (left_ms := self._promised_until_ms - self._clock.monotonic_ms()) > 0:  # the controller waits, too
+            await asyncio.sleep(left_ms / 1000)
         if epoch < self.fenced:
             return
-        self.master_epoch = epoch
+        self.master_epoch, self._held_until_ms = epoch, 0.0
         try:
             await seat.reopen(0, epoch)
         except RmqError:

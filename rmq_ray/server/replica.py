@@ -165,6 +165,8 @@ class Replica:
                 piece = unpack_piece(_sound(await poll).body)
                 self._check(piece, store, rest)
                 received, confirmed = piece.offset + len(piece.data), piece.confirmed
+                if self._core.gate is not None:
+                    self._core.gate.confirmed(confirmed, store.opened_end)
                 data = b"".join((rest, piece.data)) if rest else piece.data
                 broken = [*broken, *piece.broken] if rest else piece.broken
                 ahead = received < piece.end and suspect < 0
@@ -220,7 +222,7 @@ class Replica:
 
     async def _sync_tables(self, connection: AsyncConnection) -> None:
         """Until the session ends. What fails is tried with the next turn."""
-        wait_ms = min(FIRST_SYNC_MS, self._config.replica_sync_ms)
+        wait_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms)
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._strange.wait(), wait_ms / 1000)

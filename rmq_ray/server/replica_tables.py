@@ -4,6 +4,8 @@
     43 offsets, 45 delay offsets    every time                           written with the broker's periodic saves
     REPLICA_STATE, the timer        when it differs                      written at once
 
+What was delivered or ended (delay offsets, the timer, offsets of half messages) is taken over when this log has all that the master's had then: a slave
+that is promoted must not believe in a copy that it does not have.
 Not fetched, and why: queue locks (leases of 60 s, lost with a master as in RocketMQ), popped messages (the group's offsets are behind them: they are
 handed out again), filters (consumers bring them with their heartbeats, to slaves too), ends of transactions (records of the log).
 Decides that. Does not decide when (``replica``). Invariant: a table is replaced as a whole or not at all.
@@ -11,9 +13,11 @@ Decides that. Does not decide when (``replica``). Invariant: a table is replaced
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from rmq_ray.errors import ResponseError, RmqError
+from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting import bodies, bodies_admin
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode
@@ -24,6 +28,7 @@ from rmq_ray.store.timer_file import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication")
 TIMEOUT_MS = 3_000
+REACHED_PAUSE_S, REACHED_TRIES = 0.02, 150
 
 
 class ReplicaTables:
@@ -41,10 +46,24 @@ class ReplicaTables:
             return
         self._take_topics(await self._ask(connection, RequestCode.GET_ALL_TOPIC_CONFIG))
         self._take_groups(await self._ask(connection, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
-        self._take_offsets(await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET))
-        core.delays.load(bodies_admin.decode_delay_offsets((await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes()))
-        core.timed.follow(TimerProgress(*unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)))
+        offsets = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        delays = bodies_admin.decode_delay_offsets((await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes())
+        timer, end = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
+        reached = await self._reached(end)
+        self._take_offsets(offsets, reached)
+        if reached:
+            core.delays.load(delays)
+            core.timed.follow(TimerProgress(*timer))
         self.synced += 1
+
+    async def _reached(self, end: int) -> bool:
+        """Wait for the log's bytes below ``end``; False when they are not there after a while."""
+        for _ in range(REACHED_TRIES):
+            store = self._core.keeper.store
+            if store is not None and store.end_offset >= end:
+                return True
+            await asyncio.sleep(REACHED_PAUSE_S)
+        return False
 
     async def _ask(self, connection: AsyncConnection, code: RequestCode) -> Command:
         answer = await connection.request(Command(code), TIMEOUT_MS)
@@ -74,12 +93,15 @@ class ReplicaTables:
             self._core.tables.groups.load(groups, version)
             self._core.tables.save_groups()
 
-    def _take_offsets(self, answer: Command) -> None:
+    def _take_offsets(self, answer: Command, reached: bool) -> None:
+        offsets = self._core.tables.offsets
         found = {}
         for key, queues in bodies_admin.decode_offset_table(answer.body_bytes()).items():
             topic, _, group = key.partition("@")
             found[topic, group] = queues
-        offsets = self._core.tables.offsets
+        if not reached:
+            found = {key: queues for key, queues in found.items() if key[1] != SYSTEM_GROUP}
+            found |= {key: queues for key, queues in offsets.tables().items() if key[1] == SYSTEM_GROUP}
         if found != offsets.tables():
             offsets.load(found)
             offsets.dirty = True

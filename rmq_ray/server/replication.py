@@ -20,6 +20,7 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged, NotAuthorized
+from rmq_ray.model.reigns import replica_of, slave_id
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.replication import Followers
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
@@ -41,6 +42,7 @@ from rmq_ray.server.identity import Identity
 from rmq_ray.server.later import Answer, AnswerFrom
 from rmq_ray.server.offload import Offload
 from rmq_ray.server.refusal import Refused
+from rmq_ray.server.reign import Reign
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.log_origin import read_origin
@@ -51,6 +53,7 @@ from rmq_ray.store.timer_file import TimerProgress
 log = logging.getLogger("rmq_ray.server.replication")
 WARM_BYTES = 32 << 20  # this close to the log's end a read does not wait for the disk
 FOLLOWER = "follower"
+REIGN_WAIT_MS = 500  # under a controller an idle slave renews the lease as often
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Replication:
 
     def __init__(  # noqa: PLR0913 - what replication touches
         self, config: BrokerConfig, identity: Identity, keeper: StoreKeeper, clock: Clock, files: FileSystem, offload: Offload, answer: Answer,
-        answer_from: AnswerFrom, settle: Callable[[], None], timer: Callable[[], TimerProgress],
+        answer_from: AnswerFrom, settle: Callable[[], None], timer: Callable[[], TimerProgress], reign: Reign | None = None, epoch: int | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._identity = identity
@@ -83,8 +86,12 @@ class Replication:
         self._held: dict[int, _Held] = {}
         self._peers: dict[int, Peer] = {}
         self._planned = False
+        self._reign = reign
+        self._epoch = epoch
+        self._led = False
         self.sync = config.replication is ReplicationMode.SYNC_MASTER and not identity.is_slave
-        self.followers = Followers(config.copies_min, config.in_sync_lag_ms, flush_counts=config.store.flush is FlushMode.SYNC_FLUSH)
+        flush_counts = config.store.flush is FlushMode.SYNC_FLUSH
+        self.followers = Followers(config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync)
 
     def handlers(self) -> dict[int, Callable[[Command, Peer], Command | None]]:
         """Request codes and who serves them."""
@@ -97,9 +104,12 @@ class Replication:
         self._forget()
         if self._identity.is_slave:
             return
-        self.followers.begin(store.end_offset)
+        if self._reign is not None:
+            self.followers.reign(store.end_offset, self._slaves_of(self._reign.members), self._clock.monotonic_ms())
+        else:
+            self.followers.begin(store.end_offset)
         if self.sync:
-            store.set_replicated(store.end_offset)
+            store.set_replicated(self.followers.confirmed)
         store.on_written = self.written
 
     def lost(self) -> None:
@@ -122,6 +132,7 @@ class Replication:
         log.warning("slave %d of %s is gone", broker_id, self._identity.name)
         if self.followers.left(broker_id):
             self._confirm()
+        self._propose()
 
     def tick(self) -> None:
         """Some times a second: polls whose time is over, or whose slave does not know what was confirmed; slaves that stay behind."""
@@ -129,15 +140,23 @@ class Replication:
         if store is None or self._identity.is_slave:
             return
         for broker_id, held in list(self._held.items()):
-            if held.deadline_ms <= now_ms or held.asked.confirmed < store.visible_offset:
+            if held.deadline_ms <= now_ms or held.asked.confirmed < self._shown(store):
                 del self._held[broker_id]
                 self._send(held, store)
         if self.followers.expire(store.written_offset, now_ms):
             log.log(logging.WARNING if self.sync else logging.INFO, "in sync with %s are now only slaves %s", self._identity.name, self.followers.in_sync)
             self._confirm()
+        self._propose()
+        if self._led is not self.leads:
+            self._led = not self._led
+            log.log(logging.INFO if self._led else logging.WARNING, "%s %s the lease of its slaves", self._identity.name, "has" if self._led else "has not")
+            self._settle()
 
     def approve(self, members: tuple[int, ...]) -> None:
-        """The controller's set of replicas that may be elected."""
+        """The controller's set of replicas that may be elected, as it is now."""
+        if self.followers.approve(self._slaves_of(members)):
+            self._confirm()
+        self._propose()
 
     # --- sends -----------------------------------------------------------------------------------------------------------------------
 
@@ -146,9 +165,27 @@ class Replication:
         """Whether a send can be acknowledged at all: ASYNC_MASTER, or enough copies in sync."""
         return not self.sync or self.followers.enough
 
+    @property
+    def leads(self) -> bool:
+        """Whether this master may write and acknowledge now: no controller, or the lease of all whom it could elect."""
+        if self._reign is None:
+            return True
+        return self._epoch is not None and self._reign.leads(self._epoch) and self._clock.monotonic_ms() < self.followers.lease_until_ms
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether what an elected master found in its log may be shown."""
+        return self.followers.has_begun
+
     def settled(self, durable: int) -> int:
-        """Up to where sends may be acknowledged when the log is ``durable`` that far."""
+        """Up to where sends may be acknowledged when the log is ``durable`` that far; 0 while this master may not lead."""
+        if not self.leads:
+            return 0
         return min(durable, self.followers.confirmed) if self.sync else durable
+
+    def covered(self, durable: int) -> int:
+        """Up to where it may be noted for the next life that something was done, when the log is ``durable`` that far: whoever is elected next has it."""
+        return self.followers.covered(durable)
 
     def admit(self) -> None:
         """Raises ``BrokerBusy`` when too much of the log waits for slaves; nothing is written then."""
@@ -177,9 +214,14 @@ class Replication:
             raise Refused(f"the slave has epoch {asked.epoch}, this master {store.epoch}: it was replaced and must not go on", ResponseCode.MASTER_FENCED)
         command.body = b""
         end = store.written_offset
-        if self.followers.reported(broker_id, asked.written, asked.flushed, end, self._clock.monotonic_ms()):
+        if self._reign is not None and asked.epoch < store.epoch:
+            raise Refused(f"the slave is in epoch {asked.epoch}, this master in {store.epoch}: follow anew", ResponseCode.LOG_DIVERGED)
+        now_ms = self._clock.monotonic_ms()
+        if self.followers.reported(broker_id, asked.written, asked.flushed, end, now_ms):
             self._confirm()
-        held = _Held(command, peer, asked, self._clock.monotonic_ms() + min(max(asked.wait_ms, 0), WAIT_MS_MAX))
+            self._propose()
+        wait_ms = min(max(asked.wait_ms, 0), WAIT_MS_MAX if self._reign is None else REIGN_WAIT_MS)
+        held = _Held(command, peer, asked, now_ms + wait_ms)
         if asked.bytes_max <= 0 or asked.wait_ms <= 0 or asked.offset != end or asked.suspect >= 0:
             self._send(held, store)
         else:
@@ -188,9 +230,9 @@ class Replication:
 
     def state(self, command: Command, peer: Peer) -> Command:
         """20042: what a slave keeps besides RocketMQ's four tables."""
-        self._master_store(peer)
+        store = self._master_store(peer)
         progress = self._timer()
-        return command.answer(body=pack_state((progress.due_ms, progress.offset, progress.first, progress.cancel_from)))
+        return command.answer(body=pack_state((progress.due_ms, progress.offset, progress.first, progress.cancel_from), store.end_offset))
 
     def status(self) -> dict[str, Any]:
         """Plain values: mode, what was confirmed, each slave with its lag."""
@@ -203,7 +245,10 @@ class Replication:
                 "address": follower.address, "in_sync": follower.in_sync, "written": follower.written, "flushed": follower.flushed,
                 "lag_bytes": lag.bytes, "lag_ms": lag.ms,
             }  # fmt: skip
-        return {"mode": self._config.replication.value, "enough": self.enough, "confirmed": self.followers.confirmed, "slaves": slaves}
+        return {
+            "mode": self._config.replication.value, "enough": self.enough, "confirmed": self.followers.confirmed, "slaves": slaves,
+            "leads": self.leads, "master_epoch": self._epoch or 0,
+        }  # fmt: skip
 
     # --- inside ------------------------------------------------------------------------------------------------------------------------
 
@@ -248,7 +293,9 @@ class Replication:
             before.close(f"slave {asked.broker_id} connected anew")
         peer.attributes[FOLLOWER] = asked.broker_id
         self._peers[asked.broker_id] = peer
-        self.followers.joined(asked.broker_id, asked.address, 0, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        self.followers.joined(asked.broker_id, asked.address, 0, now_ms)
+        self.followers.answered(asked.broker_id, now_ms)
         log.info("slave %d at %s follows from %d", asked.broker_id, asked.address, asked.tail_end)
         return command.answer(body=pack_lineage(lineage))
 
@@ -265,19 +312,42 @@ class Replication:
         command, peer, asked = held.command, held.peer, held.asked
         count = min(asked.bytes_max, BYTES_MAX)
         if asked.suspect < 0 and store.written_offset - asked.offset <= WARM_BYTES:
-            self._answer(command, peer, lambda: command.answer(body=self._piece(store, asked, count)))
+            self._answer(command, peer, lambda: self._answered(command, peer, self._piece(store, asked, count)))
             return
         try:
-            self._answer_from(command, peer, lambda: self._piece(store, asked, count), lambda body: command.answer(body=body))
+            self._answer_from(command, peer, lambda: self._piece(store, asked, count), lambda body: self._answered(command, peer, body))
         except BrokerBusy as error:
             peer.send(command.answer(ResponseCode.SYSTEM_BUSY, remark=error.message))
+
+    def _answered(self, command: Command, peer: Peer, body: tuple[Buffer, ...]) -> Command:
+        """The answer leaves now: the lease that the next poll renews begins here."""
+        if self._peers.get(peer.attributes.get(FOLLOWER, -1)) is peer:
+            self.followers.answered(peer.attributes[FOLLOWER], self._clock.monotonic_ms())
+        return command.answer(body=body)
+
+    def _shown(self, store: MessageStore) -> int:
+        """Log offset up to which readers may see, here and at slaves; an elected master found more than that."""
+        return store.visible_offset if self.has_begun else min(store.visible_offset, self.followers.confirmed)
+
+    def _slaves_of(self, members: tuple[int, ...]) -> list[int]:
+        own = self._reign.replica if self._reign is not None else 0
+        return [slave_id(replica, own) for replica in members if replica != own]
+
+    def _propose(self) -> None:
+        """Tell the controller who should be electable, where that is not what it keeps."""
+        reign = self._reign
+        if reign is None or self._epoch is None or not reign.leads(self._epoch):
+            return
+        wanted = self.followers.proposal(self._clock.monotonic_ms())
+        if wanted is not None:
+            reign.propose(self._epoch, tuple(sorted([reign.replica, *(replica_of(broker_id, reign.replica) for broker_id in wanted)])))
 
     def _piece(self, store: MessageStore, asked: Replicate, count: int) -> tuple[Buffer, ...]:
         """The body of an answer; any thread."""
         parts = store.readable()
         if asked.suspect >= 0:
             look_again(parts, asked.suspect, self._config.store.body_bytes_max)
-        end, confirmed = store.written_offset, store.visible_offset
+        end, confirmed = store.written_offset, self._shown(store)
         try:
             data = read_log(parts, asked.offset, count) if count > 0 else b""
         except LogDiverged as error:

@@ -78,7 +78,7 @@ class BrokerSeat:
         """See ``Seat.follow``."""
         await self.rest()
         core = self._broker.core
-        if core is None:
+        if core is None or self._reign.fenced > epoch:
             return
         if not self._forgotten:
             self._forgotten = True

@@ -73,6 +73,8 @@ class StoreKeeper:
         self.reopened = 0
         self.reopens = True
         """Whether a store that failed is opened again here; a deposed master's is not."""
+        self.covered: Callable[[int], int] = lambda log_offset: log_offset
+        """How much of the log, below what is on disk, may stand behind a progress that is saved: what the next master has, too."""
         self.last_recovery: Any = None
 
     def start(self, create: bool, identity: str | None, on_durable: Callable[[], None], on_broken: Callable[[RmqError], None]) -> None:

@@ -128,7 +128,7 @@ class TimerService:
         store = self._keeper.store
         if store is None or self._saved is None:
             return
-        self._advance(store.flushed_offset)
+        self._advance(self._keeper.covered(store.flushed_offset))
         while self._cancel_order and self._cancel_order[0] < self._first:
             self._cancelled.discard(self._cancel_order.popleft())
             self._cancel_from += 1
@@ -147,6 +147,10 @@ class TimerService:
         self._unsafe.clear()
         if self._saved is not None:
             self._saver.save_now()
+
+    def keep(self) -> None:
+        """Nothing more is delivered here, another broker may go on: write what is sure, or what the master said, in the calling thread."""
+        (self._follower if self._saved is None else self._saver).save_now()
 
     @property
     def saved(self) -> TimerProgress:

@@ -113,7 +113,7 @@ class Transactions:
         store = self._keeper.store
         if store is None or self._owed:
             return
-        if self._saved is not None and store.flushed_offset >= self._saved[2]:
+        if self._saved is not None and self._keeper.covered(store.flushed_offset) >= self._saved[2]:
             for topic, offset in zip((HALF_TOPIC, OP_HALF_TOPIC), self._saved, strict=False):
                 if offset:
                     self._offsets.commit(topic, SYSTEM_GROUP, 0, offset, None, administrator=True)

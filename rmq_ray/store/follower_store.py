@@ -66,6 +66,8 @@ class FollowerStore(MessageStore):
         super().__init__(*args, **named)
         self._taking = threading.Lock()
         self._fresh: tuple[int, _Checked] | None = None
+        self.opened_end = 0
+        """Log offset up to which it was visible when it was opened, whatever is confirmed."""
 
     # --- following -------------------------------------------------------------------------------------------------------------
 
@@ -142,7 +144,9 @@ class FollowerStore(MessageStore):
     def recover(self) -> RecoveryReport:
         """See ``MessageStore.recover``."""
         self._fresh = None
-        return super().recover()
+        report = super().recover()
+        self.opened_end = report.end
+        return report
 
     def reopen(self) -> RecoveryReport:
         """See ``MessageStore.reopen``."""
