@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmq_ray.client.admin_arrow import AdminArrow
+from rmq_ray.client.admin_brokers import AdminBrokers
 from rmq_ray.client.admin_groups import AdminGroups
 from rmq_ray.client.admin_link import POLL_MS, accepted, body_of
 from rmq_ray.client.admin_messages import AdminMessages
@@ -25,7 +26,7 @@ from rmq_ray.remoting.headers import CreateTopicHeader, RouteHeader, TopicHeader
 QUEUES_MAX = 10_000
 
 
-class Admin(AdminGroups, AdminMessages, AdminArrow):
+class Admin(AdminGroups, AdminMessages, AdminArrow, AdminBrokers):
     """One client instance; ``close`` it when done. ``timeout_ms``: of each request."""
 
     def topics(self, *, system: bool = False) -> list[str]:

@@ -129,7 +129,7 @@ class ArrowSending:
         outcome = BatchOutcome(queue)
 
         def prepare(wait: bool) -> Delivery:
-            attempts = core.sending.attempts_since(started_ms, self._topic, pinned, timeout_ms, codes_retried=True)
+            attempts = core.sending.attempts_since(started_ms, queue, pinned, timeout_ms, codes_retried=True)
             load = self._encode(frame, queue, timeout_ms if wait else 0.0, frame_id)
             outcome.message_ids = load.message_ids
             return Delivery(load, queue, attempts, pinned)

@@ -252,7 +252,7 @@ class AsyncFrames:
     async def _resolve(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> tuple[SendResult, Load, Address]:
         """All attempts of a load: its result, itself and the broker that has it."""
         sending, clock = self._core.sending, self._clock
-        attempts = sending.attempts_since(clock.monotonic_ms(), load.topic, pinned, timeout_ms, codes_retried=True)
+        attempts = sending.attempts_since(clock.monotonic_ms(), queue, pinned, timeout_ms, codes_retried=True)
         delivery = Delivery(load, queue, attempts, pinned)
         stored: tuple[SendResult, Load, Address] | None = None
         try:

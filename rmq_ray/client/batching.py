@@ -188,7 +188,7 @@ class Accumulator:
         self._ship(batch)
 
     def _encode(self, batch: OpenBatch, wait: bool) -> Delivery:
-        attempts = self._sending.attempts_since(batch.started_ms, batch.queue.topic, batch.pinned, batch.timeout_ms)
+        attempts = self._sending.attempts_since(batch.started_ms, batch.queue, batch.pinned, batch.timeout_ms)
         wait_ms = batch.timeout_ms if wait else 0.0
         load = encode_load(self._identity, batch.queue, batch.bodies, batch.texts, self._clock.now_ms(), wait_ms, batch.flags)
         batch.outcome.message_ids, batch.outcome.sizes = load.message_ids, load.sizes

@@ -186,7 +186,7 @@ class Combiner:
 
     def _encode(self, group: Group, wait: bool) -> Delivery:
         flags = group.flags if any(group.flags) else None
-        attempts = self._sending.attempts_since(self._clock.monotonic_ms(), group.queue.topic, False, self._timeout_ms, codes_retried=True)
+        attempts = self._sending.attempts_since(self._clock.monotonic_ms(), group.queue, False, self._timeout_ms, codes_retried=True)
         load = encode_load(self._identity, group.queue, group.bodies, group.texts, self._clock.now_ms(), self._timeout_ms if wait else 0.0, flags)
         group.outcome.message_ids, group.outcome.sizes = load.message_ids, load.sizes
         return Delivery(load, group.queue, attempts, False)

@@ -257,7 +257,7 @@ class ProducerCore:
         def prepare(wait: bool) -> Delivery:
             load = self.make_load(message, timeout_ms if wait else 0.0)
             outcome.message_ids = load.message_ids
-            attempts = self.sending.attempts_since(started_ms, message.topic, message.queue is not None, timeout_ms)
+            attempts = self.sending.attempts_since(started_ms, queue, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)
 
         job = Job(outcome, prepare, queue.broker_name, None, weight)

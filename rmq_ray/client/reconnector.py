@@ -36,6 +36,7 @@ WAIT_MS_MAX = 1_000
 TIMEOUT_MS = 3_000
 ROUTES_MS = 1_000  # the routes are looked at again this often: the broker may come back at another address
 GIVE_UP_MS = 600_000
+LOOKS_MIN, LOOKS_MAX = 3, 30  # at the routes, once the broker answers again
 AGAIN_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client.reconnector")
@@ -81,11 +82,12 @@ class Reconnector:
         routes_ms = began - ROUTES_MS
         answered = False
         avoided: Address | None = None
+        held: str | None = None
         try:
             while not self._stop.wait(wait_ms / 1000):
                 now, topic = self._clock.monotonic_ms(), self._wanted(broker_name)
                 if topic is not None:
-                    wanted_ms = now
+                    wanted_ms, held = now, topic
                 elif now - wanted_ms > GIVE_UP_MS:
                     return
                 answered = self._answers(self._address(broker_name))
@@ -107,6 +109,18 @@ class Reconnector:
                 self._last[broker_name] = (self._clock.monotonic_ms(), wait_ms)
                 log.info("broker %s answers again", broker_name)
                 self._back(broker_name)
+        if answered and held is not None:
+            self._look_until_shown(broker_name, held)
+
+    def _look_until_shown(self, broker_name: str, topic: str) -> None:
+        """A broker that stopped gracefully had left the routes, and with them the balance; it answers a little before name servers show it again."""
+        for look in range(LOOKS_MAX):
+            self._client.refresh_route_soon(topic)
+            if self._stop.wait(ROUTES_MS / 1000):
+                return
+            route = self._client.routes.route(topic)
+            if look + 1 >= LOOKS_MIN and route is not None and any(data.broker_name == broker_name for data in route.brokers):
+                return
 
     def _first_wait_ms(self, broker_name: str) -> float:
         """20 ms; twice the last wait for a broker that was lost again within a second: it answers, but its connections break."""

@@ -103,25 +103,25 @@ class Sending:
         self.choice = choice
         self._turns = turns
 
-    def alone(self, topic: str, pinned: bool) -> bool:
-        """True when a retry has no other broker to go to."""
-        info = self.instance.routes.publish(topic)
-        return pinned or info is None or len(info.brokers) < 2
+    def alone(self, queue: MessageQueue, pinned: bool) -> bool:
+        """True when a retry has no other broker to go to than that of ``queue``, which the route may show no more."""
+        info = self.instance.routes.publish(queue.topic)
+        return pinned or info is None or all(name == queue.broker_name for name in info.brokers)
 
-    def attempts_since(self, started_ms: float, topic: str, pinned: bool, timeout_ms: float, *, codes_retried: bool = False) -> SendAttempts:
-        """The retry state of a send that started then (monotonic). Asynchronous sends hand refusals to the caller."""
+    def attempts_since(self, started_ms: float, queue: MessageQueue, pinned: bool, timeout_ms: float, *, codes_retried: bool = False) -> SendAttempts:
+        """The retry state of a send to ``queue`` that started then (monotonic). Asynchronous sends hand refusals to the caller."""
         config = self.config
-        return SendAttempts(started_ms, timeout_ms, config.retries, alone=self.alone(topic, pinned), idempotent=config.idempotent, codes_retried=codes_retried)
+        return SendAttempts(started_ms, timeout_ms, config.retries, alone=self.alone(queue, pinned), idempotent=config.idempotent, codes_retried=codes_retried)
 
     def send(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         """Send and wait; blocks up to ``timeout_ms``. Raises ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``."""
         started_ms = self.clock.monotonic_ms()
         config = self.config
-        share = timeout_ms / (config.retries + 1) if config.idempotent or self.alone(load.topic, pinned) else timeout_ms
+        share = timeout_ms / (config.retries + 1) if config.idempotent or self.alone(queue, pinned) else timeout_ms
         outcome, address = self._attempt(load, queue, share)
         if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
             return self.result(load, queue, outcome, address)
-        attempts = self.attempts_since(started_ms, load.topic, pinned, timeout_ms, codes_retried=True)
+        attempts = self.attempts_since(started_ms, queue, pinned, timeout_ms, codes_retried=True)
         return self._go_on(Delivery(load, queue, attempts, pinned), outcome, address)
 
     def oneway(self, load: Load, queue: MessageQueue) -> None:

@@ -108,6 +108,8 @@ class RequestCode(IntEnum):
     """Ours: msgpack map of what a reader beside the log must know: host_id, path, identity, epoch, visible_end, segment_bytes, ..."""
     BROKER_STATUS = 20025
     """Ours: msgpack map of counters and states for ``status`` and tests."""
+    DRAIN_BROKER = 20026
+    """Ours: msgpack [true or false]: take no more messages, or take them again; see ``server.drain``."""
     POP_RECORDS = 20030
     """Ours: take messages of any queue for a time; see ``remoting.pops``."""
     SETTLE_POPPED = 20031

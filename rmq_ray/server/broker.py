@@ -4,7 +4,8 @@ Decides: the order of start and stop. Everything about requests is in ``broker_c
 a running event loop.
 
     start: port (kept from the last run) -> requests are answered STILL_RECOVERING -> store recovered beside the loop -> registered, serving
-    stop:  unregistered -> held pulls answered -> log flushed, waiting sends acknowledged -> tables written -> port closed
+    stop:  sends refused, waiting sends answered -> unregistered -> held pulls answered -> log flushed, what still waits acknowledged
+           -> tables written -> port closed
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.server.broker_core import TICK_MS, BrokerCore
+from rmq_ray.server.broker_roles import answer_wait_ms
+from rmq_ray.server.drain import wind_down
 from rmq_ray.server.hold_link import Hold, HoldLink, OnWake
 from rmq_ray.server.identity import Identity
 from rmq_ray.server.listen_port import listen
@@ -192,6 +195,8 @@ class Broker:
         if self._stopped:
             return
         self._stopped = True
+        if self._core is not None and not self._who.is_slave:
+            await wind_down(self._who, self._core.acks.__len__, self._clock, answer_wait_ms(self._config))
         if self._reign is not None:
             await self._reign.end()
         if self._registration is not None:
@@ -258,7 +263,7 @@ class Broker:
         to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
         self._registration = Registration(
             self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms,
-            lambda: self._served().tables.topics.snapshot(), lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
+            lambda: self._served().drain.snapshot(), lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._reign is None else self._reign.known_epoch,
         )  # fmt: skip

@@ -28,6 +28,7 @@ from rmq_ray.server.broker_status import broker_status
 from rmq_ray.server.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.delay_service import DelayService
+from rmq_ray.server.drain import Drain
 from rmq_ray.server.group_handlers import GroupHandlers
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.identity import Identity
@@ -90,6 +91,7 @@ class BrokerCore:
         self._store_host = store_host
         self._files = files or FileSystem()
         self.tables = BrokerTables(config, identity, clock, self._files, offload)
+        self.drain = Drain(identity, self.tables.topics)
         self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)

@@ -18,7 +18,7 @@ def broker_status(core: BrokerCore) -> dict[str, Any]:
         "state": keeper.state.value, "error": None if keeper.error is None else f"{type(keeper.error).__name__}: {keeper.error}",
         "reopened": keeper.reopened, "pid": os.getpid(),
         "broker_name": identity.name, "broker_id": identity.broker_id, "cluster": identity.cluster, "address": identity.address,
-        "boot_ms": identity.boot_ms, "flush": core.config.store.flush.value, "topics": len(tables.topics),
+        "boot_ms": identity.boot_ms, "draining": identity.draining, "flush": core.config.store.flush.value, "topics": len(tables.topics),
         "consumer_groups": core.members.consumers.groups(), "parked_pulls": len(core.pulls.parked), "late_pulls": core.pulls.parked.late,
         "hold_alive": core.pulls.parked.hold.alive, "waiting_acks": len(core.acks),
         "in_flight_bytes": core.acks.in_flight_bytes, "flush_timeouts": core.acks.timeouts, "slave_timeouts": core.acks.slave_timeouts,

@@ -20,6 +20,8 @@ class Identity:
     permission: int = int(Permission.READ_WRITE)
     boot_ms: int = 0
     region: str = "DefaultRegion"
+    draining: bool = False
+    """It takes no sends for now (``drain``)."""
 
     @property
     def writable(self) -> bool:

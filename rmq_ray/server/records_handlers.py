@@ -52,7 +52,11 @@ class SendPath:
     replication: Replication
 
     def admit(self, size: int) -> None:
-        """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow; nothing is written then."""
+        """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow, ``Refused`` while the broker drains.
+
+        Nothing is written then.
+        """
+        self.gate.check_open()
         if self.sync:
             self.acks.admit(size)
             self.replication.admit()

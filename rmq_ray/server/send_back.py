@@ -42,7 +42,7 @@ class SendBack:
         group = self._groups.find(header.group)
         if group is None:
             raise Refused(f"subscription group not exist, {header.group}", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
-        if not self._identity.writable or self._identity.is_slave:
+        if not self._identity.writable or self._identity.is_slave or self._identity.draining:
             raise Refused(f"the broker[{self._identity.address}] sending message is forbidden", ResponseCode.NO_PERMISSION)
         if group.retry_queues <= 0:
             return command.answer(fields={})

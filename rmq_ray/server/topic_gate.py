@@ -7,11 +7,13 @@ The answers are codes with remarks, because that is what leaves the broker.
 from __future__ import annotations
 
 from rmq_ray.errors import AdminError, ClientError, TopicNotFound, TopicNotWritable
-from rmq_ray.model.topics import DEFAULT_TOPIC, FORBIDDEN_SEND_TOPICS, Permission, TopicConfig
+from rmq_ray.model.topics import DEFAULT_TOPIC, FORBIDDEN_SEND_TOPICS, REPLY_SUFFIX, Permission, TopicConfig
 from rmq_ray.protocol.redelivery import group_of_retry_topic
 from rmq_ray.protocol.validators import check_topic
+from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.server.group_table import GroupTable
 from rmq_ray.server.identity import Identity
+from rmq_ray.server.refusal import Refused
 from rmq_ray.server.topic_table import CLIENT_DEFAULT_QUEUES, TopicTable
 
 WRITE = int(Permission.WRITE)
@@ -29,10 +31,12 @@ class TopicGate:
     def admit(self, topic: str, default_topic: str = DEFAULT_TOPIC, default_queues: int = CLIENT_DEFAULT_QUEUES) -> TopicConfig:
         """The topic's settings; made from ``default_topic`` where it is missing.
 
-        Raises ``TopicNotWritable`` (16), ``TopicNotFound`` (17), ``AdminError`` or ``ClientError`` for a bad name (1).
+        Raises ``TopicNotWritable`` (16), ``TopicNotFound`` (17), ``AdminError`` or ``ClientError`` for a bad name (1), what ``check_open`` raises (14).
         """
         if self._identity.is_slave:
             raise TopicNotWritable(f"broker {self._identity.name} is a slave and takes no sends; send to the master", topic)
+        if not topic.endswith(REPLY_SUFFIX):  # a reply goes to the broker that its asker is connected to, no other one
+            self.check_open()
         config = self._topics.get(topic)
         if config is None:
             check_topic(topic)
@@ -42,6 +46,11 @@ class TopicGate:
         if not config.permission & WRITE or (config.order and not self._identity.writable):
             raise TopicNotWritable(f"the broker[{self._identity.address}] sending message to topic[{topic}] is forbidden: it is not writable", topic)
         return config
+
+    def check_open(self) -> None:
+        """Raises ``Refused`` (14, SERVICE_NOT_AVAILABLE) while the broker drains: producers ask another broker, or this one again later."""
+        if self._identity.draining:
+            raise Refused(f"broker {self._identity.name} is drained and takes no messages; nothing was written", ResponseCode.SERVICE_NOT_AVAILABLE)
 
     def queue(self, config: TopicConfig, queue_id: int) -> int:
         """The queue to write: the given one, or for a negative one the next in turn. Raises ``ClientError`` (1) beyond the last."""

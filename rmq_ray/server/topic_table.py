@@ -110,6 +110,11 @@ class TopicTable:
         self._changed(None)
         return True
 
+    def announce(self) -> None:
+        """Name servers are to take the table anew, though no topic changed."""
+        self._bump()
+        self._changed(None)
+
     def set_order(self, ordered: Mapping[str, str]) -> None:
         """Take over which topics are ordered, as a name server's registration answer says it (ORDER_TOPIC_CONFIG)."""
         for name, config in list(self._topics.items()):
