@@ -17,17 +17,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ConnectFailed, LogDiverged, RemotingError, ResponseError, RmqError, StoreCorrupt, StoreNotReady
 from rmq_ray.model.ids import Address
+from rmq_ray.protocol.lineage import parting_point
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogPiece, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
+from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogLineage, LogPiece, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.reign import Reign
@@ -37,7 +39,8 @@ from rmq_ray.store.follower_store import Broken, FollowerStore, Lineage
 log = logging.getLogger("rmq_ray.server.replication")
 POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000
-PAUSE_MS, PAUSE_DIVERGED_MS = 250, 5_000
+PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
+MASTER_FENCED = int(ResponseCode.MASTER_FENCED)
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
 FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
@@ -68,7 +71,7 @@ class Replica:
         self._connected = False
         self._master_end = 0
         self._caught_up_ms: float | None = None
-        self._sessions = 0
+        self._sessions = self._removed_bytes = 0
         self._fault: str | None = None
         self._strange = asyncio.Event()
 
@@ -98,7 +101,7 @@ class Replica:
             lag_ms = None if self._caught_up_ms is None else int(self._clock.monotonic_ms() - self._caught_up_ms)
         return {
             "master": self._master, "connected": self._connected, "lag_bytes": behind, "lag_ms": lag_ms, "sessions": self._sessions,
-            "tables_synced": self._tables.synced, "fault": self._fault,
+            "tables_synced": self._tables.synced, "fault": self._fault, "removed_bytes": self._removed_bytes,
         }  # fmt: skip
 
     # --- one session after the other ------------------------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ class Replica:
             except RmqError as error:
                 self._core.keeper.check(error)
                 self._failed(error, logging.INFO)
-            await asyncio.sleep(pause_ms / 1000)
+            await asyncio.sleep((pause_ms if self._epoch is None else min(pause_ms, PAUSE_REIGN_MS)) / 1000)
 
     def _failed(self, error: RmqError, level: int) -> None:
         if str(error) != self._fault:
@@ -148,11 +151,33 @@ class Replica:
     async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:
         tail, origin = await self._thread.run(lambda: (store.tail(), store.origin()))
         asked = FollowLog(self._core.identity.broker_id, self._core.identity.address, origin.log, tail.begin, tail.end, tail.crc)
+        try:
+            return await self._join(connection, store, asked)
+        except LogDiverged as error:
+            if self._epoch is None or MASTER_FENCED in error.args:
+                raise
+            await self._part(connection, store, asked, error)
+        tail = await self._thread.run(store.tail)
+        return await self._join(connection, store, replace(asked, tail_begin=tail.begin, tail_end=tail.end, tail_crc=tail.crc))
+
+    async def _part(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog, diverged: LogDiverged) -> None:
+        """This log has what the elected master's has not: remove it, from the point on where their lineages part. ``diverged`` where that is not known."""
+        found = await self._ask_lineage(connection, replace(asked, tail_begin=asked.tail_end, tail_crc=0))
+        point = parting_point(store.epochs, store.end_offset, found.epochs) if found.log == asked.log else None
+        if point is None or not store.begin_offset <= point < store.end_offset:
+            raise diverged
+        self._removed_bytes += await self._thread.run(lambda: store.truncate(point))
+
+    async def _ask_lineage(self, connection: AsyncConnection, asked: FollowLog) -> LogLineage:
         answer = await connection.request(Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS)
         found = unpack_lineage(_sound(answer).body)
         newest = found.epochs[-1][0] if found.epochs else 0
         if self._epoch is not None and newest != self._epoch:
             raise RemotingError(f"the broker there writes epoch {newest}, the master to follow has {self._epoch}", self._master)
+        return found
+
+    async def _join(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog) -> bool:
+        found = await self._ask_lineage(connection, asked)
         await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
         return found.flush_counts
 
@@ -210,8 +235,14 @@ class Replica:
 
     def _note(self, store: FollowerStore, piece: LogPiece) -> None:
         self._master_end = piece.end
+        if self._reign is not None and not store.report.sound and store.end_offset >= piece.confirmed:
+            self._thread.submit(store.absolve, self._absolved)
         if store.end_offset >= piece.end:
             self._caught_up_ms = self._clock.monotonic_ms()
+
+    def _absolved(self, outcome: object) -> None:
+        if isinstance(outcome, RmqError):
+            log.error("the mark of an unsound log was not removed: %s", outcome)
 
     def _arrived(self, topic: str, queue_id: int, maximum: int, codes: Sequence[int]) -> None:
         """Messages became visible here: held pulls are woken; a topic that this slave does not know is a reason to fetch the tables."""

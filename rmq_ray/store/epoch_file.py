@@ -67,6 +67,12 @@ class EpochFile:
         if tuple(entries) != self.entries:
             self._keep(entries)
 
+    def cut_from(self, log_offset: int) -> None:
+        """The log ends at ``log_offset`` now: epochs that begin there or behind it never were; durable on return."""
+        kept = [entry for entry in self._entries if entry[1] < log_offset]
+        if len(kept) < len(self._entries):
+            self._keep(kept)
+
     def _keep(self, entries: Sequence[tuple[int, int]]) -> None:
         kept = [(int(epoch), int(start)) for epoch, start in entries[-EPOCHS_MAX:]]
         text = "".join(f"{epoch} {start}\n" for epoch, start in kept)

@@ -13,12 +13,14 @@ those of the master. To be written to, the store is opened anew as a ``MessageSt
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreUnwritable
+from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
+from rmq_ray.store.checkpointer import Checkpointer
 from rmq_ray.store.files import Bytes
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
@@ -30,7 +32,11 @@ from rmq_ray.store.record_batch import Array
 from rmq_ray.store.recovery import RecoveryReport
 from rmq_ray.store.redispatch import Redispatcher
 from rmq_ray.store.restart import StoreParts
+from rmq_ray.store.soundness import absolve
+from rmq_ray.store.store_reads import StoreState
+from rmq_ray.store.truncation import cut_lists, finish_truncation, mark_truncation
 
+logger = logging.getLogger("rmq_ray.store")
 CATCH_UP_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
 Broken = Sequence[tuple[int, int, str]]
@@ -138,6 +144,54 @@ class FollowerStore(MessageStore):
         position = self.opened.log.sync()
         self._on_durable(position)
         return position
+
+    def truncate(self, log_offset: int) -> int:
+        """Cut the log, and all that was derived from it, at ``log_offset``: what lies behind is not in the elected master's. Returns how many bytes went.
+
+        Durable on return; a crash on the way is made good by the next start. Raises ``LogDiverged`` for an offset outside of the log, ``StoreFailed``.
+        """
+        with self._taking:
+            parts = self.readable()
+            if not parts.log.begin <= log_offset <= parts.log.end:
+                raise LogDiverged(f"the log has {parts.log.begin} to {parts.log.end} and cannot be cut at {log_offset}", log_offset)
+            removed = parts.log.end - log_offset
+            logger.warning("%d bytes of the log at %s, from %d on, are in no elected master's log and are removed", removed, self._config.path, log_offset)
+            self._stop_threads()
+            try:
+                parts.log.sync()
+                mark_truncation(self._around.files, self._config.path, log_offset)
+                self._cut(parts, log_offset)
+                self._checkpointer = Checkpointer(self._around, parts, self.identity, self._snapshot, self._fail)
+                self._checkpointer.write(thorough=True)
+                finish_truncation(self._around.files, self._config.path)
+            except StoreError as error:
+                self._fail(error)
+                raise StoreFailed(f"the log could not be cut at {log_offset}: {error.message}", self._config.path) from error
+            self._state = StoreState.RECOVERED
+            self.start(self._on_durable, threads=self._threads)
+            return removed
+
+    def _cut(self, parts: StoreParts, log_offset: int) -> None:
+        with self._lock:
+            self._fresh = None
+            self._visible, self._last_record = min(self._visible, log_offset), -1
+            self.opened_end = min(self.opened_end, log_offset)
+            parts.queues.truncate_from(log_offset)
+            parts.windows.cut_from(log_offset)
+            cut_lists(log_offset, parts.epochs, parts.quarantine, parts.index)
+            parts.chain.cut_from(log_offset)
+            parts.log.set_end(log_offset)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the log has all that was ever acknowledged of it, as far as is known here."""
+        return self.report.sound
+
+    def absolve(self) -> None:
+        """The log has everything that its master has confirmed."""
+        if not self.report.sound:
+            absolve(self._around.files, self._config.path)
+            self.report.sound = True
 
     # --- in place of a master's ---------------------------------------------------------------------------------------------------
 

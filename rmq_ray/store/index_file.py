@@ -225,6 +225,30 @@ class IndexFile:
         self.durable = durable
         return True
 
+    def cut_from(self, log_offset: int) -> None:
+        """Forget the items from the first record at or behind ``log_offset`` on, as if they had never been put. Not durable before a ``flush``."""
+        count = self._first_from(log_offset)
+        if count >= self.header.next_item:
+            return
+        self.flush()
+        last = ITEM.unpack(self._file.pread(ITEM_BYTES, self._items_at + (count - 1) * ITEM_BYTES)) if count > 1 else (0, self.header.begin_offset, 0, 0)
+        header = self.header._replace(end_ms=self.header.begin_ms + last[2] * 1000, end_offset=last[1], next_item=count)
+        self.cut(self._durable_at(header, 1))
+        assert self._slots is not None
+        self.header = header._replace(slots_used=int(np.count_nonzero(self._slots)))
+
+    def _first_from(self, log_offset: int) -> int:
+        """The number of the first item of a record at or behind ``log_offset``; ``next_item`` when there is none."""
+        found = end = self.header.next_item
+        while end > 1:  # ends: falls by a chunk
+            begin = max(1, end - _RELINK_ITEMS)
+            raw = self._file.pread((end - begin) * ITEM_BYTES, self._items_at + begin * ITEM_BYTES)
+            behind = np.flatnonzero(np.frombuffer(raw, ITEMS)["log_offset"] >= log_offset)
+            if not len(behind):
+                break
+            found, end = begin + int(behind[0]), begin
+        return found
+
     def remove(self) -> None:
         """Delete the file; a query that is reading it goes on."""
         self._files.unlink(self.path)

@@ -265,6 +265,26 @@ class IndexService:
         self._end_offset = self._list[-1].header.end_offset if self._list else 0
         return True
 
+    def cut_from(self, log_offset: int) -> None:
+        """The log was cut there: items of records at or behind it are forgotten. ``flush_slots`` makes that durable."""
+        with self._putting:
+            self._write_pending()
+            self._flush_files()
+            while self._list and (self._list[-1].header.next_item <= 1 or self._list[-1].header.begin_offset >= log_offset):  # ends: one less
+                self._list.pop().remove()
+            self._unsettled = [file for file in self._unsettled if file in self._list]
+            self._current = None
+            if self._list:
+                newest = self._list[-1]
+                newest.cut_from(log_offset)
+                if not newest.is_full:
+                    newest.flush()
+                    newest.open_slots()
+                    self._current = newest
+                    self._unsettled = [file for file in self._unsettled if file is not newest]
+            self._end_offset = self._list[-1].header.end_offset if self._list else 0
+            self._state = self._state_of(self._list[-1]) if self._list else {}
+
     def delete_before(self, log_offset: int) -> int:
         """Remove files whose every record lies before ``log_offset`` (the log begins there now); returns how many."""
         deleted = 0

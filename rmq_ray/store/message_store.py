@@ -41,6 +41,7 @@ from rmq_ray.store.single_message import EncodedMessages, StoredMessage, encode_
 from rmq_ray.store.store_lock import StoreLock
 from rmq_ray.store.store_reads import StoreReads, StoreState
 from rmq_ray.store.topic_removal import deleted_topic_directory
+from rmq_ray.store.truncation import finish_truncation
 
 __all__ = ["AppendResult", "GetResult", "MessageStore", "StoreState", "StoredMessage"]
 
@@ -113,6 +114,7 @@ class MessageStore(StoreReads):
         self._waiting.clear()
         self._checkpointer = Checkpointer(self._around, parts, self.identity, self._snapshot, self._fail)
         self._checkpointer.write(thorough=True)
+        finish_truncation(self._around.files, self._config.path)
         self._state = StoreState.RECOVERED
         return self.report
 

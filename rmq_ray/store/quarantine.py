@@ -51,11 +51,23 @@ class Quarantine:
             if len(self._listed) >= LISTED_MAX:
                 return
             self._listed[log_offset] = (size, fault)
-            text = "".join(f"{offset} {length} {what}\n" for offset, (length, what) in self._listed.items())
             try:
-                self._files.write_whole(self._path, text.encode())
+                self._write()
             except StoreError as error:
                 logger.error("the quarantine list could not be written: %s", error)  # it is found again when the record is read again
+
+    def cut_from(self, log_offset: int) -> None:
+        """The log was cut there: other records will lie behind it. Durable on return; raises the store's errors."""
+        with self._lock:
+            gone = [offset for offset, (size, _) in self._listed.items() if offset + size > log_offset]
+            for offset in gone:
+                del self._listed[offset]
+            if gone:
+                self._write()
+
+    def _write(self) -> None:
+        text = "".join(f"{offset} {length} {what}\n" for offset, (length, what) in self._listed.items())
+        self._files.write_whole(self._path, text.encode())
 
     def entries(self) -> list[tuple[int, int, str]]:
         """(log offset, bytes, fault) of every listed record."""

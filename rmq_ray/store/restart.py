@@ -37,9 +37,11 @@ from rmq_ray.store.retention import Retention
 from rmq_ray.store.segment import Segment
 from rmq_ray.store.segment_chain import SegmentChain
 from rmq_ray.store.short_checkpoint import ShortCheckpoint, load_short_checkpoint
+from rmq_ray.store.soundness import absolve, judge
 from rmq_ray.store.store_lock import COMMIT_LOG, OURS
 from rmq_ray.store.topic_removal import deleted_topics
 from rmq_ray.store.transient_pool import TransientPool
+from rmq_ray.store.truncation import cut_lists, resume_truncation
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -96,6 +98,7 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     config, files, root = around.config, around.files, around.root
     chain = SegmentChain(f"{root}/{COMMIT_LOG}", f"{root}/{OURS}", config.segment_bytes, files, around.clock, config.preallocate)
     chain.load()
+    cut_at = resume_truncation(files, root, chain)
     report = RecoveryReport(clean=not unclean)
     ours = _our_checkpoint(around, identity)
     same_boot = ours is not None and ours.boot_id == around.boot_id != ""
@@ -106,6 +109,8 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     queues.load_all()
     begin, index = _choose_begin(around, chain, queues, ours if durable else None, report)
     parts = _build(around, chain, queues, index)
+    if cut_at is not None:
+        cut_lists(cut_at, parts.epochs, parts.quarantine, index)
     if ours is not None and ours.deduplication is not None:
         parts.windows.restore(ours.deduplication)
     seen = max(durable, queues.max_log_offset())
@@ -119,6 +124,8 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
+    power_lost = unclean and not same_boot and config.flush is FlushMode.ASYNC_FLUSH and seen > 0
+    report.sound = judge(files, root, power_lost or (cut_at is None and report.end < durable))
     _settle_epoch(around, identity, parts.epochs, report, report.end < seen)
     parts.windows.expire(around.clock.now_ms())
     _make_room(chain, report.end)
@@ -278,3 +285,5 @@ def _begin_elected(around: Surroundings, epochs: EpochFile, report: RecoveryRepo
     if epochs.current != epoch:
         epochs.begin(report.end, epoch)
         report.epoch_raised = True
+    absolve(around.files, around.root)
+    report.sound = True
