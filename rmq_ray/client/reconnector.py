@@ -37,6 +37,7 @@ TIMEOUT_MS = 3_000
 ROUTES_MS = 1_000  # the routes are looked at again this often: the broker may come back at another address
 GIVE_UP_MS = 600_000
 LOOKS_MIN, LOOKS_MAX = 3, 30  # at the routes, once the broker answers again
+LOOKED_AT_MAX = 100  # topics, each time; the others wait for the timer
 AGAIN_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client.reconnector")
@@ -82,12 +83,11 @@ class Reconnector:
         routes_ms = began - ROUTES_MS
         answered = False
         avoided: Address | None = None
-        held: str | None = None
         try:
             while not self._stop.wait(wait_ms / 1000):
                 now, topic = self._clock.monotonic_ms(), self._wanted(broker_name)
                 if topic is not None:
-                    wanted_ms, held = now, topic
+                    wanted_ms = now
                 elif now - wanted_ms > GIVE_UP_MS:
                     return
                 answered = self._answers(self._address(broker_name))
@@ -109,17 +109,20 @@ class Reconnector:
                 self._last[broker_name] = (self._clock.monotonic_ms(), wait_ms)
                 log.info("broker %s answers again", broker_name)
                 self._back(broker_name)
-        if answered and held is not None:
-            self._look_until_shown(broker_name, held)
+        if answered:
+            self._look_until_shown(broker_name)
 
-    def _look_until_shown(self, broker_name: str, topic: str) -> None:
+    def _look_until_shown(self, broker_name: str) -> None:
         """A broker that stopped gracefully had left the routes, and with them the balance; it answers a little before name servers show it again."""
+        routes = self._client.routes
+        topics = [subscription.topic for subscription in self._data().subscriptions][:LOOKED_AT_MAX]
         for look in range(LOOKS_MAX):
-            self._client.refresh_route_soon(topic)
+            for topic in topics:
+                self._client.refresh_route_soon(topic)
             if self._stop.wait(ROUTES_MS / 1000):
                 return
-            route = self._client.routes.route(topic)
-            if look + 1 >= LOOKS_MIN and route is not None and any(data.broker_name == broker_name for data in route.brokers):
+            shown = {data.broker_name for topic in topics if (route := routes.route(topic)) is not None for data in route.brokers}
+            if look + 1 >= LOOKS_MIN and (broker_name in shown or not topics):
                 return
 
     def _first_wait_ms(self, broker_name: str) -> float:
