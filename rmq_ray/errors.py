@@ -41,6 +41,7 @@
     │   │   ├── StoreUnreadable          a read failed: that record cannot be had now, the log goes on
     │   │   └── AppendUnknown            the write of this very message: it may be found when the disk is read again
     │   └── StoreNotReady                recovery is still running; try again
+    ├── MasterReplaced                   a name server knows a master of a later epoch                 (peer)
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
     │   └── PromotionRefused             that replica cannot be made master now                        (caller)
     └── SparkError                       Java, pyspark or raydp missing or wrong
@@ -375,6 +376,12 @@ class StoreNotReady(StoreError):
     """Recovery is still running; the same request succeeds once it is done."""
 
     retriable = True
+
+
+class MasterReplaced(RmqError):
+    """A name server knows a master of a later epoch under this name: the one that registers was replaced and is not told to clients."""
+
+    code = 20041
 
 
 class ClusterError(RmqError):

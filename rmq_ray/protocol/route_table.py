@@ -13,7 +13,8 @@ RocketMQ's fifth table, of filter servers, is always empty here: class filters r
 Nothing is persisted and nothing exchanged with other name servers: routes come back with the next registrations.
 
 Invariants: an address stands under one id of one broker name; a broker name without addresses is in no table; a cluster
-without broker names is not listed; topics are taken from masters only, and only with a new data version or a first registration.
+without broker names is not listed; topics are taken from masters only, and only with a new data version or a first registration; a master
+never replaces one of a later epoch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rmq_ray.errors import MasterReplaced
 from rmq_ray.model.ids import MASTER_ID
 from rmq_ray.model.topics import SYSTEM_TOPICS, BrokerData, DataVersion, Permission, QueueData, TopicConfig, TopicRoute
 
 BROKER_EXPIRY_MS = 120_000  # since the last registration
+EPOCHS_MAX = 100_000  # broker names whose epoch is remembered, also after they left
 
 Connection = object
 
@@ -43,6 +46,8 @@ class Registration:
     ha_address: str = ""
     version: DataVersion = DataVersion()
     topics: Mapping[str, TopicConfig] | None = None
+    epoch: int | None = None
+    """Of a master that a controller elected: the epoch of its election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +83,17 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[str, _Live] = {}
+        self._epochs: dict[str, int] = {}
 
     # --- brokers come and go ---
 
     def register(self, registration: Registration, connection: Connection, now_ms: int) -> Registered:
-        """Steps 1 to 8 of protocol-behaviour 4.2 (without filter servers). On return routes show the broker."""
+        """Steps 1 to 8 of protocol-behaviour 4.2 (without filter servers). On return routes show the broker.
+
+        Raises ``MasterReplaced``, and nothing has changed, for a master of an older epoch than one that was registered under this name before.
+        """
         r = registration
+        self._check_epoch(r)
         self._leave_other_places(r)
         self._clusters.setdefault(r.cluster, set()).add(r.broker_name)
         broker = self._brokers.setdefault(r.broker_name, BrokerData(r.cluster, r.broker_name, {}))
@@ -196,6 +206,17 @@ class RouteTable:
             del self._topics[topic]
 
     # --- inside ---
+
+    def _check_epoch(self, r: Registration) -> None:
+        """A master that was replaced may not know it yet. RocketMQ's own brokers, and those without a controller, name no epoch: they come and go as ever."""
+        if r.epoch is None or r.broker_id != MASTER_ID:
+            return
+        known = self._epochs.pop(r.broker_name, 0)
+        self._epochs[r.broker_name] = max(known, r.epoch)
+        if len(self._epochs) > EPOCHS_MAX:
+            del self._epochs[next(iter(self._epochs))]
+        if r.epoch < known:
+            raise MasterReplaced(f"the master of {r.broker_name} at {r.address} has epoch {r.epoch}, one of epoch {known} was elected since", r.epoch)
 
     def _leave_other_places(self, r: Registration) -> None:
         """A slave that became master keeps its address: the old id must go, or the route would show one process twice."""

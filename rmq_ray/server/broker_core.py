@@ -316,7 +316,7 @@ class BrokerCore:
     def _serving(self, store: MessageStore) -> None:
         """The store is recovered and about to serve."""
         if self._found is not None:
-            self.lock_handlers.load(self._found.locks)
+            self.lock_handlers.load(self._found.locks, 0 if self.gate is None else self.gate.epoch or 0)
         self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
         self.replication.serving(store)
         if self.gate is not None:

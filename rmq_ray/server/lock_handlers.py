@@ -3,7 +3,8 @@
 Decides: that no lock is granted which a restarted broker would not know. Does not decide who gets one (``protocol.queue_locks``) nor what a
 commit without a lock is worth (``server.offset_handlers``). Called by the broker core, in its loop.
 
-Invariant: a change of hands lies in the journal before its answer leaves.
+Invariants: a change of hands lies in the journal before its answer leaves; no lock of one master has the epoch of another's, so that what a holder does
+who does not know yet that his broker was replaced counts for nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.store.lock_journal import LockJournal, LockLine
 
 log = logging.getLogger("rmq_ray.server.locks")
+REIGN_BITS = 44  # times in ms need 41: epochs of locks that no election preceded begin with one
 
 
 class LockHandlers:
@@ -31,9 +33,12 @@ class LockHandlers:
         self._clock = clock
         self._closed = False
 
-    def load(self, found: tuple[list[LockLine], int]) -> None:
-        """What the journal said. Epochs go on from there, and from the clock where the journal was lost."""
+    def load(self, found: tuple[list[LockLine], int], reign: int = 0) -> None:
+        """What the journal said. Epochs go on from there, and from the clock where the journal was lost; those of a ``reign`` (the epoch of its master's
+        election) are greater than all of the reigns before, whoever gave them.
+        """
         lines, highest = found
+        highest = max(highest, reign << REIGN_BITS)
         held = [HeldLock(line.group, line.queue, line.client_id, line.epoch) for line in lines if line.client_id is not None]
         self._locks.load(held, max(highest, self._clock.now_ms()), self._clock.monotonic_ms())
 

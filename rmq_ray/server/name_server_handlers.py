@@ -77,6 +77,7 @@ class RouteHandlers:
                 ha_address=header.ha_address,
                 version=version,
                 topics=topics,
+                epoch=header.master_epoch,
             ),
             peer,
             self._clock.now_ms(),

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from rmq_ray.errors import MasterReplaced
 from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig
 from rmq_ray.protocol.route_table import Registration, RouteTable
 
@@ -306,6 +307,33 @@ class RouteTableModel(RuleBasedStateMachine):
             assert (route is None) == (not names)
             if route is not None:
                 assert [queues.broker_name for queues in route.queues] == [broker.broker_name for broker in route.brokers] == names
+
+
+def test_a_master_of_a_lower_epoch_is_refused_and_changes_nothing() -> None:
+    table = RouteTable()
+    register(table, address="old:1", epoch=1)
+    register(table, broker_id=1, address="new:1", topics=None)
+    assert register(table, address="new:1", epoch=2, version=V2, topics=("orders", "payments")).first is False
+    before = table.brokers()
+    assert before["broker-a"].addresses == {0: "new:1"} and table.route("payments") is not None
+    with pytest.raises(MasterReplaced, match="epoch 1"):
+        register(table, address="old:1", epoch=1, topics=("orders",), version=DataVersion(3, 300))
+    assert table.brokers() == before
+    register(table, broker_id=1, address="old:1", epoch=1, topics=None)
+    assert table.brokers()["broker-a"].addresses == {0: "new:1", 1: "old:1"}, "as a slave it may come"
+
+
+def test_the_epoch_of_a_broker_name_outlives_its_addresses_and_brokers_without_one_come_as_ever() -> None:
+    table = RouteTable()
+    register(table, address="h1:1", epoch=5)
+    assert table.unregister("broker-a", 0, "h1:1") and table.route("orders") is None
+    with pytest.raises(MasterReplaced):
+        register(table, address="h1:1", epoch=4)
+    register(table, "broker-b", address="h2:1", epoch=1)
+    register(table, address="apache:1")
+    assert table.brokers()["broker-a"].addresses == {0: "apache:1"}
+    register(table, address="h1:1", epoch=5)
+    assert table.brokers()["broker-a"].addresses == {0: "h1:1"}
 
 
 TestRouteTableModel = RouteTableModel.TestCase

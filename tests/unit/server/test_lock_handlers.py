@@ -14,7 +14,7 @@ from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
-from rmq_ray.store.lock_journal import LockJournal
+from rmq_ray.store.lock_journal import LockJournal, LockLine
 from tests.support.broker_bench import Bench
 from tests.support.fake_peer import FakePeer
 
@@ -179,6 +179,18 @@ def test_a_broker_that_lost_its_journal_gives_no_old_epoch_again(bench: Bench, t
     assert old is not None and new is not None and new > old
     assert commit(again, FakePeer(port=1), 5, old) == ResponseCode.SYSTEM_ERROR
     again.close()
+
+
+def test_locks_of_a_later_reign_have_greater_epochs_than_all_before_it(bench: Bench, tmp_path: Path) -> None:
+    core = bench.core
+    line = LockLine(0, None, "billing", queue(0))
+    epochs = []
+    for number, (reign, highest) in enumerate([(0, 7), (1, 0), (2, 9 << 44), (3, 5), (10, 1)]):
+        core.lock_handlers.load(([line], highest), reign)
+        epoch = lock(bench, f"c{number}", number)
+        assert epoch is not None and epoch > highest
+        epochs.append(epoch)
+    assert epochs == sorted(set(epochs)) and epochs[-1] < 1 << 63
 
 
 def test_what_cannot_be_written_is_not_granted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
