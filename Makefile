@@ -27,7 +27,7 @@ $(DEMO): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,train,demo,dev]'
 	@touch $@ $(DEMO)
 
 demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from nothing, in a few minutes

@@ -1,95 +1,143 @@
-"""From actors that make features to a trained model: yesterday's rows as a dataset, then those that came since, by workers that share both.
+"""From actors that measure, through Spark that makes features, to Ray Train: history first, then what comes in, each row learnt once.
 
-    python -m examples.training
+    python -m examples.training            --kill: a worker is killed in the middle, with the same result
 
-Two producer actors send rows of eight features and a target. The workers read yesterday's rows as shards of one dataset (each row once), then share
-a consumer group for today's (each row at least once; ``iter_batches`` commits a batch when the next one is asked for). The model is least
-squares: a worker adds up x'x and x'y of its rows and sends the sums to a topic; whoever wants the model adds those and solves.
+Producer actors send raw measurements to "measured". Spark turns what is new into features in "features", as a stream with a checkpoint. Ray Train's workers
+read the history as shards of one dataset, then each its own queues of the topic without an end (``iter_batches(shard=...)``). A worker
+saves its model and the position up to which the model has learnt in one checkpoint: after a death both go back together.
 
-The workers are plain actors. In Ray Train the body of ``train`` is the train loop of a ``DataParallelTrainer`` (or ``TorchTrainer``) with
-``datasets={"history": ...}``, and the shard comes from ``ray.train.get_dataset_shard("history")``.
+The model is least squares, trained by adding up x'x and x'y: every row that is missing or learnt twice shows. Needs the extras ``spark`` and ``train``.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import tempfile
 import time
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import ray
+import ray.train
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 import rmq_ray as rmq
 from rmq_ray import data as mqd
+from rmq_ray import spark as mqs
 
-FEATURES_TOPIC, SUMS_TOPIC = "features", "features-sums"
-FEATURES, HISTORY, FRESH, WORKERS = 8, 20_000, 4_000, 2
-WEIGHTS = np.arange(1.0, FEATURES + 1)
+MEASURED, FEATURES = "measured", "features"
+HISTORY, FRESH, WORKERS, ROUNDS = 4_000, 1_000, 2, 2
+WEIGHTS = np.array([5.0, 2.0, -3.0, 0.5])  # of 1, a, b, a * b
 NOISE = 0.1
 
 
-def send_features(producer: rmq.Producer, seed: int, rows: int) -> None:
-    """Runs in a producer actor. A body: eight features and the target, float64."""
+def measure(producer: rmq.Producer, seed: int, rows: int) -> None:
+    """Runs in a producer actor. A body: a, b and what came of them."""
     chance = np.random.default_rng(seed)
-    x = chance.standard_normal((rows, FEATURES))
-    y = x @ WEIGHTS + NOISE * chance.standard_normal(rows)
-    bodies = np.column_stack((x, y))
-    width = bodies.shape[1] * 8
-    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), rows, [None, pa.py_buffer(bodies)])
-    producer.send_arrow(FEATURES_TOPIC, pa.table({"body": column.cast(pa.binary())}), body="body")
+    a, b = chance.standard_normal((2, rows))
+    y = WEIGHTS @ np.array([np.ones(rows), a, b, a * b]) + NOISE * chance.standard_normal(rows)
+    producer.send_arrow(MEASURED, pa.table({"body": [f"{one},{other},{result}" for one, other, result in zip(a, b, y, strict=True)]}))
 
 
 def produce(cluster: str, rows: int, first_seed: int) -> None:
     """Two producer actors, half of the rows each."""
-    actors: list[Any] = [rmq.ProducerActor.options(num_cpus=0).remote("features", cluster=cluster) for _ in range(2)]
-    ray.get([actor.run.remote(send_features, first_seed + n, rows // 2) for n, actor in enumerate(actors)])
+    actors: list[Any] = [rmq.ProducerActor.options(num_cpus=0).remote("sensors", cluster=cluster) for _ in range(2)]
+    ray.get([actor.run.remote(measure, first_seed + n, rows // 2) for n, actor in enumerate(actors)])
     for actor in actors:
         ray.get(actor.close.remote())
         ray.kill(actor)
 
 
-@ray.remote(num_cpus=0)
-def train(history: Any, cluster: str, midnight: datetime, idle_s: float) -> dict[str, int]:
-    """One worker; ``history``: its shard. Returns how many rows of each kind it learnt from."""
-    sums, counts = np.zeros((FEATURES + 1, FEATURES + 1)), {"history": 0, "fresh": 0}
-
-    def learn(what: str, bodies: list[bytes]) -> None:
-        rows = np.frombuffer(b"".join(bodies)).reshape(-1, FEATURES + 1)
-        sums[:] += rows.T @ rows
-        counts[what] += len(rows)
-
-    for batch in history.iter_batches(batch_size=4_096, batch_format="pyarrow"):
-        learn("history", batch["body"].to_pylist())
-    since: dict[str, Any] = {"start_from": "timestamp", "start_at": midnight}
-    for table in mqd.iter_batches(FEATURES_TOPIC, group="trainers", columns=["body"], idle_s=idle_s, cluster=cluster, **since):
-        learn("fresh", table["body"].to_pylist())
-    with rmq.Producer(cluster=cluster) as producer:
-        producer.send(SUMS_TOPIC, sums.tobytes())
-    return counts
+def make_features(session: Any, cluster: str, checkpoint: str) -> None:
+    """What was measured since the last time: 1, a, b, a * b and the result, as text."""
+    measured = mqs.read_stream(session, MEASURED, group="features", columns=["body"], cluster=cluster).dataframe()
+    numbers = measured.selectExpr("split(string(body), ',') as v").selectExpr("double(v[0]) as a", "double(v[1]) as b", "v[2] as y")
+    features = numbers.selectExpr("concat_ws(',', '1', a, b, a * b, y) as body")
+    query = mqs.write_stream_topic(features, FEATURES, checkpoint=checkpoint, available_now=True, partitions=2, cluster=cluster)
+    query.awaitTermination()
 
 
-def main(cluster: str = "default", idle_s: float = 4.0) -> tuple[int, int, Any]:
-    """Run it on a cluster that is up; returns how many rows of history and of fresh ones were learnt from, and the weights found."""
+def learn(bodies: Any) -> Any:
+    """What a column of bodies adds to the sums."""
+    rows = np.array([body.decode().split(",") for body in bodies.to_pylist()], dtype=float).reshape(-1, len(WEIGHTS) + 1)
+    return rows.T @ rows
+
+
+def save(rank: int, sums: Any, position: str) -> None:
+    """Model and position of one worker; Ray Train puts the files of all workers into one checkpoint when all have come here."""
+    with tempfile.TemporaryDirectory() as directory:
+        np.save(Path(directory) / f"sums-{rank}.npy", sums)
+        (Path(directory) / f"position-{rank}.json").write_text(position)
+        ray.train.report({"rows": int(sums[0, 0])}, checkpoint=ray.train.Checkpoint.from_directory(directory))
+
+
+def die(once: str) -> None:
+    """In the middle of a round: what this worker has learnt since its last checkpoint is lost with it, and comes again."""
+    Path(once).touch()
+    time.sleep(3)  # Ray Train asks its workers for checkpoints every 2 s
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(config: dict[str, Any]) -> None:
+    """The train loop of one worker."""
+    rank, workers = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
+    sums, positions = np.zeros((len(WEIGHTS) + 1, len(WEIGHTS) + 1)), [config["history_end"]]
+    saved = ray.train.get_checkpoint()
+    if saved is not None:
+        with saved.as_directory() as directory:
+            sums += np.load(Path(directory) / f"sums-{rank}.npy")
+            positions = [path.read_text() for path in Path(directory).glob("position-*.json")]
+    where = {"group": "trainers", "columns": ["body"], "cluster": config["cluster"]}
+    with mqd.iter_batches(FEATURES, shard=(rank, workers), after=positions, commit="manual", idle_s=1.0, batch_size=100, **where) as batches:
+        if saved is None:
+            for batch in ray.train.get_dataset_shard("history").iter_batches(batch_size=1_024, batch_format="pyarrow"):
+                sums += learn(batch["body"])
+            save(rank, sums, batches.position)
+        for _ in range(ROUNDS):  # of a real job: until it is stopped. All workers report the same number of times
+            for table in batches:  # ends when nothing came for a second, and may be entered again
+                sums += learn(table["body"])
+                if config["kill"] and rank == 0 and not Path(config["kill"]).exists():
+                    die(config["kill"])
+            save(rank, sums, batches.position)
+            batches.commit()  # for the eyes of `rmq-ray group lag trainers`; the checkpoint decides
+
+
+def main(cluster: str = "default", session: Any = None, kill: bool = False) -> tuple[int, Any]:
+    """Run it on a cluster that is up; returns how many rows were learnt from, and the weights found. ``session``: a Spark session to use."""
     mq = rmq.connect(cluster)
-    for topic in (FEATURES_TOPIC, SUMS_TOPIC):
+    for topic in (MEASURED, FEATURES):
         mq.admin.create_topic(topic, queues=4)
-    produce(cluster, HISTORY, first_seed=1)
-    time.sleep(0.01)
-    midnight = datetime.now(UTC)  # what was stored before is history
-    produce(cluster, FRESH, first_seed=3)
-    history = mqd.read_topic(FEATURES_TOPIC, end=midnight, columns=["body"], cluster=cluster, splits=4)
-    shards = history.streaming_split(WORKERS)
-    counts = ray.get([train.remote(shard, cluster, midnight, idle_s) for shard in shards])
-    parts = mq.admin.to_arrow(SUMS_TOPIC, columns=["body"])["body"].to_pylist()
-    sums = np.sum([np.frombuffer(part).reshape(FEATURES + 1, FEATURES + 1) for part in parts], axis=0)
-    learnt = [sum(count[what] for count in counts) for what in ("history", "fresh")]
+    spark = session or mqs.session("features", quick_start=True)
+    with tempfile.TemporaryDirectory() as directory:
+        produce(cluster, HISTORY, first_seed=1)
+        make_features(spark, cluster, f"{directory}/features")
+        end = {rmq.MessageQueue(FEATURES, row["broker"], row["queue"]): row["max_offset"] for row in mq.admin.describe_topic(FEATURES)}
+        history = mqd.read_topic(FEATURES, end=end, columns=["body"], cluster=cluster, splits=4)
+        produce(cluster, FRESH, first_seed=3)
+        make_features(spark, cluster, f"{directory}/features")
+        if session is None:
+            mqs.stop()
+        trainer = DataParallelTrainer(
+            train,
+            train_loop_config={"cluster": cluster, "history_end": end, "kill": f"{directory}/killed" if kill else ""},
+            scaling_config=ray.train.ScalingConfig(num_workers=WORKERS, resources_per_worker={"CPU": 0.5}),
+            run_config=ray.train.RunConfig(storage_path=f"{directory}/train", failure_config=ray.train.FailureConfig(max_failures=1)),
+            datasets={"history": history},
+        )
+        result = trainer.fit()
+        assert result.checkpoint is not None
+        with result.checkpoint.as_directory() as saved:
+            sums = sum(np.load(path) for path in Path(saved).glob("sums-*.npy"))
     weights = np.linalg.solve(sums[:-1, :-1], sums[:-1, -1])
-    print(f"{len(parts)} workers learnt from {learnt[0]} rows of history and {learnt[1]} fresh ones: weights {np.round(weights, 2)}")
-    return learnt[0], learnt[1], weights
+    print(f"{WORKERS} workers learnt from {int(sums[0, 0])} rows: weights {np.round(weights, 2)}")
+    return int(sums[0, 0]), weights
 
 
 if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False)
     rmq.start(store_path="rmq-data")
-    main()
+    main(kill="--kill" in sys.argv)

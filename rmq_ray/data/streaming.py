@@ -154,19 +154,20 @@ class _Run:
     consumer: PullConsumer | None = None
     behind: Offsets = field(default_factory=dict)
     told: Offsets = field(default_factory=dict)
+    heard_ms: int = 0
 
     def tables(self) -> Any:
         """A generator of tables; None where nothing came for ``idle_s``: whoever commits by hand may do so then, and may ask for more."""
         wait_s = self.max_wait_s if self.idle_s is None else min(self.max_wait_s, self.idle_s)
         with self.open_consumer() as self.consumer:
             self._begin(self.consumer)
-            heard_ms = SYSTEM_CLOCK.monotonic_ms()
+            self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
             while True:  # ends: with the loop that asks
                 table = self._collect(self.consumer, wait_s)
-                over = self.idle_s is not None and SYSTEM_CLOCK.monotonic_ms() - heard_ms >= self.idle_s * 1_000
+                over = self.idle_s is not None and SYSTEM_CLOCK.monotonic_ms() - self.heard_ms >= self.idle_s * 1_000
                 if table is not None or over:
                     yield table
-                    heard_ms = SYSTEM_CLOCK.monotonic_ms()
+                    self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
                 if self.commits:
                     self.commit()
 
@@ -205,9 +206,11 @@ class _Run:
         while rows < self.batch_size and left_s >= 0:  # once at least
             batch = consumer.poll(self.batch_size - rows, timeout=min(POLL_S, left_s))
             self.behind.update(batch.next_offsets)
-            if len(batch) and (table := self._table(batch)).num_rows:
-                tables.append(table)
-                rows += table.num_rows
+            if len(batch):
+                if (table := self._table(batch)).num_rows:
+                    tables.append(table)
+                    rows += table.num_rows
+                self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
             left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
         return pa.concat_tables(tables) if tables else None
 

@@ -58,8 +58,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``, ``ClusterError`` where there is no cluster, and what a task raised.
     """
     check_bulk_topic(topic)
-    if once is not None and (not isinstance(once, str) or not once):
-        raise ClientError(f"once must be a name for this write, like 'totals/17', not {once!r:.80}", repr(once)[:80])
+    check_name(once)
     if not 0.001 <= timeout <= 3_600:
         raise ClientError(f"timeout must be a millisecond to an hour, in seconds, not {timeout!r}", timeout)
     discovery = discovery_for(cluster, name_servers, secret)
@@ -76,6 +75,12 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     finally:
         options.preserve_order = kept_order
     return sink.stored
+
+
+def check_name(once: object) -> None:
+    """``ClientError`` for what cannot name a write."""
+    if once is not None and (not isinstance(once, str) or not once):
+        raise ClientError(f"once must be a name for this write, like 'totals/17', not {once!r:.80}", repr(once)[:80])
 
 
 class TopicDatasink(Datasink[int]):

@@ -106,6 +106,7 @@ class BatchQuery:
 
     def _run(self) -> None:
         try:
+            self._batches.commit(self._checkpoint.position)  # so that the lag is seen while the first batch runs
             target = self._patiently(self._batches.ends) if self._trigger.available_now else None
             while not self._stopping.is_set():  # ends: at stop, at the target, or with an error
                 began_ms = self._clock.monotonic_ms()

@@ -114,7 +114,7 @@ def frame_of(session: SparkSession, plan: ScanPlan, rows: Rows | None = None, ka
     return numbers.mapInArrow(_reader(plan, wanted, kafka_compat), ddl)
 
 
-def wanted_rows(columns: Sequence[str] | None, tags: Any, key: str | None, kafka_compat: bool) -> Rows:
+def wanted_rows(columns: Sequence[str] | None, tags: Any, key: Any, kafka_compat: bool) -> Rows:
     """Which rows and columns are read. ``SparkError`` for what makes no sense."""
     if kafka_compat and columns is not None:
         raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
@@ -154,13 +154,9 @@ def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterato
     """The function that Spark ships to its workers: split numbers in, rows out."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
-        import gc
-
         from rmq_ray.client.scan_plan import open_reader
         from rmq_ray.store.arrow_rows import kafka_columns, to_rows
 
-        if gc.get_freeze_count() == 0:  # not from our daemon of workers: see rmq_ray.spark.workers
-            gc.freeze()
         reader = open_reader(plan)
         try:
             for batch in batches:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
 EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
 MASTER_CPU = "spark.ray.raydp_spark_master.actor.resource.CPU"
 CPU_LOOKS, CPU_PAUSE_MS = 40, 250
+PYSPARK_MAX = [3, 5, 7]
 QUICK_START = "-XX:TieredStopAtLevel=1"  # the first compiler only
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
 _numbers = itertools.count(1)
@@ -56,6 +57,8 @@ def session(
     _require_packages()
     require_ray()
     _require_no_session()
+    if executor_cores < 1:
+        raise SparkError(f"executor_cores must be at least 1, not {executor_cores}", executor_cores)
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
     chosen = settings(configs or {}, QUICK_START if quick_start else "")
@@ -63,9 +66,7 @@ def session(
     ensure_java()
     put_environment("PYSPARK_PYTHON", sys.executable)
     put_environment("PYSPARK_DRIVER_PYTHON", sys.executable)
-    import raydp
-
-    raydp_init: Any = raydp.init_spark
+    raydp_init: Any = _raydp().init_spark
     unique = f"{app_name}-{os.getpid()}-{next(_numbers)}"  # RayDP refuses a name again right after it stopped
     try:
         spark = raydp_init(app_name=unique, num_executors=num_executors, executor_cores=executor_cores, executor_memory=executor_memory, configs=chosen)
@@ -77,10 +78,7 @@ def session(
 
 def stop() -> None:
     """End the session that ``session`` started and its executors; nothing where there is none."""
-    import raydp
-
-    raydp_stop: Any = raydp.stop_spark
-    raydp_stop()
+    _raydp().stop_spark()
 
 
 def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, Any]:
@@ -102,6 +100,24 @@ def _require_packages() -> None:
     for package in ("pyspark", "raydp"):
         if util.find_spec(package) is None:
             raise SparkError(f"the package {package} is not installed: `pip install 'rmq_ray[spark]'` brings it", package)
+    require_version(metadata.version("pyspark"))
+
+
+def require_version(pyspark: str) -> None:
+    """Told, not hung: with RayDP 1.6.5 later versions than these never end their first job, and Spark 4 does not start."""
+    found = [int(part) for part in pyspark.split(".")[:3] if part.isdecimal()]
+    if found[:2] != [3, 5] or found > PYSPARK_MAX:
+        raise SparkError(f"pyspark {pyspark} does not work with RayDP 1.6.5: `pip install 'rmq_ray[spark]'` brings 3.5.7", pyspark)
+
+
+def _raydp() -> Any:
+    """The package; ``SparkError`` where it is there and does not fit what else is."""
+    try:
+        import raydp
+    except Exception as error:  # noqa: BLE001 - a package that does not fit the others raises whatever it meets first
+        text = f"the package raydp cannot be imported ({type(error).__name__}: {error}): `pip install 'rmq_ray[spark]'` brings versions that fit together"
+        raise SparkError(text, "raydp") from error
+    return raydp
 
 
 def _require_no_session() -> None:

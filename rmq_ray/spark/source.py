@@ -4,11 +4,11 @@
                         ──getBatch─────>  Batches.frame    the rows between two positions
                         ──commit───────>  Batches.commit   the batch before is through
 
-Implements ``org.apache.spark.sql.execution.streaming.Source`` and ``SupportsTriggerAvailableNow``: names and signatures are Spark's, and internal to it
-(checked for 3.5). Decides nothing about rows. Called by JVM threads, for one query at a time.
+Implements ``org.apache.spark.sql.execution.streaming.Source``, ``SupportsTriggerAvailableNow`` and ``ReportsSourceMetrics``: names and signatures are
+Spark's, and internal to it (checked for 3.5). Decides nothing about rows. Called by JVM threads, for one query at a time.
 
 Invariant: ``getBatch`` never fails for a batch that Spark only asks for to tell where it was (it does so at a restart, when retention may have taken
-the rows): such an error is raised by the rows when they are read.
+the rows): such an error is raised by the rows when they are read, and rows that are gone are counted then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq_ray.spark")
 STREAMING = "org.apache.spark.sql.execution.streaming"
+CONNECTOR = "org.apache.spark.sql.connector.read.streaming"
 VERSION = "3.5."
 
 
@@ -45,6 +46,7 @@ class TopicSource:
         self._schema = self._jvm.org.apache.spark.sql.types.StructType.fromDDL(self._ddl)
         self._begin: StreamPosition | None = None
         self._target: dict[MessageQueue, int] | None = None
+        self._lost: Any = self._session.sparkContext.accumulator(0)
 
     def frame(self) -> DataFrame:
         """The streaming DataFrame over this source."""
@@ -70,11 +72,15 @@ class TopicSource:
     def getBatch(self, start: Any, end: Any) -> Any:  # noqa: N802
         """The rows behind ``start`` (an Option) up to ``end``, as a streaming DataFrame of the JVM."""
         before = _position(start.get()) if start.isDefined() else None
+        counted = self._batches.rows_lost
         try:
             frame = self._batches.frame(before, _position(end))
         except RmqError as error:
             log.warning("a batch cannot be read: %s", error)
             frame = self._session.range(0, 1, 1, 1).mapInArrow(_raising(error), self._ddl)
+        if lost := self._batches.rows_lost - counted:
+            self._batches.rows_lost = counted
+            frame = frame.mapInArrow(_counting(self._lost, lost), self._ddl)
         rows = frame._jdf.queryExecution().toRdd()
         return self._jsession.internalCreateDataFrame(rows, frame._jdf.schema(), True)
 
@@ -85,6 +91,7 @@ class TopicSource:
     def stop(self) -> None:
         """The query has ended; another one may begin anew."""
         self._begin = self._target = None
+        self._batches.rows_lost, self._lost = 0, self._session.sparkContext.accumulator(0)
         self._batches.close()
 
     def deserializeOffset(self, text: str) -> Any:  # noqa: N802
@@ -110,7 +117,9 @@ class TopicSource:
     def latestOffset(self, start: Any, _limit: Any) -> Any:  # noqa: N802
         """Where the next batch ends; the same as ``start`` when there is nothing new. The first one says where the stream begins."""
         if start is None:
-            self._begin = self._begin or self._batches.begin()
+            if self._begin is None:
+                self._begin = self._batches.begin()
+                self._batches.commit(self._begin)  # so that the lag is seen while the first batch runs
             end = self._batches.next(self._begin, self._target)
             merged = StreamPosition(end.offsets, end.epochs, {**self._begin.offsets, **end.starts})
             return self._offset(merged.to_json())
@@ -122,6 +131,14 @@ class TopicSource:
     def reportLatestOffset(self) -> Any:  # noqa: N802
         """What there is beyond the limit, for Spark's progress reports."""
         return self._offset(StreamPosition(self._batches.ends()).to_json())
+
+    # --- ReportsSourceMetrics -------------------------------------------------------------------------------------------
+
+    def metrics(self, _latest: Any) -> Any:
+        """For Spark's progress reports, since this query began: ``rowsLost`` of ``fail_on_data_loss=False``. Text, as Spark wants it."""
+        found = self._jvm.java.util.HashMap()
+        found.put("rowsLost", str(self._batches.rows_lost + self._lost.value))
+        return found
 
     def _offset(self, text: str) -> Any:
         return self._jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
@@ -143,7 +160,7 @@ class TopicSource:
     class Java:
         """For py4j."""
 
-        implements: ClassVar[list[str]] = [f"{STREAMING}.Source", "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow"]
+        implements: ClassVar[list[str]] = [f"{STREAMING}.Source", f"{CONNECTOR}.SupportsTriggerAvailableNow", f"{CONNECTOR}.ReportsSourceMetrics"]
 
 
 def check_version(version: str) -> None:
@@ -154,6 +171,20 @@ def check_version(version: str) -> None:
 
 def _position(offset: Any) -> StreamPosition:
     return StreamPosition.from_json(str(offset.json()))
+
+
+def _counting(counted: Any, lost: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The rows as they are; the task of the first partition counts."""
+
+    def count(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None or context.partitionId() == 0:
+            counted.add(lost)
+        yield from batches
+
+    return count
 
 
 def _raising(error: RmqError) -> Callable[[Iterator[Any]], Iterator[Any]]:

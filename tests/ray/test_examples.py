@@ -90,18 +90,3 @@ def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster
 
     stored, same, complaint = columns.main(mq.name)
     assert stored == same == columns.READINGS and "column 'body', row 1 is null" in complaint
-
-
-def test_workers_learn_from_every_row_of_a_dataset_and_of_a_group(mq: rmq.Cluster) -> None:
-    from examples import training
-
-    history, fresh, weights = training.main(mq.name)
-    assert history == training.HISTORY and fresh >= training.FRESH  # at least once: a queue may move while the second worker joins
-    assert max(abs(weights - training.WEIGHTS)) < 0.01
-
-
-def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(mq: rmq.Cluster) -> None:
-    from examples import replay
-
-    bad = len(replay.BAD)
-    assert replay.main(mq.name) == (bad, bad, sum(replay.BAD))

@@ -34,7 +34,7 @@ def session(ray_here: None) -> Iterator[Any]:
         if os.environ.get("RMQ_RAY_JAVA_REQUIRED"):
             raise
         pytest.skip(str(error))
-    yield mqs.session("tests", executor_cores=2, quick_start=True)
+    yield mqs.session("tests", executor_cores=2, quick_start=True, configs={"spark.sql.shuffle.partitions": 2})
     mqs.stop()
 
 

@@ -134,11 +134,3 @@ def test_a_streaming_sink_that_fails_behind_its_write_stores_every_row_once(
         run()
     assert run()
     assert len(calls) == 4 and calls[1] == calls[2] and bodies(session, "sink") == list(range(300))
-
-
-def test_departures_are_counted_by_the_hour_and_written_back(session: Any, mq: rmq.Cluster) -> None:
-    from examples import flights_hourly
-
-    flights = flights_hourly.departures()
-    hours = flights["origin"] + "-" + flights["time_hour"].str.slice(0, 10) + "-" + flights["time_hour"].str.slice(11, 13)
-    assert flights_hourly.main(mq.name, session) == hours.value_counts().to_dict()

