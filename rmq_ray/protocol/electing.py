@@ -5,7 +5,8 @@ Every candidate was fenced before it reported: it follows nobody, so what it say
     SYNC_MASTER    acknowledged = held by every member: the furthest of those that reported has it all, if one of them has all that it ever had
     ASYNC_MASTER   nothing is promised beyond the elected copy: the furthest one that is there
 
-A copy whose host booted since it wrote may have lost its newest bytes (not with ``durable``: then they were on its disk before they counted).
+A copy whose host booted since it wrote may have lost its newest bytes (not with ``durable``: then they were on its disk before they counted). Where all
+members that report did, every replica is asked, and one outside the set that has more is better: it has what the others lost.
 
 Decides nothing about when elections begin (``protocol.promotion``, the only caller). Pure.
 """
@@ -62,7 +63,7 @@ class Order:
 
 def newest_epoch(reports: Iterable[ReplicaReport]) -> int:
     """The highest epoch that any of them knows."""
-    return max((max(report.log_epoch, report.master_epoch) for report in reports), default=0)
+    return max((max(report.log_epoch, report.newest_epoch, report.master_epoch) for report in reports), default=0)
 
 
 def elect(  # noqa: PLR0913 - all that an election looks at
@@ -83,9 +84,9 @@ def elect(  # noqa: PLR0913 - all that an election looks at
             return f"replica {order.heir}, to be promoted by force, does not answer yet"
         elected = order.heir
     else:
-        if why := _too_few(rules, standing, voting, expected, since_ms, now_ms):
+        if why := _too_few(rules, standing, ready, voting, expected, now_ms - since_ms):
             return why
-        elected = _furthest(voting, standing.former if order is None else order.heir)
+        elected = _furthest(voting if _whole(rules, voting) else ready, standing.former if order is None else order.heir)
         if order is None and (why := _not_allowed(rules, standing, voting, elected)):
             return why
     wait_ms = _promise(standing, answers, elected, members, now_ms)
@@ -94,22 +95,30 @@ def elect(  # noqa: PLR0913 - all that an election looks at
     return _elected(rules, standing, ready, elected)
 
 
-def _too_few(rules: Rules, standing: Standing, voting: Mapping[int, ReplicaReport], expected: Collection[int], since_ms: float, now_ms: float) -> str:
+def _too_few(
+    rules: Rules, standing: Standing, ready: Mapping[int, ReplicaReport], voting: Mapping[int, ReplicaReport], expected: Collection[int], waited_ms: float
+) -> str:
     """Why these reports do not suffice; empty when they do."""
     members = standing.assignment.sync_state_set
     missing = sorted(set(members) - voting.keys())
-    waited = now_ms - since_ms
     if standing.former is None:
         return f"the ledger does not know who reigned last: replicas {missing} must report, too" if missing else ""
     if not voting:
         return f"no member of the sync state set {list(members)} answers"
-    if expected and waited < GATHER_MS:
+    if expected and waited_ms < GATHER_MS:
         return f"replicas {sorted(expected)} live and have not answered yet"
-    if not missing or rules.durable or any(report.sound for report in voting.values()):
+    absent = sorted(set(range(rules.replicas)) - ready.keys())
+    if _whole(rules, voting) or not absent:
         return ""
-    if waited >= MORE_REPORTS_MS and (not rules.synchronous or len(voting) > 1):
+    alone = len(voting) == 1 and missing != []
+    if waited_ms >= MORE_REPORTS_MS and not (rules.synchronous and alone):
         return ""
-    return f"the hosts of {sorted(voting)} booted since they wrote, they may lack acknowledged messages: one of {missing} must report, or promote by force"
+    return f"the hosts of {sorted(voting)} booted since they wrote, they may lack acknowledged messages: {absent} should report, or promote by force"
+
+
+def _whole(rules: Rules, voting: Mapping[int, ReplicaReport]) -> bool:
+    """Whether one of these copies has all that it ever had: then the furthest member has all that was acknowledged."""
+    return rules.durable or any(report.sound for report in voting.values())
 
 
 def _furthest(voting: Mapping[int, ReplicaReport], preferred: int | None) -> int:

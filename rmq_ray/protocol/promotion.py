@@ -198,7 +198,7 @@ class Succession:
             return True
         report = seen.report
         told = isinstance(seen.call, Assignment) and seen.call.master_epoch == epoch
-        if report is not None and told and report.role is Role.SLAVE and report.log_epoch >= epoch:
+        if report is not None and told and report.role is Role.SLAVE and max(report.log_epoch, report.newest_epoch) >= epoch:
             return True  # started again, or its disk failed: its log's epoch is over
         late = now_ms - self._alive_ms
         if late <= self.rules.failover_after_ms and not seen.node_dead:
@@ -210,8 +210,10 @@ class Succession:
         if not self.rules.automatic:
             self.why = f"{gone}; automatic fail-over is off: promote another by hand"
             return False
-        others = [number for number in assignment.sync_state_set if number != master and self._ready(number, now_ms)]
-        if not others:
+        report = self._replicas[master].report
+        idle = report is not None and report.role is Role.SLAVE  # it was told, and does nothing: another epoch may help
+        able = [number for number in assignment.sync_state_set if (number != master or idle) and self._ready(number, now_ms)]
+        if not able:
             self.why = f"{gone}, and no other replica that is in sync answers (in sync: {list(assignment.sync_state_set)})"
             return False
         return True
