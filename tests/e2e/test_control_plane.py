@@ -1,0 +1,146 @@
+"""Ray's control plane (GCS) is killed with -9 and stays away: sends and pulls between living actors go on, and afterwards everything is found again.
+
+A head of its own, started as docs/operations.md says, with its tables in rocksdb. ``RMQ_RAY_CONTROL_PLANE_DOWN_S`` sets how long it is away (4 s here;
+30 s end the same).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOWN_S = float(os.environ.get("RMQ_RAY_CONTROL_PLANE_DOWN_S", "4"))
+PAUSE_MS_MAX = 2_500
+"""Of sends and of deliveries, whatever else this machine does; they are 20 ms apart."""
+
+
+@dataclass
+class Plane:
+    """A head that the test started; ``gcs``: its control plane."""
+
+    address: str
+    directory: Path
+    environment: dict[str, str]
+    gcs: int
+    again: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> list[str]:
+        """Kill the control plane; returns the command that it was started with."""
+        command = Path(f"/proc/{self.gcs}/cmdline").read_bytes().decode().split("\0")[:-1]
+        os.kill(self.gcs, signal.SIGKILL)
+        return command
+
+    def start_again(self, command: list[str]) -> None:
+        """As whoever watches over a host's services does."""
+        self.again = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Processes that name this directory in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and str(directory).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def free_port() -> int:
+    """Above those that the kernel and Ray's workers choose for themselves: gRPC shares a port that another Ray listens on."""
+    for port in range(61_000 + os.getpid() % 2_000, 65_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.fixture
+def plane() -> Iterator[Plane]:
+    directory = Path(tempfile.mkdtemp(prefix="rmqgcs-"))
+    port = free_port()
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs"), "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")} | storage | {"PYTHONPATH": str(ROOT)}
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "start", "--head", f"--port={port}", f"--temp-dir={directory / 'r'}", "--num-cpus=2"]
+    try:
+        subprocess.run([*command, "--include-dashboard=false"], env=environment, check=True, capture_output=True, timeout=120, start_new_session=True)
+        (gcs,) = [pid for pid in processes_of(directory) if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        made = Plane(f"127.0.0.1:{port}", directory, environment, gcs)
+        yield made
+        if made.again is not None:
+            made.again.kill()
+            made.again.wait(10)
+    finally:
+        for _ in range(3):  # the first to go may start others
+            for pid in processes_of(directory):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.2)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Job:
+    """The driver of control_plane_job.py."""
+
+    def __init__(self, plane: Plane) -> None:
+        command = [sys.executable, str(ROOT / "tests" / "e2e" / "control_plane_job.py"), plane.address, str(plane.directory / "store")]
+        self.process = subprocess.Popen(command, env=plane.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pids = self._line()
+
+    def ask(self, word: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while True:
+            line = self.process.stdout.readline()
+            assert line, f"the job ended with {self.process.wait(10)}"
+            if line.startswith("{"):  # Ray prints of its own
+                return dict(json.loads(line))
+
+
+@pytest.mark.slow
+def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found_again(plane: Plane) -> None:
+    job = Job(plane)
+    before = job.ask("mark")
+    command = plane.kill()
+    os.kill(job.pids["broker-b"], signal.SIGKILL)
+    time.sleep(DOWN_S)
+    during = job.ask("mark")
+    assert during["sent"] - before["sent"] > 5 * DOWN_S and during["received"] - before["received"] > 5 * DOWN_S
+    assert not during["errors"] and max(during["gap_ms"].values()) < PAUSE_MS_MAX, during
+    plane.start_again(command)
+    late = job.ask("late")
+    assert late["back_s"] is not None, "a broker that was killed meanwhile comes back"
+    print(f"control plane away for {DOWN_S:.0f} s: longest pauses {during['gap_ms']} ms; the killed broker back after {late['back_s']} s")
+    look = [sys.executable, "-m", "rmq_ray", "--address", plane.address, "--cluster", "plane", "--format", "json", "health"]
+    parts = json.loads(subprocess.run(look, env=plane.environment, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert {part["state"] for part in parts} == {"serving"}
+    after = job.ask("mark")
+    assert not after["errors"] and max(after["gap_ms"].values()) < PAUSE_MS_MAX, after
+    assert job.ask("end") == {"missing": [], "twice": 0}
+    job.process.communicate(timeout=30)
