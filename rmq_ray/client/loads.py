@@ -44,6 +44,12 @@ class Load(Protocol):
         ...
 
 
+class FrameLoad(Load, Protocol):
+    """One that knows the size of each of its records. ``sizes``: bytes; they may change with the queue, in place."""
+
+    sizes: Any
+
+
 class RecordsLoad:
     """A frame of records, encoded for ``queue_id``; another queue rewrites that field in each record."""
 
@@ -67,7 +73,7 @@ class RecordsLoad:
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""
-        return _frame_stored_at(answer)
+        return frame_stored_at(answer)
 
     def _retarget(self, queue_id: int) -> None:
         """A copy: the old bytes may still be in a connection's queue."""
@@ -100,7 +106,7 @@ class RecordLoad:
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""
-        return _frame_stored_at(answer)
+        return frame_stored_at(answer)
 
     def _compressed(self, queue: MessageQueue) -> Command:
         """A record with a SYSFLAG of its own."""
@@ -142,6 +148,7 @@ class SingleLoad:
             raise MalformedFrame(f"the answer to a send has no usable msgId or queueOffset: {fields}") from error
 
 
-def _frame_stored_at(answer: Command) -> tuple[int, int]:
+def frame_stored_at(answer: Command) -> tuple[int, int]:
+    """See ``Load.stored_at``: of SEND_RECORDS and its like."""
     offset, log_offset, _, _ = unpack_send_answer(answer.body)
     return offset, log_offset

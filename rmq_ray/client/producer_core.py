@@ -67,7 +67,7 @@ class ProducerCore:
         self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
-        self.launcher = Launcher(self.sending, self.slots, self.worker, self._resolved)
+        self.launcher = Launcher(self.sending, self.slots, self.worker, self.resolved)
         self.combiner = Combiner(self.sending, self.identity, self.launcher)
         self.batches = Accumulator(self.sending, self.identity, self.launcher, self.slots, self.worker, self.turns, self.find_queues)
 
@@ -282,5 +282,6 @@ class ProducerCore:
             return None
         return BrokerProbe(self.group, self.clock, faults, self.instance.broker_address, self.instance.invoke)
 
-    def _resolved(self, delivery: Delivery) -> None:
+    def resolved(self, delivery: Delivery) -> None:
+        """A load will not be sent again."""
         self.identity.release(delivery.load.frame_id)

@@ -13,33 +13,29 @@ remembered, so that the broker's question gets the decision and not the checker'
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import cast
 
-from rmq_ray.client.bundling import Bundler
-from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.compressing import split_word
-from rmq_ray.client.loads import SingleLoad
+from rmq_ray.client.ending import Ends
+from rmq_ray.client.half_sending import HalfSending
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.transaction_checks import Checker, TransactionChecks
 from rmq_ray.errors import ClientError, RemotingError, SendUnknown, TransactionEnded, TransactionError, TransactionUnknown
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import IMMUNITY_SECONDS, PRODUCER_GROUP, TRANSACTION_PREPARED, SendResult, SysFlag
+from rmq_ray.model.message import SendResult
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS, TRANSIENT_CODES
-from rmq_ray.protocol.transaction import LocalTransactionState
+from rmq_ray.protocol.transaction import IMMUNITY_S_MAX, LocalTransactionState
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.halves import End
 from rmq_ray.remoting.headers import EndTransactionHeader
 
 log = logging.getLogger("rmq_ray.client.transaction")
 KNOWN_MAX = 10_000  # transactions of this process whose state it remembers
 ATTEMPT_MS_MAX = 3_000.0
-IMMUNITY_S_MAX = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +51,8 @@ class TransactionEngine:
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
-        self._sending = copy.copy(core.sending)
-        self._sending.config = core.config.but(idempotent=True)
-        self._bundler = Bundler(core.instance, core.worker)
-        self._sending.instance = cast(ClientInstance, self._bundler)
+        self._halves = HalfSending(core)
+        self._ends = Ends(core.instance, core.group)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
         self._brokers: set[str] = set()
@@ -92,12 +86,10 @@ class TransactionEngine:
             raise ClientError(f"producer {self._core.group!r} of this transaction is closed; make a new one and begin again", self._core.group)
         if message.special:
             raise ClientError("a transactional message is neither delayed nor sent to a retry or system topic, and always waits for its store")
-        load = self._load(message, timeout_ms, immunity_s)
-        (key,) = load.message_ids
+        key = self._core.identity.unique_key(self._core.clock.now_ms())
         self._remember(key, LocalTransactionState.UNKNOWN)
         try:
-            queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
-            result = self._sending.send(load, queue, message.queue is not None, timeout_ms)
+            result = self._halves.send(message, key, timeout_ms, immunity_s)
         except SendUnknown:
             self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
             raise
@@ -107,8 +99,6 @@ class TransactionEngine:
             else:  # interrupted: it may be stored
                 self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
             raise
-        finally:
-            self._core.identity.release(load.frame_id)
         if result.queue.broker_name not in self._brokers:
             self._brokers.add(result.queue.broker_name)
             self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)  # who is not known there cannot be asked
@@ -123,25 +113,25 @@ class TransactionEngine:
 
         UNKNOWN is sent without waiting. Raises ``TransactionUnknown``, ``TransactionEnded`` or ``TransactionError``.
         """
-        command = self._end_command(half, state)
         if state is LocalTransactionState.UNKNOWN:
             self._forget(half.key)
-            self._oneway(half.result.queue, command)
+            self._oneway(half.result.queue, self._end_command(half, state))
             return
         self.decide(half, state)
+        end = End(int(half.result.queue_offset), int(half.result.log_offset), state.value)
         clock, name = self._core.clock, half.result.queue.broker_name
         deadline, pause, reason = clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS, "no address of the broker is known"
         while not self._closed and (left := deadline - clock.monotonic_ms()) > 0:
             address = self._core.instance.broker_address(name)
             try:
-                answer = None if address is None else self._bundler.invoke(address, command, min(left, ATTEMPT_MS_MAX))
+                answer = None if address is None else self._ends.end(address, end, min(left, ATTEMPT_MS_MAX))
             except RemotingError as error:
                 answer, reason = None, str(error)
-            if answer is not None and answer.code not in TRANSIENT_CODES:
-                self._settle(half, state, answer)
+            if answer is not None and answer[0] not in TRANSIENT_CODES:
+                self._settle(half, state, *answer)
                 return
             if answer is not None:
-                reason = answer.remark or f"code {answer.code}"
+                reason = answer[1] or f"code {answer[0]}"
             self._core.instance.refresh_route_soon(half.result.queue.topic)
             clock.sleep_ms(min(pause, max(0.0, deadline - clock.monotonic_ms())))
             pause = min(pause * 2, BACK_OFF_MAX_MS)
@@ -160,29 +150,17 @@ class TransactionEngine:
     def _close(self) -> None:
         self._closed = True
         self._checks.close()
+        self._halves.close()
 
-    def _settle(self, half: Half, state: LocalTransactionState, answer: Command) -> None:
-        if answer.code == ResponseCode.FLUSH_DISK_TIMEOUT:
+    def _settle(self, half: Half, state: LocalTransactionState, code: int, remark: str | None) -> None:
+        if code == ResponseCode.FLUSH_DISK_TIMEOUT:
             raise TransactionUnknown(f"{state.name} of transaction {half.key} is written, but not flushed in time: it may be lost with the host", half.key)
         self._forget(half.key)
-        if answer.code == ResponseCode.SUCCESS:
+        if code == ResponseCode.SUCCESS:
             return
-        if answer.code == ResponseCode.TRANSACTION_FAILED:
-            raise TransactionEnded(f"{state.name} came too late: {answer.remark}", half.key)
-        raise TransactionError(f"{state.name} of transaction {half.key} was refused (code {answer.code}): {answer.remark}", half.key)
-
-    def _load(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> SingleLoad:
-        core = self._core
-        now_ms = core.clock.now_ms()
-        key = core.identity.unique_key(now_ms)
-        immunity = "" if immunity_s is None else f"{IMMUNITY_SECONDS}\x01{immunity_s}\x02"
-        text = f"{message.text}{TRANSACTION_PREPARED}\x01true\x02{PRODUCER_GROUP}\x01{core.group}\x02{immunity}UNIQ_KEY\x01{key}"
-        flag, sys_flag = split_word(message.flag)
-        frame_id = core.identity.take(timeout_ms)
-        queues = core.config.default_topic_queues
-        return SingleLoad(
-            message.topic, core.group, message.body, text, now_ms, frame_id, (key,), flag, sys_flag | SysFlag.TRANSACTION_PREPARED, default_queues=queues
-        )
+        if code == ResponseCode.TRANSACTION_FAILED:
+            raise TransactionEnded(f"{state.name} came too late: {remark}", half.key)
+        raise TransactionError(f"{state.name} of transaction {half.key} was refused (code {code}): {remark}", half.key)
 
     def _end_command(self, half: Half, state: LocalTransactionState) -> Command:
         result = half.result

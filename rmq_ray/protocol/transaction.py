@@ -27,6 +27,7 @@ from rmq_ray.model.message import (
     OP_OUTCOME,
     PREPARED_QUEUE_OFFSET,
     PRODUCER_GROUP,
+    PROPERTY_SEPARATOR,
     REAL_QUEUE_ID,
     REAL_TOPIC,
     TAGS,
@@ -40,6 +41,7 @@ from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
 SYSTEM_GROUP = "CID_RMQ_SYS_TRANS"
 """Consumer group under which the offsets of both queues are saved."""
 OP_TAG = "d"
+IMMUNITY_S_MAX = 7 * 86_400
 HISTORY = 65_536  # ended halves that are remembered, so that a repeated end gets the first one's answer
 _COMPACT = 65_536
 _NOT_IN_FINAL = frozenset((FRAME, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, DELAY, WAIT, TRANSACTION_CHECK_TIMES, PREPARED_QUEUE_OFFSET, HALF_FROM))
@@ -110,6 +112,17 @@ def as_half(topic: str, queue_id: int, properties: Mapping[str, str], group: str
     return HALF_TOPIC, half
 
 
+@lru_cache(maxsize=1024)
+def half_prefix(topic: str, queue_id: int, group: str, immunity_s: int | None) -> str:
+    """What the property string of a half that comes in a frame begins with: where it is to go, and who is asked.
+
+    >>> half_prefix("orders", 3, "web", None)
+    'TRAN_MSG\\x01true\\x02REAL_TOPIC\\x01orders\\x02REAL_QID\\x013\\x02PGROUP\\x01web\\x02'
+    """
+    target = {TRANSACTION_PREPARED: "true", REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id), PRODUCER_GROUP: group}
+    return encode_properties(target if immunity_s is None else {**target, IMMUNITY_SECONDS: str(immunity_s)}) + PROPERTY_SEPARATOR
+
+
 def real_target(properties: Mapping[str, str]) -> tuple[str, int] | None:
     """Topic and queue of a half message; None when it names none, or one that users may not write."""
     topic, queue = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
@@ -124,9 +137,9 @@ def op_text(state: EndState, copy: int = -1, before: int = -1) -> str:
     return encode_properties(encode_op(Op(0, state, copy, before))[1])
 
 
-def final_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties of a committed message: the user's, without what made it a half."""
-    return {name: value for name, value in properties.items() if name not in _NOT_IN_FINAL}
+def final_text(properties: Mapping[str, str]) -> str:
+    """The property string of a committed message: the user's properties, without what made it a half."""
+    return PROPERTY_SEPARATOR.join([f"{name}\x01{value}" for name, value in properties.items() if name not in _NOT_IN_FINAL])
 
 
 def checks_of(properties: Mapping[str, str]) -> int:

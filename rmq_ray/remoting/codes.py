@@ -97,7 +97,11 @@ class RequestCode(IntEnum):
     REPLICA_STATE = 20042
     """Ours: what a slave keeps besides topics, groups and offsets."""
     BUNDLE = 20060
-    """Ours: several single requests of one producer in one frame; see ``server.bundle_handler``."""
+    """Ours: several single requests of one client in one frame; see ``server.bundle_handler``."""
+    SEND_HALVES = 20061
+    """Ours: a frame of half messages of one real queue, as SEND_RECORDS; see ``remoting.halves``."""
+    END_TRANSACTIONS = 20062
+    """Ours: many ends of one producer group's transactions; see ``remoting.halves``."""
     SCAN_RECORDS = 20020
     """Ours: a bulk read of queue offsets [start, end); same answer as PULL_RECORDS, never suspended, no group."""
     PIN_SEGMENTS = 20021

@@ -16,6 +16,7 @@ from rmq_ray.server.bundle_handler import BundleHandler
 from rmq_ray.server.fast_failure import FastFailure
 from rmq_ray.server.group_handlers import GroupHandlers
 from rmq_ray.server.group_operations import GroupOperations
+from rmq_ray.server.halves_handlers import HalvesHandlers
 from rmq_ray.server.hold_link import Hold, OnWake
 from rmq_ray.server.lock_handlers import LockHandlers
 from rmq_ray.server.moved_events import MovedEvents
@@ -48,7 +49,7 @@ def make_handlers(core: BrokerCore, make_hold: Callable[[OnWake], Hold], store_h
         core.config.store.acknowledges_later or core.replication.sync, core.serve,
         FastFailure(core.clock, core.offload.post, core.config.stale_send_ms, core.config.disk_busy_ms), core.replication,
     )  # fmt: skip
-    records = RecordsHandlers(path)
+    records, halves = RecordsHandlers(path), HalvesHandlers(path, core.config.reject_transactions)
     sends = SendHandlers(
         path, core.writer, tables.groups, identity, core.repeats, core.config.store.body_bytes_max, store_host, core.config.reject_transactions
     )
@@ -73,7 +74,8 @@ def make_handlers(core: BrokerCore, make_hold: Callable[[OnWake], Hold], store_h
     operations = GroupOperations(keeper, identity, tables.topics, tables.offsets, core.members, core.clock, core.answer_from)
     return {
         Code.SEND_RECORDS: records.send, Code.SEND_MESSAGE: sends.send, Code.SEND_MESSAGE_V2: sends.send_v2, Code.SEND_BATCH_MESSAGE: sends.send_batch,
-        Code.END_TRANSACTION: ends.end, Code.RECALL_MESSAGE: recalls.recall, Code.BUNDLE: bundles.bundle,
+        Code.END_TRANSACTION: ends.end, Code.SEND_HALVES: halves.send, Code.END_TRANSACTIONS: ends.end_many, Code.RECALL_MESSAGE: recalls.recall,
+        Code.BUNDLE: bundles.bundle,
         Code.SEND_REPLY_MESSAGE: replies.reply, Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2, Code.CONSUMER_SEND_MSG_BACK: back.send_back,
         Code.PULL_MESSAGE: pulls.pull_message, Code.PULL_RECORDS: pulls.pull_records,
         Code.SCAN_RECORDS: pulls.scan_records, Code.HEART_BEAT: groups.heartbeat, Code.UNREGISTER_CLIENT: groups.unregister,

@@ -1,4 +1,4 @@
-"""BUNDLE 20060: several single requests of one producer in one frame, each handled as if it had come alone (wire-protocol: ours).
+"""BUNDLE 20060: several single requests of one client in one frame, each handled as if it had come alone (wire-protocol: ours).
 
     body     msgpack [[code, fields, body], ...]              -> msgpack [[code, fields, remark], ...], in the same order
 
@@ -20,7 +20,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.server.refusal import Refused
 
 PARTS_MAX = 1_024
-BUNDLED = frozenset((RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION))
+BUNDLED = frozenset((RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION))
 
 
 class _Part:

@@ -78,6 +78,14 @@ class MessageWriter:
             raise self._keeper.refusal()
         return store.append_message(self._message(topic, queue_id, body, kept, origin), frame_id)
 
+    def now_ms(self) -> int:
+        """What a message that is written now was born at."""
+        return self._clock.now_ms()
+
+    def stored(self, topic: str, body: bytes, text: str, born_ms: int) -> StoredMessage:
+        """A message of the broker's own for queue 0, whose property string is complete."""
+        return StoredMessage(topic, 0, body, text, 0, 0, born_ms, self._host)
+
     def put_encoded(self, topic: str, queue_id: int, body: bytes, text: str, origin: Origin = NEW) -> AppendResult:
         """Store one message whose property string is complete: what the broker writes very often. Raises as ``put``."""
         store = self._keeper.store

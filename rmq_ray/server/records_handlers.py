@@ -29,6 +29,8 @@ from rmq_ray.server.replication import Replication
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_gate import TopicGate
 from rmq_ray.server.topic_table import TopicTable, is_internal
+from rmq_ray.store.frame_check import PartsOf
+from rmq_ray.store.record_properties import split_facts
 
 _HEADER_BYTES = 88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
 _QUEUE_AND_BODY = struct.Struct(">12xi68xi")
@@ -102,20 +104,21 @@ class RecordsHandlers:
 
     def send(self, command: Command, peer: Peer) -> Command | None:
         """Append one frame. The request's body is patched in place."""
+        return self._append(command, peer, lambda records: self._admitted_records(command, peer, records))
+
+    def _append(self, command: Command, peer: Peer, admitted: Callable[[memoryview], bool], parts_of: PartsOf = split_facts) -> Command | None:
+        """``admitted(records)``: whether they may be written now; it raises the refusals."""
         path = self._path
         store = path.keeper.store
         if store is None:
             raise StoreNotReady("the broker has no store to write to now; send again")
         try:
             records, sizes = unpack_send(command.body)
-            topic, queue_id = _first_record(records)
-            known = self._admitted_version is path.topics.version and 0 <= queue_id < self._admitted.get(topic, 0)
-            if not known and not self._admit(topic, queue_id):
-                path.later(command, peer, topic)
+            if not admitted(records):
                 return None
             path.admit(len(records))
             began = path.fast.now()
-            result = store.append_frame(records, sizes, (peer.host, peer.port))
+            result = store.append_frame(records, sizes, (peer.host, peer.port), parts_of)
             path.fast.ended(began)
         except (MalformedFrame, MessageIllegal) as error:
             return command.answer(ResponseCode.BAD_RECORDS, remark=error.message)
@@ -133,6 +136,15 @@ class RecordsHandlers:
             return answer
         path.when_durable(command, result.end_log_offset, len(records), lambda code: _send(peer, answer, code))
         return None
+
+    def _admitted_records(self, command: Command, peer: Peer, records: memoryview) -> bool:
+        path = self._path
+        topic, queue_id = first_record(records)
+        known = self._admitted_version is path.topics.version and 0 <= queue_id < self._admitted.get(topic, 0)
+        if not known and not self._admit(topic, queue_id):
+            path.later(command, peer, topic)
+            return False
+        return True
 
     def _admit(self, topic: str, queue_id: int) -> bool:
         """The checks of a send, remembered until the topics change. False when the topic is not on disk yet. Raises the refusals."""
@@ -156,7 +168,7 @@ class RecordsHandlers:
         return True
 
 
-def _first_record(records: memoryview) -> tuple[str, int]:
+def first_record(records: memoryview) -> tuple[str, int]:
     """(topic, queue id) of the first record, read with care: nothing was checked yet. Raises ``MessageIllegal``."""
     if len(records) <= _HEADER_BYTES:
         raise MessageIllegal(f"record 0: {len(records)} bytes are less than a record's head")

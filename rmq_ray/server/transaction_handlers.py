@@ -1,4 +1,4 @@
-"""END_TRANSACTION 37 and CHECK_TRANSACTION_STATE 39 (protocol-behaviour 20; remoting 3, 4).
+"""END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39 (protocol-behaviour 20; remoting 3, 4).
 
 Decides: whether an end names a half of that group, what a repeated or contradicting end is told, whom a check goes to. Does not decide what an
 end writes (``transaction_service``). When the answer 0 leaves: the final message and its op are as durable as the mode demands.
@@ -9,6 +9,7 @@ end writes (``transaction_service``). When the answer 0 leaves: the final messag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -18,6 +19,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.transaction import EndState, real_target
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.halves import End, pack_end_answers, unpack_ends
 from rmq_ray.remoting.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.server.cold_reads import is_cold
 from rmq_ray.server.identity import Identity
@@ -25,15 +27,17 @@ from rmq_ray.server.later import AnswerFrom
 from rmq_ray.server.membership import Membership
 from rmq_ray.server.records_handlers import SendPath
 from rmq_ray.server.refusal import Refused
-from rmq_ray.server.transaction_service import Transactions
+from rmq_ray.server.transaction_service import Ending, Transactions
 from rmq_ray.store.message_store import AppendResult
 from rmq_ray.store.record import Record, decode_record, encode_record, offset_message_id
 
 STATES = {int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED, int(SysFlag.TRANSACTION_ROLLBACK): EndState.ROLLED_BACK}
+Outcome = tuple[int, str | None]
+"""Response code and remark."""
 
 
 class TransactionHandlers:
-    """37."""
+    """37, 20062."""
 
     def __init__(self, path: SendPath, transactions: Transactions, identity: Identity, answer_from: AnswerFrom) -> None:
         self._path = path
@@ -50,42 +54,89 @@ class TransactionHandlers:
         if header.commit_or_rollback == SysFlag.TRANSACTION_NOT:
             path.counters.half_unknown += 1
             return command.answer(fields={})
-        state = STATES.get(header.commit_or_rollback)
-        if state is None:
-            raise Refused(f"commitOrRollback is {header.commit_or_rollback}; 8 commits, 12 rolls back, 0 leaves it open", ResponseCode.SYSTEM_ERROR)
+        ends = [End(header.state_table_offset, header.commit_log_offset, header.commit_or_rollback)]
+
+        def answered(codes: Sequence[Outcome]) -> Command:
+            code, remark = codes[0]
+            return command.answer(code, {}, remark=remark)
+
+        return self._end_all(command, peer, (header.producer_group, ends), answered)
+
+    def end_many(self, command: Command, peer: Peer) -> Command | None:
+        """END_TRANSACTIONS: many commits and roll-backs of one producer group. Each is answered for itself; an error of the store is one of all."""
+        if not peer.trusted:
+            raise Refused("lists of ends are for clients that proved the cluster's secret", ResponseCode.NO_PERMISSION)
+        if self._identity.is_slave:
+            raise Refused(f"broker {self._identity.name} is a slave; end the transaction at the master", ResponseCode.SLAVE_NOT_AVAILABLE)
+        group, ends = unpack_ends(command.body)
+        return self._end_all(command, peer, (group, ends), lambda codes: command.answer(body=pack_end_answers(codes)))
+
+    def _end_all(self, command: Command, peer: Peer, asked: tuple[str, list[End]], answered: Callable[[Sequence[Outcome]], Command]) -> Command | None:
+        path, (group, ends) = self._path, asked
         store = path.keeper.store
         if store is None:
             raise path.keeper.refusal()
-        at = header.commit_log_offset
-        if path.sync and store.visible_offset <= at < store.end_offset:  # a copy that was just made for a check
-            again = replace(command, body=bytearray(command.body_bytes()))
-            path.acks.wait(at + 1, store.visible_offset, 0, path.clock.monotonic_ms(), lambda _code: path.serve(again, peer))
+        if path.sync and (last := max((end.log_offset for end in ends if end.log_offset < store.end_offset), default=-1)) >= store.visible_offset:
+            again = replace(command, body=bytearray(command.body_bytes()))  # a copy that was just made for a check
+            path.acks.wait(last + 1, store.visible_offset, 0, path.clock.monotonic_ms(), lambda _code: path.serve(again, peer))
             return None
-        if is_cold(store, at):
-            self._later(command, peer, lambda: store.record_at(at), lambda raw: self._end(command, peer, header, state, raw))
-            return None
-        return self._end(command, peer, header, state, store.record_at(at))
 
-    def _end(self, command: Command, peer: Peer, header: EndTransactionHeader, state: EndState, raw: bytes | None) -> Command | None:
-        """``raw``: the record at the given log offset, None = there is none."""
-        half, properties = _checked(raw, header)
-        transactions, path = self._transactions, self._path
-        offset = transactions.window.current(half.queue_offset)
-        known = transactions.window.state(offset)
-        if known is EndState.PENDING:
-            if path.sync:
-                path.acks.admit(len(half.body))
-            end = transactions.finish(half, properties, offset, state)
-        elif known is state:
-            store = path.keeper.store
-            end = 0 if store is None else store.end_offset
-        else:
-            remark = "nobody knows how any more" if known in (EndState.ENDED, EndState.FORGOTTEN) else known.name.lower().replace("_", " ")
-            raise Refused(f"the transaction of half message {half.queue_offset} has ended before: {remark}", ResponseCode.TRANSACTION_FAILED)
+        def read() -> list[bytes | None]:
+            return [store.record_at(end.log_offset) for end in ends]
+
+        def build(found: Sequence[bytes | None]) -> Command | None:
+            return self._ended(command, peer, [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)], answered)
+
+        if any(is_cold(store, end.log_offset) for end in ends):
+            self._later(command, peer, read, build)
+            return None
+        return build(read())
+
+    def _look(self, group: str, end: End, raw: bytes | None) -> Ending | Outcome:
+        """What is to be written for this end, or its answer. ``raw``: the record at its log offset, None = there is none."""
+        state = STATES.get(end.state)
+        try:
+            if state is None:
+                raise Refused(f"commitOrRollback is {end.state}; 8 commits, 12 rolls back, 0 leaves it open", ResponseCode.SYSTEM_ERROR)
+            half, properties = _checked(raw, group, end)
+            target = real_target(properties)
+            if target is None:  # refused when the half came; another broker may have written this one
+                raise Refused(f"the half message at log offset {end.log_offset} names no lawful topic and queue", ResponseCode.SYSTEM_ERROR)
+        except Refused as error:
+            return error.response_code, error.message
+        return Ending(half, properties, self._transactions.window.current(half.queue_offset), state, target)
+
+    def _ended(self, command: Command, peer: Peer, looked: Sequence[Ending | Outcome], answered: Callable[[Sequence[Outcome]], Command]) -> Command | None:
+        """Write what is to be written and answer when it is durable."""
+        path, transactions = self._path, self._transactions
+        pending: dict[int, Ending] = {}
+        outcomes: list[Outcome] = []
+        for one in looked:
+            outcomes.append(self._judge(one, pending) if isinstance(one, Ending) else one)
+        size = sum([len(ending.half.body) for ending in pending.values()])
+        if path.sync and pending:
+            path.acks.admit(size)
+        store = path.keeper.store
+        end = transactions.finish(list(pending.values())) if pending else 0 if store is None else store.end_offset
         if not path.sync:
-            return command.answer(fields={})
-        path.when_durable(command, end, len(half.body), lambda code: peer.send(command.answer(code, {})))
+            return answered(outcomes)
+
+        def durable(code: int) -> None:
+            peer.send(answered([(code, None) if done == 0 else (done, remark) for done, remark in outcomes]))
+
+        path.when_durable(command, end, size, durable)
         return None
+
+    def _judge(self, ending: Ending, pending: dict[int, Ending]) -> Outcome:
+        """0: it is to be written, or ended so before; else why not. ``pending``: what this request ends, by queue offset."""
+        earlier = pending.get(ending.offset)
+        known = self._transactions.window.state(ending.offset) if earlier is None else earlier.state
+        if known is EndState.PENDING:
+            pending[ending.offset] = ending
+        elif known is not ending.state:
+            remark = "nobody knows how any more" if known in (EndState.ENDED, EndState.FORGOTTEN) else known.name.lower().replace("_", " ")
+            return ResponseCode.TRANSACTION_FAILED, f"the transaction of half message {ending.half.queue_offset} has ended before: {remark}"
+        return 0, None
 
 
 class TransactionAsker:
@@ -114,14 +165,14 @@ class TransactionAsker:
         peer.send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
 
 
-def _checked(raw: bytes | None, header: EndTransactionHeader) -> tuple[Record, dict[str, str]]:
-    """The half record that the header means, and its properties. Raises ``Refused`` (1)."""
+def _checked(raw: bytes | None, group: str, end: End) -> tuple[Record, dict[str, str]]:
+    """The half record that is meant, and its properties. Raises ``Refused`` (1)."""
     if raw is None:
-        raise Refused(f"there is no half message at log offset {header.commit_log_offset}", ResponseCode.SYSTEM_ERROR)
-    half = decode_record(raw)
-    if half.topic != HALF_TOPIC or half.queue_offset != header.state_table_offset:
-        raise Refused(f"the record at log offset {header.commit_log_offset} is not half message {header.state_table_offset}", ResponseCode.SYSTEM_ERROR)
+        raise Refused(f"there is no half message at log offset {end.log_offset}", ResponseCode.SYSTEM_ERROR)
+    half = decode_record(raw, sound=True)  # the store has looked at it
+    if half.topic != HALF_TOPIC or half.queue_offset != end.half_offset:
+        raise Refused(f"the record at log offset {end.log_offset} is not half message {end.half_offset}", ResponseCode.SYSTEM_ERROR)
     properties = decode_properties(half.properties)
-    if properties.get(PRODUCER_GROUP) != header.producer_group:
-        raise Refused(f"half message {header.state_table_offset} is not of producer group {header.producer_group}", ResponseCode.SYSTEM_ERROR)
+    if properties.get(PRODUCER_GROUP) != group:
+        raise Refused(f"half message {end.half_offset} is not of producer group {group}", ResponseCode.SYSTEM_ERROR)
     return half, properties

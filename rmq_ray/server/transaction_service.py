@@ -1,7 +1,7 @@
 """Half messages of one broker: stored, ended, asked about (protocol-behaviour 20).
 
     half        record in the half queue
-    commit      final message, then its op, back to back in the log
+    commit      final message, then its op, back to back in the log        of halves that end together: all of it in one write
     rollback    op
     check       copy of the half, then the op of the old one; CHECK_TRANSACTION_STATE to a member of the producer group
     given up    copy in TRANS_CHECK_MAX_TIME_TOPIC, then the op
@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
-from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties, encode_properties
+from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.transaction import (
@@ -34,23 +36,36 @@ from rmq_ray.protocol.transaction import (
     copy_for_check,
     copy_for_immunity,
     decode_op,
-    final_properties,
+    final_text,
     judge,
     op_text,
-    real_target,
 )
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.message_writer import MessageWriter, Origin
 from rmq_ray.server.offset_table import OffsetTable
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_table import TopicTable
-from rmq_ray.store.message_store import AppendResult, MessageStore
+from rmq_ray.store.message_store import AppendResult, MessageStore, StoredMessage
 from rmq_ray.store.record import Record, decode_record
 
 log = logging.getLogger("rmq_ray.server")
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
 TURN_HALVES_MAX = 64  # looked at in one turn of the loop
 OWED_MAX = 10_000
+WRITE_BYTES, WRITE_ENDINGS = 1 << 20, 256  # of bodies, of halves that are ended in one write
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one half ends. ``half``: any of its copies, with its ``properties``; ``offset``: queue offset of the one that stands for it; ``target``: topic and
+    queue of its final message.
+    """
+
+    half: Record
+    properties: dict[str, str]
+    offset: int
+    state: EndState
+    target: tuple[str, int]
 
 
 class Asker(Protocol):
@@ -129,30 +144,48 @@ class Transactions:
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 
-    def finish(self, half: Record, properties: dict[str, str], half_offset: int, state: EndState) -> int:
-        """End a pending half; returns the log offset behind what was written. ``half``: any of its copies, with ``properties``; ``half_offset``: the one
-        that stands for it.
+    def finish(self, endings: Sequence[Ending]) -> int:
+        """End pending halves, each of which is in it once; returns the log offset behind what was written.
 
-        Raises the store's errors; nothing has happened then, but for ``AppendUnknown``.
+        Raises the store's errors; what was written before stays ended, of the rest nothing has happened, but for ``AppendUnknown``.
         """
         if self._owed:
             self.pay()
-        end = 0
-        if state is EndState.COMMITTED:
-            prepared = half.log_offset if half_offset == half.queue_offset else self._store().log_offset_of(HALF_TOPIC, 0, half_offset)
-            end = self._write_final(half, properties, prepared)
-            self._counters.half_committed += 1
-        else:
-            self._counters.half_rolled_back += 1
-        return max(end, self._end(Op(half_offset, state), owe=bool(end)))
+        self._topics.create_internal(OP_HALF_TOPIC, 1)
+        end = first = size = 0
+        for number, ending in enumerate(endings, 1):
+            size += len(ending.half.body)
+            if size >= WRITE_BYTES or number - first >= WRITE_ENDINGS or number == len(endings):
+                end = self._finish_together(endings[first:number])
+                first, size = number, 0
+        return end
 
-    def _write_final(self, half: Record, properties: dict[str, str], prepared_offset: int) -> int:
-        target = real_target(properties)
-        if target is None:  # refused when the half came; another broker may have written this one
-            raise StoreError(f"the half message at log offset {half.log_offset} names no lawful topic and queue")
+    def _finish_together(self, endings: Sequence[Ending]) -> int:
+        """Each final with its op behind it, all in one write: a crash can leave the last final alone, and ``load`` mends that."""
+        now_ms, store = self._writer.now_ms(), self._store()
+        messages: list[StoredMessage] = []
+        for ending in endings:
+            if ending.state is EndState.COMMITTED:
+                messages.append(self._final(store, ending))
+            messages.append(self._writer.stored(OP_HALF_TOPIC, b"%d" % ending.offset, op_text(ending.state), now_ms))
+        end = store.append_mixed(messages).end_log_offset
+        for ending in endings:
+            self.window.end(Op(ending.offset, ending.state))
+            self.window.written(ending.offset)
+            if ending.state is EndState.COMMITTED:
+                self._counters.half_committed += 1
+            else:
+                self._counters.half_rolled_back += 1
+        return end
+
+    def _final(self, store: MessageStore, ending: Ending) -> StoredMessage:
+        half = ending.half
+        prepared = half.log_offset if ending.offset == half.queue_offset else store.log_offset_of(HALF_TOPIC, 0, ending.offset)
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
-        origin = Origin(half.born_ms, half.born_host, half.flag, sys_flag, half.reconsume_times, prepared_offset)
-        return self._writer.put_encoded(*target, half.body, encode_properties(final_properties(properties)), origin).end_log_offset
+        return StoredMessage(
+            *ending.target, half.body, final_text(ending.properties), half.flag, sys_flag, half.born_ms, half.born_host,
+            half.reconsume_times, prepared,
+        )  # fmt: skip
 
     def _end(self, op: Op, *, owe: bool) -> int:
         """Note and write an op. ``owe``: what it stands for has happened, so where there is no room for it it is written later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,3 +21,14 @@ class AppendResult:
     repeat: bool
     count: int
     log_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MixedResult:
+    """Where the messages of one write were stored: message ``n`` at log offset ``log_offset + starts[n]``, queue offset ``offsets[n]``."""
+
+    log_offset: int
+    end_log_offset: int
+    starts: Sequence[int]
+    offsets: Sequence[int]
+    store_ms: int

@@ -35,6 +35,8 @@ def bit_maps_from(log: CommitLog, mapper: BitMapper) -> Callable[[CheckedFrame, 
         if not mapper.has_filters(frame.topic):
             return None
         data = log.read(log_offset, frame.length)
+        if int(np.sum(frame.sizes)) != frame.length:  # others' records lie between them
+            data = b"".join([data[start : start + size] for start, size in zip(frame.starts, frame.sizes, strict=True)])
         _, begins, ends = property_spans(data, np.asarray(frame.sizes, np.int64))
         return [mapper.bit_map(frame.topic, data[begin:end], store_ms) for begin, end in zip(begins, ends, strict=True)]
 

@@ -18,16 +18,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.store.consume_queue import ENTRIES, ENTRY
 from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
+from rmq_ray.store.mixed_frame import MixedFrame
 from rmq_ray.store.queue_table import QueueTable
 from rmq_ray.store.record_batch import Array, CheckedFrame
 
 _MANY = 16  # from here numpy's fixed cost is less than a loop's
 UNKNOWN_LEVEL_DELAY_MS = 1_000
-CODED_TOPICS = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
-"""Topics whose entries carry a number of their own in place of the tag's code: mostly the time at which they are due."""
 _CODE_DIGITS_MAX = 19
 _QUEUED = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
@@ -62,6 +61,23 @@ class Dispatcher:
                 self._index_few(self._index, frame, log_offset, store_ms)
         return new
 
+    def dispatch_mixed(self, mixed: MixedFrame, log_offset: int, store_ms: int) -> int:
+        """The same for what one write put down for several queues; returns how many of its queues got something new."""
+        new = 0
+        for piece in mixed.pieces.values():
+            frame = piece.frame
+            bit_maps = self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
+            queue = self._queues.get_or_create(frame.topic, frame.queue_id)
+            new += queue.append(piece.queue_offset, _entries(frame, log_offset), store_ms, bit_maps) > 0
+        self.store_ms = store_ms
+        index = self._index
+        if index is not None:
+            known = index.end_offset
+            for start, topic, key in mixed.keys:
+                if log_offset + start >= known:
+                    index.put(topic, (key,), log_offset + start, store_ms)
+        return new
+
     def own_code(self, topic: str, text: str, store_ms: int) -> int:
         """Code of a record in one of ``CODED_TOPICS``, from the property that decides it; 0 when it makes no sense."""
         if topic != TIMER_TOPIC:
@@ -94,7 +110,7 @@ class Dispatcher:
 
 def _entries(frame: CheckedFrame, log_offset: int) -> bytes:
     if frame.count == 1:
-        return ENTRY.pack(log_offset, frame.sizes[0], frame.tag_codes[0])
+        return ENTRY.pack(log_offset + frame.starts[0], frame.sizes[0], frame.tag_codes[0])
     if frame.count < _MANY:
         pack = ENTRY.pack
         return b"".join([pack(log_offset + start, size, code) for start, size, code in zip(frame.starts, frame.sizes, frame.tag_codes, strict=True)])

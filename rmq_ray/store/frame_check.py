@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +36,11 @@ from rmq_ray.store.record_batch import (
     frame_crc,
     read_mark,
 )
-from rmq_ray.store.record_properties import collect_facts, frame_facts, same_key, split_facts
+from rmq_ray.store.record_properties import PropertyFacts, collect_facts, frame_facts, same_key, split_facts
 from rmq_ray.store.uniform_frame import read_uniform
 
+PartsOf = Callable[[bytes], tuple[str | None, PropertyFacts]]
+"""A property string without its mark -> (unique key, facts of the rest); raises ``MessageIllegal``."""
 _MANY = 32  # from here numpy's fixed cost is less than a loop's
 _TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
 _COMPRESSION_TYPES = 0x700
@@ -54,8 +57,8 @@ _MARK_ENDS = (b"", b"\x02")
 _frame_crc = crc32  # sizes and CRCs back to back: the same as frame_crc() of both
 
 
-def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: int) -> CheckedFrame:
-    """What the frame holds. ``sizes``: integers, one per record.
+def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: int, parts_of: PartsOf = split_facts) -> CheckedFrame:
+    """What the frame holds. ``sizes``: integers, one per record. ``parts_of``: what judges property strings, where that is not what clients may send freely.
 
     Raises ``MessageIllegal`` (names the record and the fault) or ``MessageTooLarge``; nothing was changed then.
     """
@@ -63,13 +66,15 @@ def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: i
     if not 0 < count <= FRAME_RECORDS_MAX:
         raise MessageIllegal(f"a frame has 1 to {FRAME_RECORDS_MAX} records, not {count}")
     view = memoryview(records)
+    if parts_of is not split_facts:
+        return _check_each(view, sizes.tolist(), body_bytes_max, parts_of)
     if count == 1:
         return _check_single(view, int(sizes[0]), body_bytes_max)
     if count >= _MANY:
         many = _check_many(view, sizes.astype(np.int64), body_bytes_max)
         if many is not None:
             return many
-    return _check_each(view, sizes.tolist(), body_bytes_max)
+    return _check_each(view, sizes.tolist(), body_bytes_max, split_facts)
 
 
 def patch_frame(records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], store_ms: int, hosts: tuple[bytes, bytes]) -> None:
@@ -190,7 +195,7 @@ def _topics_equal(view: memoryview, topic_at: Array, topic_len: int, count: int)
     return found == found[: topic_len + 1] * count
 
 
-def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int) -> CheckedFrame:
+def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int, parts_of: PartsOf) -> CheckedFrame:
     count, length, start = len(sizes), len(view), 0
     starts: list[int] = []
     codes: list[int] = []
@@ -209,7 +214,7 @@ def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int) -> Chec
         elif (queue_id, topic) != first:
             raise MessageIllegal(f"record {index}: topic and queue must be those of the first record", index)
         try:
-            unique, facts = split_facts(bytes(view[text_at : start + size]))
+            unique, facts = parts_of(bytes(view[text_at : start + size]))
         except MessageIllegal as error:
             raise MessageIllegal(f"record {index}: {error.message}", index) from error
         starts.append(start)

@@ -16,42 +16,40 @@ again; ``visible_offset <= durable_offset`` under SYNC_FLUSH.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import FlushMode, StoreConfig
+from rmq_ray.config import StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.append_result import AppendResult
+from rmq_ray.store.append_result import AppendResult, MixedResult
 from rmq_ray.store.bit_maps import BitMapper
 from rmq_ray.store.checkpointer import Checkpointer, Snapshot
 from rmq_ray.store.deduplication import StoredFrame
 from rmq_ray.store.files import Bytes, FileSystem
 from rmq_ray.store.flusher import LogFlusher
-from rmq_ray.store.frame_check import check_frame, patch_frame
+from rmq_ray.store.frame_check import PartsOf, check_frame, patch_frame
+from rmq_ray.store.mixed_frame import encode_mixed, measure
 from rmq_ray.store.reading import GetResult
 from rmq_ray.store.record import pack_host_v4
 from rmq_ray.store.record_batch import Array, CheckedFrame
+from rmq_ray.store.record_properties import split_facts
 from rmq_ray.store.recovery import RecoveryReport
 from rmq_ray.store.restart import DelayOfLevel, StoreParts, Surroundings, restart
 from rmq_ray.store.single_message import EncodedMessages, StoredMessage, encode_batch, encode_message, is_queued, patch_messages
 from rmq_ray.store.store_lock import StoreLock
-from rmq_ray.store.store_reads import StoreReads, StoreState
+from rmq_ray.store.store_reads import StoreState
 from rmq_ray.store.topic_removal import deleted_topic_directory
 from rmq_ray.store.truncation import finish_truncation
+from rmq_ray.store.visibility import WAITING_FRAMES_MAX, StoreVisibility, Written
 
-__all__ = ["AppendResult", "GetResult", "MessageStore", "StoreState", "StoredMessage"]
+__all__ = ["AppendResult", "GetResult", "MessageStore", "MixedResult", "StoreState", "StoredMessage"]
 
 logger = logging.getLogger("rmq_ray.store")
 
-WAITING_FRAMES_MAX = 100_000  # written and not dispatched: a consume queue without room, or a disk that does not sync
-ArrivalListener = Callable[[str, int, int, Sequence[int]], None]
 
-
-class MessageStore(StoreReads):
+class MessageStore(StoreVisibility):
     """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay level (schedule topic). ``bit_mapper``:
     the SQL filters that new entries' bit maps are made of, None = no bit maps. ``new_epoch``: begun at the log's end when it is recovered.
     """
@@ -70,18 +68,11 @@ class MessageStore(StoreReads):
         self._clock = clock
         self._broker_name = broker_name
         self._lock_file = StoreLock(config.path, files)
-        self._lock = threading.Lock()  # position, queues' maxima and windows of one moment
-        self._is_sync = config.flush is FlushMode.SYNC_FLUSH
-        self._listener: ArrivalListener | None = None
-        self._on_durable: Callable[[int], None] = lambda _position: None
         self.on_written: Callable[[], None] = lambda: None  # called after each append: the log is longer than before
         self.admit: Callable[[], None] | None = None  # called before each append; what it raises is raised, and nothing is written
         self._flusher: LogFlusher | None = None
         self._checkpointer: Checkpointer | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}
-        self._waiting: deque[tuple[CheckedFrame, int, int, int, int]] = deque()
-        self._replicated: int | None = None
-        self._last_ms, self._last_record = 0, -1
         self._threads = True
         self.report = RecoveryReport()
         """Of the last recovery."""
@@ -168,20 +159,16 @@ class MessageStore(StoreReads):
         self._store_host = store_host
         self._store_host_bytes = pack_host_v4(*store_host)
 
-    def set_arrival_listener(self, listener: ArrivalListener) -> None:
-        """``listener(topic, queue id, new maximum, tags codes)``: called where frames are dispatched, from that thread."""
-        self._listener = listener
-
     # --- append --------------------------------------------------------------------------------------------------------------
 
-    def append_frame(self, records: bytearray | memoryview, sizes: Array, born_host: tuple[str, int]) -> AppendResult:
-        """Check, patch in place and write a frame. On return the kernel has all of it; durable at ``end_log_offset``.
+    def append_frame(self, records: bytearray | memoryview, sizes: Array, born_host: tuple[str, int], parts_of: PartsOf = split_facts) -> AppendResult:
+        """Check, patch in place and write a frame. On return the kernel has all of it; durable at ``end_log_offset``. ``parts_of``: see ``check_frame``.
 
         Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull``, ``StoreFailed`` (nothing is
         stored), ``AppendUnknown`` (the disk failed while it was written or queued).
         """
         parts = self._writable()
-        frame = check_frame(records, sizes, self._config.body_bytes_max)
+        frame = check_frame(records, sizes, self._config.body_bytes_max, parts_of)
         if frame.frame_id is not None:
             known = parts.windows.find(frame.frame_id, frame.crc)
             if known is not None:
@@ -206,30 +193,23 @@ class MessageStore(StoreReads):
         parts = self._writable()
         return self._append_encoded(parts, encode_batch(batch, self._store_host, self._config.body_bytes_max))
 
-    def dispatch_durable(self) -> int:
-        """Make visible what is durable (and replicated) by now; returns ``visible_offset``. Raises ``StoreFailed``; after ``StoreFull``
-        the rest waits for the next call.
+    def append_mixed(self, messages: Sequence[StoredMessage]) -> MixedResult:
+        """Write ordinary or committed messages for any queues with one call, in this order: a crash leaves all of them or a beginning. No repeats are
+        recognised. Raises as ``append_frame``.
         """
-        parts = self.opened
-        limit = self._visible_limit(parts)
-        while self._waiting:  # ends: one less each round
-            frame, queue_offset, log_offset, store_ms, sys_flag = self._waiting[0]
-            if log_offset + frame.length > limit:
-                break
-            if not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
-                break
-            self._waiting.popleft()
-        return self._visible
-
-    def set_replicated(self, log_offset: int | None) -> None:
-        """Nothing behind ``log_offset`` becomes visible (slaves have not confirmed it); None = no such limit."""
-        self._replicated = log_offset
-
-    @property
-    def durable_offset(self) -> int:
-        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the kernel (ASYNC_FLUSH)."""
-        log = self.opened.log
-        return log.durable if self._is_sync else log.committed
+        parts = self._writable()
+        items = measure(messages, self._config.body_bytes_max)
+        log_offset = parts.log.place(sum([item.size for item in items]))
+        store_ms = self._clock.now_ms()
+        records, mixed = encode_mixed(items, log_offset, store_ms, self._store_host, self._next_offsets, parts.dispatcher.own_code)
+        try:
+            parts.log.write(records, log_offset, mixed.length)
+            for place, piece in mixed.pieces.items():
+                self._next_offsets[place] = piece.queue_offset + piece.frame.count
+            self._spread(parts, mixed, 0, log_offset, store_ms, 0)
+        except StoreError as error:
+            raise self._left_open(error) from error
+        return MixedResult(log_offset, log_offset + mixed.length, mixed.starts, mixed.offsets, store_ms)
 
     # --- upkeep --------------------------------------------------------------------------------------------------------------
 
@@ -238,7 +218,7 @@ class MessageStore(StoreReads):
         go with the next checkpoint, after which a power loss does not bring the queues back either. Returns how many queues.
         """
         parts = self.readable()
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[0].topic != topic)
+        self._forget_waiting(topic)
         with self._lock:
             deleted = parts.queues.detach_topic(topic, deleted_topic_directory(self._config.path, topic, self._around.files))
             for key in [key for key in self._next_offsets if key[0] == topic]:
@@ -294,10 +274,14 @@ class MessageStore(StoreReads):
         try:
             parts.log.write(records, offsets[1], frame.length)
             return self._written(parts, frame, *offsets, store_ms, sys_flag)
-        except StoreFull:
-            raise  # what was written of it is removed again
         except StoreError as error:
-            raise AppendUnknown(f"a message that was being stored may be in the log or not: {error.message}", self._config.path) from error
+            raise self._left_open(error) from error
+
+    def _left_open(self, error: StoreError) -> StoreError:
+        """What a failed write is for its caller: of a disk that was full, all that was written is removed again."""
+        if isinstance(error, StoreFull):
+            return error
+        return AppendUnknown(f"a message that was being stored may be in the log or not: {error.message}", self._config.path)
 
     def _written(self, parts: StoreParts, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> AppendResult:
         """The frame is in the log: remember it, make it visible or let it wait."""
@@ -309,45 +293,20 @@ class MessageStore(StoreReads):
             stored = StoredFrame(frame.crc, frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, count)
             with self._lock:
                 parts.windows.add(frame.frame_id, stored, store_ms)
-        self.on_written()
-        self._frames += 1
-        self._records += count
-        self._bytes += frame.length
-        waits = self._is_sync or parts.log.pool is not None
-        at_once = not waits and not self._waiting and self._replicated is None
-        if not at_once or not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
-            self._waiting.append((frame, queue_offset, log_offset, store_ms, sys_flag))
-            if at_once is False and not waits:
-                self.dispatch_durable()
-        if waits and self._flusher is not None:
-            self._flusher.request()
-        checkpointer = self._checkpointer
-        if checkpointer is not None and end - checkpointer.position > self._config.checkpoint_bytes:
-            checkpointer.request()
+        self._spread(parts, frame, queue_offset, log_offset, store_ms, sys_flag)
         return AppendResult(frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, False, count)
 
-    def _dispatch(self, parts: StoreParts, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> bool:
-        """Queue, index, announce. False when the disk is full: the frame stays in the log and waits. Raises when the disk failed."""
-        try:
-            with self._lock:
-                new = parts.dispatcher.dispatch(frame, queue_offset, log_offset, store_ms, sys_flag)
-                self._visible = log_offset + frame.length
-                self._last_ms, self._last_record = store_ms, log_offset + int(frame.starts[-1])
-        except StoreFull as error:
-            logger.warning("records from log offset %d on are not visible yet: %s", log_offset, error)
-            return False
-        except StoreError as error:
-            self._fail(error)
-            raise
-        if self._listener is not None and new:
-            codes = frame.tag_codes
-            self._listener(frame.topic, frame.queue_id, queue_offset + frame.count, codes if isinstance(codes, list) else codes.tolist())
-        return True
-
-    def _visible_limit(self, parts: StoreParts) -> int:
-        if parts.log.failure is not None:
-            return -1
-        return self.durable_offset if self._replicated is None else min(self.durable_offset, self._replicated)
+    def _spread(self, parts: StoreParts, frame: Written, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> None:
+        """The log is longer: count it, make it visible or let it wait, wake the threads that have to do with it."""
+        self.on_written()
+        self._frames += 1
+        self._records += frame.count
+        self._bytes += frame.length
+        if self._let_in(parts, frame, queue_offset, log_offset, store_ms, sys_flag) and self._flusher is not None:
+            self._flusher.request()
+        checkpointer = self._checkpointer
+        if checkpointer is not None and log_offset + frame.length - checkpointer.position > self._config.checkpoint_bytes:
+            checkpointer.request()
 
     def _snapshot(self, after: int) -> Snapshot | None:
         parts = self.opened
@@ -356,13 +315,6 @@ class MessageStore(StoreReads):
         with self._lock:
             parts.windows.expire(self._clock.now_ms())
             return Snapshot(self._visible, self._last_ms, parts.queues.maxima(), parts.windows.snapshot(), self._last_record)
-
-    def _fail(self, error: StoreError) -> None:
-        log = self.opened.log
-        if log.failure is None:
-            log.failure = error
-        logger.error("the store has failed, nothing more is acknowledged: %s", error)
-        self._on_durable(log.durable)  # a sync that failed in the checkpoint's thread has set the failure and told nobody
 
     def _stop_threads(self) -> bool:
         """True when everything written is durable and visible."""

@@ -18,9 +18,9 @@ import numpy as np
 
 from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import CODED_TOPICS
 from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.consume_queue_ext import ADDRESS_MAX
-from rmq_ray.store.dispatcher import CODED_TOPICS
 from rmq_ray.store.file_cache import FileCache
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.log_scan import ScannedRecords

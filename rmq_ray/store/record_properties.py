@@ -28,6 +28,7 @@ _SHARED_MIN = 64  # records that must share a head before it is worth a numpy ca
 _SHARED_HEADS_MAX = 16
 _REFUSED = (RESERVED_PROPERTIES - PREENCODED_PROPERTIES) | {MARK}
 _TAIL = np.dtype([("name", ">u8"), ("one", "u1"), ("key", f"V{UNIQUE_KEY_CHARS}")])
+_UNIQUE_PART = b"\x02" + UNIQUE_KEY_PREFIX
 _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 
@@ -83,6 +84,14 @@ def split_facts(text: bytes) -> tuple[str | None, PropertyFacts]:
         if text[-UNIQUE_TAIL_BYTES - 1] == 2:
             return key.decode("ascii"), frame_facts(text[: -UNIQUE_TAIL_BYTES - 1])
     facts = frame_facts(text)
+    return facts.unique, facts
+
+
+def stored_parts(text: bytes) -> tuple[str | None, PropertyFacts]:
+    """``split_facts`` of a string that the broker stores: nothing is refused, ``PropertyFacts.unique`` is of no account."""
+    if text[-UNIQUE_TAIL_BYTES - 1 : -UNIQUE_KEY_CHARS] == _UNIQUE_PART and (key := text[-UNIQUE_KEY_CHARS:]).isalnum():
+        return key.decode("ascii"), stored_facts(text[: -UNIQUE_TAIL_BYTES - 1])
+    facts = stored_facts(text)
     return facts.unique, facts
 
 

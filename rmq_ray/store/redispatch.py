@@ -13,8 +13,9 @@ import logging
 import numpy as np
 
 from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import CODED_TOPICS
 from rmq_ray.store.consume_queue import ENTRIES
-from rmq_ray.store.dispatcher import CODED_TOPICS, Dispatcher
+from rmq_ray.store.dispatcher import Dispatcher
 from rmq_ray.store.frame_marks import without_marks
 from rmq_ray.store.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.log_scan import ScannedRecords

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.store.dispatcher import CODED_TOPICS
+from rmq_ray.model.topics import CODED_TOPICS, TIMER_TOPIC
 from rmq_ray.store.queue_table import is_storable
 from rmq_ray.store.record import PROPERTIES_BYTES_MAX, Record, encode_record, host_lengths
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX, MARK_OFFSET_AT, CheckedFrame, frame_crc, pack_mark, strip_mark
@@ -59,7 +58,7 @@ def encode_message(message: StoredMessage, store_host: tuple[str, int], body_byt
     """One record, marked when it has a frame id. ``MessageTooLarge`` or ``MessageIllegal`` (topic, queue id, properties)."""
     if len(message.body) > body_bytes_max:
         raise MessageTooLarge(f"body of {len(message.body)} bytes; {body_bytes_max} are allowed (body_bytes_max)", len(message.body), body_bytes_max)
-    _check_queue(message.topic, message.queue_id)
+    check_queue(message.topic, message.queue_id)
     properties = strip_mark(message.properties)
     if frame_id is not None:
         mark = pack_mark(frame_id, 1).decode("ascii")
@@ -87,7 +86,7 @@ def encode_batch(batch: StoredMessage, store_host: tuple[str, int], body_bytes_m
     """
     if len(batch.body) > body_bytes_max:
         raise MessageTooLarge(f"batch of {len(batch.body)} bytes; {body_bytes_max} are allowed (body_bytes_max)", len(batch.body), body_bytes_max)
-    _check_queue(batch.topic, batch.queue_id)
+    check_queue(batch.topic, batch.queue_id)
     parts: list[bytes] = []
     facts: list[PropertyFacts] = []
     for flag, body, text in split_batch(batch.body):
@@ -138,7 +137,8 @@ def is_queued(sys_flag: int) -> bool:
     return sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
-def _check_queue(topic: str, queue_id: int) -> None:
+def check_queue(topic: str, queue_id: int) -> None:
+    """``MessageIllegal`` for a topic or queue that no directory can be made for."""
     if not is_storable(topic, queue_id):
         raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to 65535", topic)
 

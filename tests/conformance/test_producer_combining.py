@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.combining import FRAMES_ALONE_MAX
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
+from rmq_ray.client.sharing import FRAMES_ALONE_MAX
 from rmq_ray.errors import MessageIllegal, SendUnknown
 from rmq_ray.model.message import Message, decode_properties
 from tests.support.tiny_cluster import TinyCluster
@@ -31,7 +31,7 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
         sends = [pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)]
         eventually(lambda: len(cluster.broker.arrivals) == FRAMES_ALONE_MAX)
         combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 20)
+        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
     assert len(cluster.broker.arrivals) == FRAMES_ALONE_MAX + 1 and len(cluster.broker.arrivals[-1].records) == 20
@@ -49,7 +49,7 @@ def test_a_group_fails_for_all_its_threads_and_the_next_one_goes_on(cluster: Tin
     with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 3)
+        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 3)
         cluster.release(cluster.broker)
         outcomes = Counter(type(send.exception(10)) for send in sends)
         assert outcomes == {type(None): FRAMES_ALONE_MAX, MessageIllegal: 3}
@@ -116,7 +116,7 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
     with Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.bodies) for group in combiner._open.values()) == 9)
+        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 9)
         (group,) = combiner._open.values()
         for index in (0, 4, 8):  # as if their threads had been interrupted: they poll, and abandon their locks
             combiner._go(group, index)

@@ -294,7 +294,7 @@ def test_two_producers_of_many_threads_lose_and_double_nothing(cluster: LiveClus
     assert stored(cluster, "t-many") == expected
 
 
-COMMITS = [f"before {HALF_TOPIC}", f"after {HALF_TOPIC}", "before orders", "after orders", f"after {OP_HALF_TOPIC}"]
+COMMITS = [f"before {HALF_TOPIC}", f"after {HALF_TOPIC}", "before orders", "within orders", "after orders"]
 ROLLBACKS = [f"before {OP_HALF_TOPIC}", f"after {OP_HALF_TOPIC}"]
 
 
@@ -368,3 +368,40 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
             threading.Event().wait(1.0)
 
     assert outcome_after_a_kill(tmp_path, step, work) == ([b"x"], 0)
+
+
+def test_threads_that_begin_and_end_transactions_at_once_share_frames_and_writes(cluster: LiveCluster) -> None:
+    core = cluster.brokers[0]._core
+    assert core is not None
+    frames = core.counters.put_frames
+    store_frames = cluster.store().counters["frames"]
+    with Producer("t-shared", discovery=cluster) as producer:
+
+        def run(number: int) -> None:
+            for n in range(20):
+                with producer.transaction(never) as tx:
+                    tx.send("t-shared", b"%d-%d" % (number, n), properties={"n": str(n)})
+
+        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert stored(cluster, "t-shared") == sorted(b"%d-%d" % (number, n) for number in range(24) for n in range(20))
+    assert core.counters.put_frames - frames < 300 and cluster.store().counters["frames"] - store_frames < 600, "of 480 halves, 480 ends"
+    assert settled(cluster)
+
+
+def test_a_half_that_moves_to_another_broker_is_for_a_queue_there(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path, brokers=2) as two, Producer("t-moves", discovery=two) as producer:
+        admin = Admin(two)
+        admin.create_topic("t-moves", queues=12)
+        admin.close()
+        with producer.transaction(never) as tx:
+            for n in range(2):
+                tx.send("t-moves", b"%d" % n)
+        two.run(two.brokers[0].stop())
+        with producer.transaction(never) as tx:
+            results = [tx.send("t-moves", b"%d" % n) for n in range(2, 6)]
+        assert {result.queue.broker_name for result in results} == {"broker-b"}
+        eventually(lambda: two.store(1).bounds("t-moves", results[0].queue.queue_id)[1] > 0)

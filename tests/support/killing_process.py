@@ -1,7 +1,7 @@
 """A cluster in a process that kills itself at a chosen step of storing: ``python -m tests.support.killing_process DIRECTORY STEP``.
 
-STEP: ``before TOPIC [N]`` or ``after TOPIC [N]``: SIGKILL right before or after the N-th (1) single message for that topic is written, long before it is
-answered; or ``never``.
+STEP: ``before TOPIC [N]`` or ``after TOPIC [N]``: SIGKILL right before or after the N-th (1) write to the log that holds a record for that topic, long
+before it is answered; ``within TOPIC [N]``: when the log has that write up to its first record for the topic, and no more; or ``never``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from rmq_ray.store.message_store import AppendResult, MessageStore
-from rmq_ray.store.single_message import StoredMessage
+from rmq_ray.store.commit_log import CommitLog
+from rmq_ray.store.files import Bytes
+from rmq_ray.store.record import decode_record
 from tests.support.live_cluster import LiveCluster
 
 QUICK = {"transaction_timeout_ms": 300, "transaction_check_interval_ms": 400}
@@ -26,23 +25,38 @@ def kill_at(step: str) -> None:
     """Arrange the end."""
     moment, _, rest = step.partition(" ")
     topic, _, number = rest.partition(" ")
-    count: Counter[str] = Counter()
-    append = MessageStore.append_message
+    wanted, count = int(number or 1), 0
+    write = CommitLog.write
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def append_message(self: MessageStore, message: StoredMessage, *rest: Any) -> AppendResult:
-        count[message.topic] += 1
-        here = message.topic == topic and count[topic] == int(number or 1)
+    def dying_write(self: CommitLog, data: Bytes, log_offset: int, length: int) -> None:
+        nonlocal count
+        end = first_end(bytes(data), topic)
+        count += end > 0
+        here = end > 0 and count == wanted
         if here and moment == "before":
             die()
-        result = append(self, message, *rest)
-        if here and moment == "after":
+        if here and moment == "within":
+            write(self, bytes(data)[:end], log_offset, end)
             die()
-        return result
+        write(self, data, log_offset, length)
+        if here:
+            die()
 
-    MessageStore.append_message = append_message  # type: ignore[method-assign]
+    CommitLog.write = dying_write  # type: ignore[method-assign]
+
+
+def first_end(data: bytes, topic: str) -> int:
+    """Where the first record for ``topic`` ends; 0 when there is none."""
+    at = 0
+    while at < len(data):
+        record = decode_record(data, at)
+        at += record.size
+        if record.topic == topic:
+            return at
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.protocol.transaction import (
     CheckRules,
@@ -19,7 +20,7 @@ from rmq_ray.protocol.transaction import (
     copy_for_immunity,
     decode_op,
     encode_op,
-    final_properties,
+    final_text,
     immunity_ms,
     judge,
     real_target,
@@ -35,7 +36,7 @@ def test_a_half_keeps_its_target_and_group_and_loses_what_only_a_broker_may_writ
     assert half == {"TAGS": "paid", "TRAN_MSG": "true", "REAL_TOPIC": "orders", "REAL_QID": "3", "PGROUP": "web"}
     assert real_target(half) == ("orders", 3)
     assert as_half("orders", 3, {"PGROUP": "other"}, "web")[1]["PGROUP"] == "other"
-    assert final_properties(copy_for_check(half, 5)) == {"TAGS": "paid", "PGROUP": "web"}
+    assert decode_properties(final_text(copy_for_check(half, 5))) == {"TAGS": "paid", "PGROUP": "web"}
 
 
 @pytest.mark.parametrize("topic", ["", HALF_TOPIC, "RMQ_SYS_TRANS_OP_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"])

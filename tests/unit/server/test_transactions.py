@@ -21,6 +21,7 @@ from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
+from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.record import Record, decode_record, parse_offset_message_id
 from tests.support.broker_bench import Bench
 from tests.support.fake_peer import FakePeer
@@ -295,6 +296,20 @@ class Killed(Exception):
     """The process ends here."""
 
 
+def tear_writes(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Of the next write the log gets so many records, then the process ends."""
+    write = CommitLog.write
+
+    def torn(self: CommitLog, data: Any, log_offset: int, _length: int) -> None:
+        end = 0
+        for _ in range(count):
+            end += decode_record(bytes(data), end).size
+        write(self, bytes(data)[:end], log_offset, end)
+        raise Killed
+
+    patch.setattr(CommitLog, "write", torn)
+
+
 def kill_before_op(bench: Bench) -> None:
     def killed(*_args: Any) -> int:
         raise Killed
@@ -302,11 +317,11 @@ def kill_before_op(bench: Bench) -> None:
     bench.core.transactions._write_op = killed  # type: ignore[method-assign]
 
 
-def test_a_crash_between_the_final_message_and_its_op_does_not_deliver_twice(bench: Bench, tmp_path: Path) -> None:
+def test_a_crash_between_the_final_message_and_its_op_does_not_deliver_twice(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send()
     header = half(bench)
-    kill_before_op(bench)
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        tear_writes(patch, 1)
         end(bench, header)
     bench = restarted(bench, tmp_path)
     assert orders(bench) == [b"hello"] and bench.core.status()["half_messages"] == 0

@@ -20,6 +20,7 @@ from rmq_ray.store.frame_encoder import encode_frame
 from rmq_ray.store.index_service import hash_hashed_keys, hash_key
 from rmq_ray.store.record import decode_record, pack_host_v4
 from rmq_ray.store.record_batch import MARK_BYTES, Array, CheckedFrame, FrameMark, frame_crc, pack_mark, read_mark, strip_mark
+from rmq_ray.store.record_properties import split_facts
 
 FRAME = FrameId(bytes(range(16)), 7)
 KEY = "0A0102030405060708090A0B0C0D0E0F"
@@ -35,7 +36,7 @@ def encoded(count: int, head: str = "TAGS\x01TagA\x02", body: bytes = b"body", *
 
 
 def judged_slowly(records: bytearray, sizes: Array) -> CheckedFrame:
-    return frame_check._check_each(memoryview(records), sizes.tolist(), LIMIT)
+    return frame_check._check_each(memoryview(records), sizes.tolist(), LIMIT, split_facts)
 
 
 PROPERTY = st.sampled_from(["", "TAGS\x01a", "KEYS\x01k1 k2\x02TAGS\x01ü", "x\x01y\x02CLUSTER\x01c", "TAGS\x01a\x02"])

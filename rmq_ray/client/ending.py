@@ -1,0 +1,79 @@
+"""Commits and roll-backs on the wire: ends of threads that finish transactions at once travel in one request (END_TRANSACTIONS).
+
+Decides what travels together. Does not decide about repeats: whoever ends gets its own answer, or the error that the request met
+(``transaction_engine``). Thread-safe; who shares with whom is ``client.sharing``'s.
+"""
+
+from __future__ import annotations
+
+from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.sharing import Group, Sharing
+from rmq_ray.errors import RemotingError, RequestTimeout
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.halves import ENDS_MAX, End, pack_ends, unpack_end_answers
+
+END_BYTES = 32
+REQUEST_TIMEOUT_MS = 3_000.0
+Answer = tuple[int, str | None]
+"""Response code and remark."""
+
+
+class EndGroup(Group[End]):
+    """Ends for one broker, the key. ``outcome``: what each was answered, or what the request met."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, key: Address, sharing: Ends) -> None:
+        super().__init__(key, sharing.clock)
+        self.outcome: list[Answer] | RemotingError | None = None
+
+
+class Ends(Sharing[End, EndGroup]):
+    """Of one producer."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        super().__init__(instance.clock, ENDS_MAX, ENDS_MAX * END_BYTES)
+        self.clock = instance.clock
+        self._instance = instance
+        self._group = group
+
+    def end(self, address: Address, end: End, timeout_ms: float) -> Answer:
+        """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have happened."""
+        place = self.join(address, end, END_BYTES, lambda: EndGroup(address, self))
+        if place is None:
+            try:
+                return self._answers(self._instance.invoke(address, self._command([end]), timeout_ms), 1)[0]
+            finally:
+                self.left(address)
+        group, index = place
+        self.sleep(group, index, timeout_ms)
+        outcome = group.outcome
+        if outcome is None:
+            raise RequestTimeout(f"{address} did not answer within {timeout_ms:.0f} ms", str(address))
+        if isinstance(outcome, RemotingError):
+            raise type(outcome)(*outcome.args)
+        return outcome[index]
+
+    def _ship(self, group: EndGroup) -> None:
+        def answered(outcome: Command | RemotingError) -> None:  # in a reader's thread: no sending here
+            try:
+                group.outcome = self._answers(outcome, len(group.items)) if isinstance(outcome, Command) else outcome
+            except RemotingError as error:
+                group.outcome = error
+            group.ended()
+
+        try:
+            self._instance.invoke_async(group.key, self._command(group.items), REQUEST_TIMEOUT_MS, answered)
+        except RemotingError as error:
+            answered(error)
+
+    def _command(self, ends: list[End]) -> Command:
+        return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)
+
+    @staticmethod
+    def _answers(answer: Command, count: int) -> list[Answer]:
+        if answer.code != 0:  # nothing of it was looked at, or nobody knows
+            return [(answer.code, answer.remark)] * count
+        return unpack_end_answers(answer.body_bytes(), count)

@@ -1,0 +1,121 @@
+"""Half messages on the wire: frames of records for the half topic, shared by threads that begin transactions at once (protocol-behaviour 20).
+
+    send of a thread ──alone, or in a group──> HalfLoad ──SEND_HALVES──> the queue's broker
+
+Decides the form, and that a half is repeated on its own broker only. Does not decide what the sender remembers of it (``transaction_engine``) or who
+shares with whom (``sharing``). Halves with an immunity or a given queue of their own go alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from rmq_ray.client.combining import Combiner, Messages
+from rmq_ray.client.compressing import FLAG_MAX, split_words
+from rmq_ray.client.launching import Launcher
+from rmq_ray.client.loads import frame_stored_at
+from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.model.ids import FrameId, MessageQueue
+from rmq_ray.model.message import SendResult
+from rmq_ray.model.topics import HALF_TOPIC
+from rmq_ray.protocol.transaction import half_prefix
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import BINARY, Buffer, Command
+from rmq_ray.remoting.halves import HalvesHeader
+from rmq_ray.remoting.records import pack_send, pack_send_one
+from rmq_ray.store.frame_encoder import encode_frame, encode_single
+
+_KEY_CHARS = 32  # of UNIQ_KEY, which ends each text
+
+
+class HalfLoad:
+    """See ``loads.Load``: half messages of one topic, for whichever queue they are sent to. Texts end with UNIQ_KEY."""
+
+    def __init__(self, group: str, items: Sequence[Outgoing], born_ms: int, frame_id: FrameId, immunity_s: int | None = None) -> None:
+        self.topic = items[0].topic
+        self.frame_id = frame_id
+        self.message_ids: Sequence[str] = [item.text[-_KEY_CHARS:] for item in items]
+        self.sizes: list[int] = []
+        self._items = items
+        self._group = group
+        self._born_ms = born_ms
+        self._immunity_s = immunity_s
+        self._queue: MessageQueue | None = None
+        self._fields: dict[str, str] = {}
+        self._body: tuple[Buffer, ...] = ()
+
+    def command(self, queue: MessageQueue) -> Command:
+        """See ``Load``. The real queue is part of each record."""
+        if queue != self._queue:
+            self._encode(queue)
+        return Command(RequestCode.SEND_HALVES, fields=self._fields, body=self._body, serialize=BINARY)
+
+    def stored_at(self, answer: Command) -> tuple[int, int]:
+        """See ``Load``: places of the halves."""
+        return frame_stored_at(answer)
+
+    def _encode(self, queue: MessageQueue) -> None:
+        header = HalvesHeader(queue.topic, queue.queue_id, self._group, self._immunity_s)
+        self._queue, self._fields = queue, header.to_fields()
+        prefix, items = half_prefix(*header), self._items
+        flags = [item.flag for item in items]
+        if len(items) == 1 and flags[0] <= FLAG_MAX:
+            record = encode_single(HALF_TOPIC, 0, items[0].body, prefix + items[0].text, self._born_ms, self.frame_id, flags[0])
+            self._body, self.sizes[:] = pack_send_one(record), [len(record)]
+            return
+        users, sys_flags = split_words(flags if any(flags) else None)
+        bodies, texts = [item.body for item in items], [prefix + item.text for item in items]
+        records, sizes = encode_frame(HALF_TOPIC, 0, bodies, texts, self._born_ms, self.frame_id, sys_flags, users)
+        self._body, self.sizes[:] = pack_send(records, sizes), sizes.tolist()
+
+
+class HalfCombiner(Combiner):
+    """Half messages of threads of one producer group."""
+
+    group_name = ""
+
+    def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:
+        return HalfLoad(self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms))
+
+
+class HalfSending:
+    """Of one producer. Thread-safe."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+        self._timeout_ms = float(core.config.send_timeout_ms)
+        self._sending = copy.copy(core.sending)
+        self._sending.config = core.config.but(idempotent=True)
+        self._launcher = Launcher(self._sending, core.slots, core.worker, core.resolved)
+        self._combiner = HalfCombiner(self._sending, core.identity, self._launcher)
+        self._combiner.group_name = core.group
+        core.finishers.append(lambda: self._launcher.abandon("the producer was closed before the broker answered"))
+
+    def send(self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None) -> SendResult:
+        """Store one half with this unique key; blocks. The result's offsets are the half's, its queue is the real one. Raises ``SendError``."""
+        message.text = f"{message.text}UNIQ_KEY\x01{key}"
+        pinned = message.queue is not None
+        queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
+        if pinned or immunity_s is not None or timeout_ms != self._timeout_ms:
+            return self._alone(message, queue, pinned, timeout_ms, immunity_s)
+        place = self._combiner.enter(message, queue)
+        if place is not None:
+            return self._combiner.wait(*place)
+        try:
+            return self._alone(message, queue, False, timeout_ms, None)
+        finally:
+            self._combiner.leave(queue)
+
+    def close(self) -> None:
+        """Wait for halves that are under way, up to the send time-out."""
+        self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
+
+    def _alone(self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, immunity_s: int | None) -> SendResult:
+        identity = self._core.identity
+        load = HalfLoad(self._core.group, (message,), self._core.clock.now_ms(), identity.take(timeout_ms), immunity_s)
+        try:
+            return self._sending.send(load, queue, pinned, timeout_ms)
+        finally:
+            identity.release(load.frame_id)
