@@ -50,6 +50,7 @@ from rmq_ray.server.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.timers import Timers
 from rmq_ray.server.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction_service import Transactions
+from rmq_ray.server.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.follower_store import FollowerStore
 from rmq_ray.store.message_store import MessageStore
@@ -58,7 +59,6 @@ log = logging.getLogger("rmq_ray.server")
 TICK_MS = 50
 CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
 FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
-FIRST_CLEAN_MS, CLEAN_MS = 60_000, 10_000
 ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
 Handler = Callable[[Command, Peer], Command | None]
 
@@ -95,6 +95,7 @@ class BrokerCore:
         self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
+        self.upkeep = Upkeep(self.keeper, identity, self.tables.offsets, clock, offload)
         self.replication = Replication(
             config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved,
             reign, epoch,
@@ -221,7 +222,7 @@ class BrokerCore:
     def forget_handed_out(self) -> None:
         """Of a follower, before it follows: locks and popped messages of a reign that is over; another master hands them out since."""
         with contextlib.suppress(BrokerBusy):  # stale ones are told by their epochs, too
-            self.offload.submit(self._remove_handed_out, self._cleaned)
+            self.offload.submit(self._remove_handed_out, _removed)
 
     def _remove_handed_out(self) -> None:
         for name in ("queue_locks", "pop.journal"):
@@ -259,7 +260,7 @@ class BrokerCore:
         every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
         every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
-        every(CLEAN_MS, self._clean, FIRST_CLEAN_MS)
+        every(CLEAN_MS, self.upkeep.clean, FIRST_CLEAN_MS)
 
     def _often(self) -> None:
         store = self.keeper.store
@@ -298,19 +299,6 @@ class BrokerCore:
             self.transactions.save()
         self.tables.save_offsets()
 
-    def _clean(self) -> None:
-        store = self.keeper.store
-        if store is not None:
-            with contextlib.suppress(BrokerBusy):  # the next turn does it
-                self.offload.submit(lambda: store.clean(self.clock.now_ms()), self._cleaned)
-
-    def _cleaned(self, outcome: object) -> None:
-        if isinstance(outcome, RmqError):
-            log.error("old files were not removed: %s", outcome)
-            self.keeper.check(outcome)
-        elif isinstance(outcome, Exception):
-            raise outcome
-
     # --- the store's events ---
 
     def _serving(self, store: MessageStore) -> None:
@@ -319,6 +307,7 @@ class BrokerCore:
             self.lock_handlers.load(self._found.locks, 0 if self.gate is None else self.gate.epoch or 0)
         self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
         self.replication.serving(store)
+        self.upkeep.serving(store)
         if self.gate is not None:
             self.gate.serving(store)
         if not self.identity.is_slave:
@@ -362,3 +351,10 @@ class BrokerCore:
         started, self._started = self._started, []
         for call in started:
             call(error)
+
+
+def _removed(outcome: object) -> None:
+    if isinstance(outcome, RmqError):
+        log.warning("what another master has handed out since is still noted here: %s", outcome)
+    elif isinstance(outcome, Exception):
+        raise outcome
