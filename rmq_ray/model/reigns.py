@@ -41,6 +41,14 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What the controller's ledger keeps of one broker name. ``former``: who reigned before the election that runs or ran last; None = nobody knows."""
+
+    assignment: Assignment
+    former: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """What one replica says of itself. Log offsets in bytes. ``role`` MASTER: it serves sends under ``master_epoch``.
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
 
-LEASE_MS = 2_000
-"""A slave that polls promises not to be promoted for so long."""
 GATHER_MS = 1_000  # members that live, but have not answered the fence yet, are waited for
 MORE_REPORTS_MS = 5_000  # how long a copy that may lack bytes waits for another one
 
@@ -34,14 +32,6 @@ class Rules:
     durable: bool
     automatic: bool = True
     failover_after_ms: int = 2_500
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What the ledger keeps of one broker name. ``former``: who reigned before the election that runs or ran last; None = nobody knows."""
-
-    assignment: Assignment
-    former: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_ray.errors import PromotionRefused
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
-from rmq_ray.protocol.electing import Answer, Order, Rules, Standing, elect, newest_epoch
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.protocol.electing import Answer, Order, Rules, elect, newest_epoch
 
 PROMOTION_MS = 30_000  # an elected replica that works on it has so long
 REACHABLE_MS = 1_500  # who was heard of within it counts as reachable

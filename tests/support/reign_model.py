@@ -1,6 +1,6 @@
 """A small world in which the controller's rules are tried: replicas with disks, leases and polls, a controller with a ledger, faults by chance.
 
-``World(seed, synchronous=..., durable=...)`` then ``run()``: faults for ``FAULT_MS`` of simulated time, peace afterwards. ``WorldBroken`` says which promise broke:
+``World(seed, synchronous=..., durable=...)`` then ``run()``: faults for ``FAULT_MS`` of simulated time, then peace. ``WorldBroken`` says what broke:
 
 - two masters could acknowledge at one time; an epoch began twice; a log that is followed is no prefix of its master's;
 - SYNC: something acknowledged is not in the log that a master begins; ASYNC: lost though the old master itself, whole, was elected;
@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
-from rmq_ray.protocol.electing import LEASE_MS, Answer, Rules, Standing, elect
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.protocol.electing import Answer, Rules, elect
 from rmq_ray.protocol.promotion import Call, Succession
+from rmq_ray.protocol.replication import LEASE_MS
 
 FAULT_MS, PEACE_MS = 15_000, 15_000
 HOLD_MS, APPEND_MS, LAG_MS, SILENT_MS = 500, 120, 700, 900

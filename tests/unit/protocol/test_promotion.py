@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rmq_ray.errors import PromotionRefused
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
-from rmq_ray.protocol.electing import GATHER_MS, LEASE_MS, MORE_REPORTS_MS, Rules, Standing
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.protocol.electing import GATHER_MS, MORE_REPORTS_MS, Rules
 from rmq_ray.protocol.promotion import PROMOTION_MS, Succession
+from rmq_ray.protocol.replication import LEASE_MS
 
 RULES = Rules("b", 3, synchronous=True, durable=False)
 
