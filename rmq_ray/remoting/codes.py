@@ -80,6 +80,7 @@ class RequestCode(IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
+    DELETE_EXPIRED_COMMITLOG = 329
     RECALL_MESSAGE = 370
     """RocketMQ 5's: take a message back that waits for its delivery time."""
     HELLO = 20001

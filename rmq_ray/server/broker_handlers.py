@@ -91,5 +91,5 @@ def make_handlers(core: BrokerCore, make_hold: Callable[[OnWake], Hold], store_h
         Code.GET_PRODUCER_CONNECTION_LIST: queries.producers, Code.GET_BROKER_CONFIG: admin.broker_config, Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
         Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets, Code.BROKER_STATUS: admin.broker_status, Code.STORE_INFO: admin.store_info,
         Code.PIN_SEGMENTS: admin.pin, Code.UNPIN_SEGMENTS: admin.unpin, **core.pops.handlers(), **operations.handlers(),
-        Code.DRAIN_BROKER: core.drain.ordered, **core.replication.handlers(),
+        Code.DRAIN_BROKER: core.drain.ordered, Code.DELETE_EXPIRED_COMMITLOG: core.upkeep.delete_expired, **core.replication.handlers(),
     }  # fmt: skip

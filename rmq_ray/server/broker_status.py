@@ -26,7 +26,7 @@ def broker_status(core: BrokerCore) -> dict[str, Any]:
         "commits_fenced": tables.offsets.fenced, "queue_locks": len(core.members.locks), "delay_offsets": core.delays.offsets(),
         "fall_behind": tables.offsets.behind.worst(FALL_BEHIND_TOLD),
         "half_messages": core.transactions.pending, "timing_messages": core.timed.waiting, "pop": core.pops.status(),
-        "replication": core.replication.status(), "identity": None, "epoch": 0, **core.counters.as_dict(),
+        "replication": core.replication.status(), "identity": None, "epoch": 0, **core.upkeep.status(), **core.counters.as_dict(),
     }  # fmt: skip
     if store is not None:
         found |= {

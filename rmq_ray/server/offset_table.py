@@ -12,7 +12,7 @@ refused: later messages would count as consumed. Invariant: offsets are >= 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from enum import Enum
 
 from rmq_ray.server.fall_behind import FallBehind
@@ -129,6 +129,13 @@ class OffsetTable:
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
         """Topic -> queue id -> offset of one group."""
         return {topic: dict(queues) for (topic, name), queues in self._offsets.items() if name == group}
+
+    def of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, str, int, int]]:
+        """(topic, group, queue id, next offset) of everything that is known of these topics. The table must not change meanwhile."""
+        for (topic, group), queues in self._offsets.items():
+            if topic in topics:
+                for queue_id, offset in queues.items():
+                    yield topic, group, queue_id, offset
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that have committed offsets of the topic."""
