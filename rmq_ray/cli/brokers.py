@@ -1,4 +1,4 @@
-"""``broker list | promote | drain | undrain``."""
+"""``broker list | promote | drain | undrain | clean``."""
 
 from __future__ import annotations
 
@@ -62,3 +62,14 @@ def drain(options: Options, name: str) -> None:
 def undrain(options: Options, name: str) -> None:
     """Broker NAME takes messages again."""
     output.record(options.admin.undrain_broker(name), options.style)
+
+
+@broker.command(short_help="Remove expired segments now, whatever the hour.")
+@click.argument("name")
+@pass_options
+@told
+def clean(options: Options, name: str) -> None:
+    """Broker NAME removes the segments that are older than its `reserved_hours` within the next minutes, not only at 4 o'clock."""
+    options.confirm(f"Remove what broker {name} has stored longer than its reserved_hours?")
+    options.admin.delete_expired(name)
+    click.echo(f"{name} removes expired segments, 10 every 10 seconds", err=True)

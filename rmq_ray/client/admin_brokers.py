@@ -36,6 +36,10 @@ class AdminBrokers(AdminLink):
         """End of ``drain_broker``: on return the name servers show its topics with the permissions that they have."""
         return self._drain(broker, False)
 
+    def delete_expired(self, broker: str) -> None:
+        """Segments of the broker's log that are older than its ``reserved_hours`` go within the next minutes, whatever the hour; the newest one never."""
+        self._ask(self._master(broker), Command(RequestCode.DELETE_EXPIRED_COMMITLOG), f"broker {broker} did not begin to clean")
+
     def broker_status(self, broker: str) -> dict[str, Any]:
         """What the master tells of itself (operations: status)."""
         answer = self._ask(self._master(broker), Command(RequestCode.BROKER_STATUS), f"broker {broker} did not tell its state")

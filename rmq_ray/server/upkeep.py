@@ -76,18 +76,14 @@ class Upkeep:
         worst = nlargest(TOLD, self._expired.items(), key=lambda item: item[1])
         return {"expired_messages": self.total, "expired": [{"group": group, "topic": topic, "messages": count} for (topic, group), count in worst]}
 
-    def removed(self, outcome: object) -> None:
-        """Files were removed in a thread, or this is the error."""
+    def _cleaned(self, outcome: object) -> None:
+        self._running = False
         if isinstance(outcome, RmqError):
             log.error("old files were not removed: %s", outcome)
             self._keeper.check(outcome)
         elif isinstance(outcome, Exception):
             raise outcome
-
-    def _cleaned(self, outcome: object) -> None:
-        self._running = False
-        self.removed(outcome)
-        if isinstance(outcome, RetentionReport) and outcome.segments and self._keeper.store is not None:
+        elif isinstance(outcome, RetentionReport) and outcome.segments and self._keeper.store is not None:
             log.info("retention removed %d segments (%s): the log begins at %d now", outcome.segments, outcome.reason.value, outcome.begin)
             self._account(self._keeper.store)
 
