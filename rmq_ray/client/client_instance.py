@@ -22,6 +22,7 @@ from typing import TypeVar
 from rmq_ray.client.broker_link import BrokerLink
 from rmq_ray.client.managed import ManagedConsumer, ManagedProducer, ServiceState
 from rmq_ray.client.route_cache import RouteCache
+from rmq_ray.client.route_watch import RouteWatch
 from rmq_ray.client.timers import Timers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
@@ -62,6 +63,7 @@ class ClientInstance:
         self.link = BrokerLink(discovery, limits, clock, self._on_request)
         self.routes = RouteCache(self._fetch_route, self._route_changed)
         self.timers = Timers(clock, f"rmq-client-{client_id}")
+        self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
         self._lock = threading.Lock()
         self._heartbeat_lock = threading.Lock()
@@ -190,6 +192,10 @@ class ClientInstance:
     def refresh_route_soon(self, topic: str) -> None:
         """Have the timer thread fetch the topic's route; returns at once. Asking again while it waits does nothing."""
         self.timers.soon(f"route of {topic}", lambda: self.routes.refresh_all({topic}))
+
+    def watch_route(self, topic: str) -> None:
+        """A send to the topic failed: have its route fetched now, and again every 50 ms while sends fail; returns at once."""
+        self._watch.look(topic)
 
     def heartbeat(self, wait_s: float = 0.0) -> None:
         """Tell every broker (masters only, without consumers) who lives here; skipped when another thread is at it for longer than ``wait_s``.

@@ -39,6 +39,7 @@ from rmq_ray.store.key_range import KeyRange
 from rmq_ray.store.record import offset_message_id
 
 NO_FIELDS: dict[str, str] = {}
+SLICE_MS = 25.0  # of a pause, after which the route is looked at
 Outcome = Command | RemotingError
 """How an attempt ended: an answer, or what the connection met."""
 
@@ -148,7 +149,7 @@ class Sending:
 
     def follow(self, delivery: Delivery, decision: Decision) -> None:
         """Prepare the next attempt: head elsewhere if so decided, and have the route looked at again."""
-        self.instance.refresh_route_soon(delivery.load.topic)
+        self.instance.watch_route(delivery.load.topic)
         if decision.step is Step.ELSEWHERE:
             delivery.move(self._queues, self._turns.of(delivery.load.topic), self.choice)
         delivery.brokers_sent.append(delivery.queue.broker_name)
@@ -207,14 +208,19 @@ class Sending:
                     return stored
                 raise delivery.error(now)
             self.follow(delivery, decision)
-            if decision.delay_ms:
-                clock.sleep_ms(decision.delay_ms)
+            self._pause(delivery, decision.delay_ms, address)
             left = attempts.attempt_timeout_ms(clock.monotonic_ms())
             if left <= 0:
                 if stored is not None:
                     return stored
                 raise delivery.error(clock.monotonic_ms())
             outcome, address = self._attempt(delivery.load, delivery.queue, left)
+
+    def _pause(self, delivery: Delivery, delay_ms: float, tried: Address | None) -> None:
+        """Wait, but not for a broker that is found at another address meanwhile."""
+        while delay_ms > 0 and self.instance.broker_address(delivery.queue.broker_name) == tried:  # ends: the rest falls
+            self.clock.sleep_ms(min(delay_ms, SLICE_MS))
+            delay_ms -= SLICE_MS
 
     def _queues(self, topic: str) -> list[MessageQueue]:
         info = self.instance.routes.publish(topic)
