@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmq_ray.cli import bench, brokers, dead_letters, deploying, doctor, groups, messages, planning, running, stores, topics
+from rmq_ray.cli import bench, brokers, clients, console, dead_letters, deploying, doctor, groups, messages, planning, running, stores, topics
 from rmq_ray.cli.context import Options
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -71,6 +71,8 @@ for command in (
     deploying.run,
     deploying.workers,
     brokers.broker,
+    clients.client,
+    console.console,
     stores.store,
     bench.bench,
 ):

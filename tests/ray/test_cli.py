@@ -133,6 +133,9 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     assert [json.loads(consumer.stdout.readline())["body"] for _ in range(10)] == [str(i) for i in range(10)]
     (member,) = cli.json("group", "describe", group)
     assert member["broker"] == "broker-a" and str(consumer.pid) in member["client_id"]
+    (listed,) = cli.look("client", "list", "--group", group)
+    assert (listed["client_id"], listed["brokers"]) == (member["client_id"], ["broker-a"])
+    assert topic in str(cli.look("client", "describe", group, member["client_id"]))
     assert "stop them first" in cli.fails("group", "clone", group, group, topic, "--execute")
     assert "stop them first" in cli.fails("group", "delete", group, "-y")
     consumer.send_signal(signal.SIGINT)
