@@ -34,6 +34,7 @@ EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
 MASTER_CPU = "spark.ray.raydp_spark_master.actor.resource.CPU"
 CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 PYSPARK_MAX = [3, 5, 7]
+WORKERS = "rmq_ray.spark.workers"  # started by its name in each executor
 QUICK_START = "-XX:TieredStopAtLevel=1"  # the first compiler only
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
 _numbers = itertools.count(1)
@@ -89,6 +90,7 @@ def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, An
         "spark.ui.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": WORKERS,
         "spark.log4j.config.file.name": str(LOG4J),
         "spark.ray.log4j.config.file.name": str(LOG4J),
     }

@@ -1,0 +1,43 @@
+"""The daemon that Spark starts: what workers find loaded, and what they do not search."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from rmq_ray.spark.session import WORKERS, settings
+from rmq_ray.spark.workers import without_jar
+
+PROBE = """
+import gc, json, sys
+from pyspark import daemon
+daemon.manager = lambda: print(json.dumps({
+    "frozen": gc.get_freeze_count(), "reader": "rmq_ray.client.scan_plan" in sys.modules, "pandas": "pandas" in sys.modules,
+    "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path]}))
+from rmq_ray.spark import workers
+workers.main()
+"""
+
+
+def test_a_session_starts_this_daemon_unless_another_is_asked_for() -> None:
+    assert settings({})["spark.python.daemon.module"] == WORKERS == "rmq_ray.spark.workers"
+    assert settings({"spark.python.daemon.module": "mine"})["spark.python.daemon.module"] == "mine"
+
+
+def test_the_jar_of_sparks_core_is_not_searched_and_everything_else_is() -> None:
+    jar = "/a/pyspark/jars/spark-core_2.12-3.5.7.jar"
+    others = ["", "/a/python/pyspark.zip", "/mine/spark-core_notes", "/mine/my-spark-core_2.jar", "/a/lib"]
+    assert without_jar([others[0], jar, *others[1:], f"{jar}/org"]) == others
+
+
+def test_workers_find_the_reader_loaded_and_frozen_and_no_jar_on_their_path(tmp_path: Path) -> None:
+    jar = tmp_path / "spark-core_2.12-3.5.7.jar"
+    with zipfile.ZipFile(jar, "w") as made:
+        made.writestr("org/apache/spark/Nothing.class", b"")
+    path = os.pathsep.join([str(jar), *filter(None, sys.path)])
+    ran = subprocess.run([sys.executable, "-c", PROBE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=True)
+    assert '"reader": true' in ran.stdout and '"pandas": true' in ran.stdout and '"jar": []' in ran.stdout, ran.stdout
+    assert '"frozen": 0' not in ran.stdout
