@@ -191,17 +191,21 @@ async def drop(broker: Broker) -> None:
     for threads in (broker._reads, broker._offload):
         if threads is not None:
             threads.close()
-    store = core.keeper.store if core is not None else None
     if core is not None:
         await core.pulls.parked.hold.close()
-        core.keeper.close()
+        store = core.keeper.close()
         core.pops.close()
         core.lock_handlers.close()
-    if store is not None:
-        if store._checkpointer is not None:
-            store._checkpointer.stop()
-        if store._flusher is not None:
-            store._flusher.stop()
-        if store._parts is not None:
-            store._parts.close()
-        store._lock_file.release()
+        if store is not None:
+            _let_go(store)
+
+
+def _let_go(store: MessageStore) -> None:
+    """Without a flush or a checkpoint."""
+    if store._checkpointer is not None:
+        store._checkpointer.stop()
+    if store._flusher is not None:
+        store._flusher.stop()
+    if store._parts is not None:
+        store._parts.close()
+    store._lock_file.release()
