@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import BrokerBusy, SendUnknown
 from tests.support.chaos import Acknowledged, check_log, place_of, read_log
@@ -86,3 +88,39 @@ def sendable(producer: Producer) -> bool:
     except BrokerBusy:
         return False
     return True
+
+
+def fill(disk: Path, ratio: float) -> None:
+    """Somebody else's file, so that ``ratio`` of the disk is used."""
+    ballast, stat = disk / "ballast", os.statvfs(disk)
+    ballast.touch()
+    own = ballast.stat().st_size
+    used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    ballast.write_bytes(bytes(max(0, own + int(stat.f_blocks * stat.f_frsize * ratio) - used)))
+
+
+def test_a_disk_that_fills_up_loses_expired_segments_then_any_then_refuses_writes_and_recovers(disk: Path) -> None:
+    """75, 85 and 90 % of a real file system, each crossed from below; the cycles of retention are called instead of waited for."""
+    with LiveCluster(disk, preallocate=False, delete_when="99") as cluster, Producer("web", discovery=cluster, send_timeout_ms=300) as producer:
+        for number in range(50):
+            producer.send("orders", b"%d " % number + bytes(BODY_BYTES))
+        store = cluster.store()
+
+        def begin_after(ratio: float) -> int:
+            fill(disk, ratio)
+            return store.clean(SYSTEM_CLOCK.now_ms()).begin
+
+        segments = store.opened.chain.segments()
+        os.utime(segments[0].path, (1, 1))
+        assert begin_after(0.74) == 0
+        assert begin_after(0.80) == segments[0].end, "expired, whatever the hour"
+        assert begin_after(0.80) == segments[0].end, "the others are young"
+        forced = begin_after(0.88)
+        assert forced >= segments[1].end and not store.status()["disk_full"]
+        begin_after(0.95)
+        with pytest.raises(BrokerBusy, match="fuller than 90%"):
+            producer.send("orders", b"refused")
+        assert read_log(cluster, "orders"), "reads go on"
+        begin_after(0.3)
+        producer.send("orders", b"again")
+        assert cluster.brokers[0].status()["state"] == "serving"

@@ -14,6 +14,7 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.remoting.codes import RequestCode as Code
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.headers import SendBackHeader, UpdateOffsetHeader
+from rmq_ray.server.offset_table import Commit
 from rmq_ray.server.upkeep import CLEAN_MS
 from rmq_ray.store.retention import RetentionReport
 from tests.support.broker_bench import Bench, unpacked
@@ -91,6 +92,22 @@ def test_the_accounts_of_a_group_add_up_over_several_cycles(tmp_path: Path) -> N
     low, (committed,) = minimum(bench), bench.core.tables.offsets.of_group("g")["orders"].values()
     backlog = stored - max(committed, low)
     assert stored == consumed + backlog + bench.core.upkeep.total and bench.core.upkeep.total > 20
+    bench.close()
+
+
+def test_a_thousand_groups_that_lag_are_counted_and_the_worst_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = aged(tmp_path)
+    for _ in range(20):
+        bench.send(bodies_=[BODY])
+    for number in range(1_000):
+        assert bench.core.tables.offsets.commit("orders", f"g{number}", 0, number % 10, "x", administrator=True) is Commit.STORED
+    clean(bench)
+    low, status = minimum(bench), bench.core.status()
+    assert status["expired_messages"] == sum(low - number % 10 for number in range(1_000))
+    assert [row["messages"] for row in status["expired"]] == [low] * 20 and caplog.text.count("expired before group") == 20
+    bench.close()
+    bench = aged(tmp_path)
+    assert len(bench.core.tables.offsets.groups_of("orders")) == 1_000
     bench.close()
 
 

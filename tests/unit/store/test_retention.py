@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_pinned_segments_stay_even_on_a_full_disk() -> None:
 
 def test_the_hours_are_a_list() -> None:
     assert is_delete_hour(NOW_MS, f"4;{NOW} ;23") and not is_delete_hour(NOW_MS, f"{NOT_NOW};x;") and not is_delete_hour(NOW_MS, "")
+
+
+@pytest.mark.parametrize(("zone", "at"), [("UTC", "2024-01-15T04:30"), ("America/New_York", "2024-01-15T09:30"), ("America/New_York", "2024-07-15T08:30")])
+def test_the_hour_is_that_of_the_hosts_own_clock_summer_and_winter(monkeypatch: pytest.MonkeyPatch, zone: str, at: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        at_ms = int(datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp() * 1000)
+        assert is_delete_hour(at_ms, "04") and not is_delete_hour(at_ms + HOUR_MS, "04") and not is_delete_hour(at_ms - HOUR_MS, "04")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_pin_ends_at_its_deadline_or_when_it_is_given_back() -> None:
