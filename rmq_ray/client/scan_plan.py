@@ -172,7 +172,8 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
     finally:
         instance.release()
     rows = rows_per_split(ranges, splits_wanted, options.rows_max, options.rows_min)
-    splits = tuple(_split(queue, first, last, stores[queue.broker_name], brokers[queue.broker_name]) for queue, first, last in cut(ranges, rows))
+    everywhere = {name: _asked_first(address, instance.routes.addresses(name)) for name, address in brokers.items()}
+    splits = tuple(_split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name]) for queue, first, last in cut(ranges, rows))
     return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins)
 
 
@@ -252,7 +253,12 @@ def _bounds(instance: ClientInstance, topic: str, brokers: Mapping[str, Address]
     return found
 
 
-def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], address: Address) -> Split:
+def _asked_first(address: Address, known: Mapping[int, Address]) -> tuple[str, ...]:
+    """Where a split may be read: at the broker that the plan is from, and while it is away at the other copies of its log."""
+    return tuple(dict.fromkeys(map(str, (address, *known.values()))))
+
+
+def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], addresses: tuple[str, ...]) -> Split:
     return Split(
         queue=queue,
         start=low,
@@ -261,7 +267,7 @@ def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], a
         store_path=store["path"],
         identity=store["identity"],
         epoch=store["epoch"],
-        addresses=(str(address),),
+        addresses=addresses,
         segment_bytes=store["segment_bytes"],
         consume_queue_entries=store["consume_queue_entries"],
         visible_end=store["visible_end"],

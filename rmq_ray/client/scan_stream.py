@@ -4,8 +4,8 @@
 
 Decides: what each answer means for the read. Does not decide when to read this way (``scan_plan.ScanReader``). Runs in any process,
 needs no Ray. Invariants: rows come in queue order, each once; a broker that dies in the middle is asked again from the row after the
-last one that was handed out, at each of the split's addresses in turn, for a minute; a split that cannot be read to its planned end
-is an error, never a shorter result.
+last one that was handed out, at each of the split's addresses in turn (its master's, then its slaves'), for a minute; a split that cannot be
+read to its planned end is an error, never a shorter result.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ class StreamSplitReader:
         request = pack_scan(ScanRecords(split.queue.topic, split.queue.queue_id, at, split.end, chunk_bytes, split.epoch))
 
         def attempt(turn: int) -> Command:
-            connection = self._connected(Address.parse(split.addresses[turn % len(split.addresses)]))
-            return connection.request(Command(RequestCode.SCAN_RECORDS, body=request, serialize=1), REQUEST_TIMEOUT_MS)
+            which = turn % len(split.addresses)
+            connection = self._connected(Address.parse(split.addresses[which]))
+            answer = connection.request(Command(RequestCode.SCAN_RECORDS, body=request, serialize=1), REQUEST_TIMEOUT_MS)
+            return _later(answer) if which and _lags(answer, split) else answer
 
         answer = ask_patiently(attempt, self._clock, self._outage_max_ms)
         if answer.code not in _PAGES:
@@ -84,3 +86,15 @@ class StreamSplitReader:
             self.close()
             self._connection = Connection(address, self._credentials, RemotingLimits(), self._clock)
         return self._connection
+
+
+def _lags(answer: Command, split: Split) -> bool:
+    """Whether a slave has not copied the planned rows yet: its log is no other one, only shorter."""
+    if answer.code not in _GONE:
+        return False
+    page = unpack_pull_answer(answer.body)
+    return page.max_offset < split.end and page.epoch <= split.epoch
+
+
+def _later(answer: Command) -> Command:
+    return answer.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark="a slave that has not copied these rows yet")

@@ -117,6 +117,17 @@ def test_rows_that_are_no_longer_there_are_an_error_that_tells_what_is(broker: S
     assert caught.value.args[1:] == (10, low, high) and len(broker.scans) == 1
 
 
+def test_a_slave_that_has_not_copied_the_rows_yet_is_asked_again_and_not_believed(broker: ScriptedBroker) -> None:
+    broker.script = lambda scan, number: (21, page(20, 0, 0, 20)) if number < 2 else (0, page(100, 90))
+    assert read(a_split("127.0.0.1:1", broker.address)) == 90 and len(broker.scans) == 3
+
+
+def test_a_slave_that_was_promoted_without_the_rows_says_so(broker: ScriptedBroker) -> None:
+    broker.script = lambda _scan, _number: (21, page(20, 0, 0, 20, epoch=5))
+    with pytest.raises(OffsetOutOfRange, match="in epoch 5"):
+        read(a_split("127.0.0.1:1", broker.address))
+
+
 def test_an_answer_that_leads_nowhere_ends_the_read(broker: ScriptedBroker) -> None:
     broker.script = lambda scan, _: (0, page(scan.start))
     with pytest.raises(ConsumeError, match="gave nothing at offset 10"):
