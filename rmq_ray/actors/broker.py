@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from rmq_ray.actors import names
 from rmq_ray.actors.gateway import expected_identity, node_address
 from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
@@ -13,6 +14,7 @@ from rmq_ray.errors import RmqError
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker import Broker
+from rmq_ray.server.reign import Reign
 
 REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the start includes this broker
 
@@ -20,23 +22,27 @@ REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the star
 class BrokerShell:
     """``may_create``: whether an empty directory may become a new store; never true for a restarted actor. ``identity``: the store that must be there."""
 
-    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None) -> None:
+    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None, reign: Reign | None = None) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
         self._error: RmqError | None = None
         self._started = False
-        self._cluster, self._name, self._identity = config.cluster_name, config.broker_name, identity
-        self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard)
+        self._cluster, self._key, self._identity = config.cluster_name, names.replica_key(config.broker_name, config.broker_id), identity
+        self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard, reign=reign)
         spawn(self._start(may_create and not is_restart()), "broker start")
 
     async def _start(self, create: bool) -> None:
         try:
-            learnt = await expected_identity(self._cluster, self._name) if is_restart() and self._identity is None else None
+            learnt = await expected_identity(self._cluster, self._key) if is_restart() and self._identity is None else None
             await self._broker.start(create, self._identity or learnt)
-            await self._broker.registered(REGISTRATION_WAIT_S)
+            await self._opened()
             self._started = True
         except RmqError as error:
             self._error = error
+
+    async def _opened(self) -> None:
+        """It serves from its disk now."""
+        await self._broker.registered(REGISTRATION_WAIT_S)
 
     async def ping(self) -> str:
         """State in a word; the supervisor calls it every second."""

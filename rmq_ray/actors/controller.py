@@ -1,7 +1,8 @@
-"""The controller actor: brings a cluster's members up from the plan, hands out addresses and the secret, and supervises.
+"""The controller actor: brings a cluster's members up from the plan, hands out addresses and the secret, supervises, and decides who is master.
 
-It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the end. Members that
-hang are killed (Ray restarts them), members that are gone are created again, never with a new store.
+It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the end. Members that hang are killed (Ray restarts them),
+members that are gone are created again, never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
+(``elections``); a controller that starts again reads it and goes on.
 """
 
 from __future__ import annotations
@@ -9,26 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.broker import BrokerShell
+from rmq_ray.actors.elections import Elections
 from rmq_ray.actors.hold import HoldShell
-from rmq_ray.actors.name_server import NameServerShell
+from rmq_ray.actors.members import Crew, Member, name_servers_of, others_of
 from rmq_ray.actors.plan import ClusterPlan
+from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
-from rmq_ray.actors.supervise import Action, Watch
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+from rmq_ray.model.reigns import Assignment
 from rmq_ray.ports import ClusterAddress
 
 log = logging.getLogger("rmq_ray.controller")
 PING_INTERVAL_S = 1.0
-PING_TIMEOUT_S = 1.0
 POLL_S = 0.05
 MEMBER_START_S = 120.0
+REGISTERED_S = 2.0
+STOP_S = 60.0
 
 
 class State(Enum):
@@ -40,33 +44,6 @@ class State(Enum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One supervised actor: its name, its shell class, and what it is created with."""
-
-    name: str
-    shell: type
-    arguments: tuple[Any, ...]
-    resource: str | None
-
-
-def members_of(plan: ClusterPlan, *, may_create_stores: bool) -> tuple[list[Member], list[Member]]:
-    """(name servers, everything that needs them) of a plan."""
-    servers = [
-        Member(names.name_server(plan.cluster, i), NameServerShell, (config, plan.secret), plan.resources.get(f"name-server-{i}"))
-        for i, config in enumerate(plan.name_servers)
-    ]
-    others = []
-    for config in plan.brokers:
-        resource = plan.resources.get(config.broker_name)
-        if config.hold_link is not None:
-            others.append(Member(names.hold_service(plan.cluster, config.broker_name), HoldShell, (config.hold_link,), resource))
-        known = plan.identities.get(config.broker_name)
-        arguments = (config, plan.secret, may_create_stores and known is None, known)
-        others.append(Member(names.broker(plan.cluster, config.broker_name, config.broker_id), BrokerShell, arguments, resource))
-    return servers, others
-
-
 class ControllerShell:
     """Methods are what drivers may ask; all state belongs to the actor's one loop."""
 
@@ -76,8 +53,8 @@ class ControllerShell:
         self._state = State.STARTING
         self._error: RmqError | None = None
         self._addresses: tuple[str, ...] = ()
-        self._watches: dict[str, Watch] = {}
-        self._members: list[Member] = []
+        self._crew = Crew()
+        self._elections = Elections(plan, self._ask_replica)
         self._identities: dict[str, str] = dict(plan.identities)
         self._restarted = is_restart()
         spawn(self._run(), "controller")
@@ -104,24 +81,55 @@ class ControllerShell:
             raise ClusterError(f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster)
         return ClusterAddress(self._plan.cluster, self._addresses, self._plan.secret)
 
-    async def store_identity(self, broker_name: str) -> str | None:
-        """Identity of the store that this broker served from since the controller lives; None before it was learnt."""
-        return self._identities.get(broker_name)
+    async def store_identity(self, key: str) -> str | None:
+        """Identity of the store that this broker or replica (``names.replica_key``) serves from; None before it was learnt."""
+        return self._known().get(key)
 
     async def members(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills and creations by this controller."""
-        return {member.name: {"kills": w.kills, "creations": w.creations} for member in self._members if (w := self._watches.get(member.name))}
+        return self._crew.histories()
+
+    # --- who reigns ---
+
+    async def elections(self) -> dict[str, dict[str, object]]:
+        """Broker name -> epoch, master, sync state set, what each replica said last, and why nobody reigns. Only brokers with slaves."""
+        return self._elections.status()
+
+    async def propose(self, broker_name: str, replica: int, master_epoch: int, version: int, wanted: Sequence[int]) -> Assignment | None:
+        """A master's wish for another sync state set; the assignment once it is on the ledger's disk, None = refused."""
+        return await self._elections.of(broker_name).propose(replica, master_epoch, version, wanted)
+
+    async def promote(self, broker_name: str, replica: int | None, force: bool) -> dict[str, Any]:
+        """Make another replica master by hand; ``PromotionRefused`` says why not. ``replica`` None: the best one in sync."""
+        return await self._elections.of(broker_name).promote(replica, force)
+
+    async def renew_store(self, key: str) -> None:
+        """The store of this replica is lost for good: create its actor anew, on an empty directory. ``PromotionRefused`` where no other has the data."""
+        member = next((member for member in self._crew.all() if member.key == key and member.shell is ReplicaShell), None)
+        if member is None:
+            raise ClusterError(f"there is no replica {key!r} in cluster {self._plan.cluster!r}", key)
+        config = member.arguments[0]
+        election = self._elections.of(config.broker_name)
+        if not election.others_have_everything(config.broker_id):
+            raise PromotionRefused(f"no other replica of {config.broker_name} is in sync and serves: {key} is not emptied", config.broker_name)
+        gateway.kill(member.name, for_good=True)
+        self._identities.pop(key, None)
+        await election.forget_store(config.broker_id)
+        await self._crew.create(replace(member, arguments=(config, self._plan.secret, True, None)))
+
+    # --- life ---
 
     async def stop(self) -> None:
         """Stop every member gracefully, brokers first, and remove the actors. The controller itself is removed by the caller."""
         self._state = State.STOPPING
-        servers, others = members_of(self._plan, may_create_stores=False)
-        for member in [*reversed(others), *servers]:
+        await self._elections.close()
+        everybody = [*name_servers_of(self._plan), *others_of(self._plan, {}, may_create_stores=False)]
+        for member in reversed(everybody):
             handle = gateway.find(member.name)
             if handle is None:
                 continue
             try:
-                await gateway.call_async(handle, "stop", timeout_s=60.0)
+                await gateway.call_async(handle, "stop", timeout_s=STOP_S)
             except (ClusterError, RmqError) as error:
                 log.warning("%s did not stop by itself and is killed: %s", member.name, error)
             gateway.kill(member.name, for_good=True)
@@ -130,47 +138,46 @@ class ControllerShell:
         try:
             await self._bring_up()
         except RmqError as error:
-            self._error, self._state = error, State.FAILED
+            if self._state is State.STARTING:
+                self._error, self._state = error, State.FAILED
             log.error("cluster %s did not start: %s", self._plan.cluster, error)
             return
-        self._state = State.SERVING
+        if self._state is State.STARTING:
+            self._state = State.SERVING
         while self._state is State.SERVING:
             await asyncio.sleep(PING_INTERVAL_S)
-            await asyncio.gather(*(self._look_after(member) for member in self._members))
+            await asyncio.gather(*(self._look_after(member) for member in self._crew.all()))
+
+    async def _look_after(self, member: Member) -> None:
+        if self._state is State.SERVING:
+            await self._crew.look_after(member)
 
     async def _bring_up(self) -> None:
-        servers, _ = members_of(self._plan, may_create_stores=False)
+        await self._elections.open()
+        servers = name_servers_of(self._plan)
         for member in servers:
-            self._create(member)
+            await self._crew.create(member)
         self._addresses = tuple([str(await self._address(member)) for member in servers])
         self._plan = self._plan.with_name_servers(self._addresses)
-        _, others = members_of(self._plan, may_create_stores=not self._restarted)
+        others = others_of(self._plan, self._known(), may_create_stores=not self._restarted)
         for member in others:
-            self._create(member)
+            await self._crew.create(member)
+        self._elections.start()
         for member in others:
-            if member.shell is BrokerShell:
-                await self._address(member)
-                await self._learn_identity(member)
-        self._members = [*servers, *members_of(self._plan, may_create_stores=False)[1]]
-        self._watches = {member.name: Watch() for member in self._members}
-
-    async def _learn_identity(self, member: Member) -> None:
-        status = await gateway.call_async(gateway.find(member.name), "status")
-        config = member.arguments[0]
-        self._identities[config.broker_name] = str(status["identity"])
-
-    def _create(self, member: Member) -> Any:
-        return gateway.create(member.shell, member.name, member.arguments, resource=member.resource)
+            if member.shell is HoldShell or member.shell is ReplicaShell:
+                continue
+            await self._address(member)
+            status = await gateway.call_async(self._crew.handle(member.name), "status")
+            self._identities[str(member.key)] = str(status["identity"])
+        for broker_name in self._plan.replicas:
+            await self._master(broker_name)
 
     async def _address(self, member: Member) -> str:
         """Wait until a member serves; its own typed error where it never will."""
         deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
         while SYSTEM_CLOCK.monotonic_ms() < deadline:
-            handle = gateway.find(member.name)
-            if handle is None:
-                raise ClusterError(f"actor {member.name} disappeared while it started", member.name)
             try:
-                address = await gateway.call_async(handle, "serving", timeout_s=MEMBER_START_S)
+                address = await gateway.call_async(self._crew.handle(member.name), "serving", timeout_s=MEMBER_START_S)
             except ClusterError as error:
                 log.info("waiting for %s: %s", member.name, error)
                 address = None
@@ -179,14 +186,24 @@ class ControllerShell:
             await asyncio.sleep(POLL_S)
         raise ClusterError(f"actor {member.name} did not serve within {MEMBER_START_S:.0f} s; see its log with `ray logs`", member.name)
 
-    async def _look_after(self, member: Member) -> None:
-        watch = self._watches[member.name]
-        action = watch.observe(await gateway.ping(member.name, PING_TIMEOUT_S), SYSTEM_CLOCK.monotonic_ms())
-        if self._state is not State.SERVING or action is Action.NONE:
-            return
-        if action is Action.KILL:
-            log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
-            gateway.kill(member.name, for_good=False)
-        else:
-            log.error("%s is gone: created again on its old store", member.name)
-            self._create(member)
+    async def _master(self, broker_name: str) -> None:
+        """Wait until one replica reigns and name servers know it. On the very first start a replica's error is the cluster's: all of them are needed."""
+        election = self._elections.of(broker_name)
+        deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
+        while SYSTEM_CLOCK.monotonic_ms() < deadline and self._state is State.STARTING:
+            if (master := election.serving_master) is not None:
+                await self._ask_replica(broker_name, master, "registered", (REGISTERED_S,), 2 * REGISTERED_S)
+                return
+            if election.is_new:
+                for config in self._plan.copies(broker_name):
+                    await self._ask_replica(broker_name, config.broker_id, "serving", (), MEMBER_START_S)
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"{broker_name} has no master after {MEMBER_START_S:.0f} s: {election.status()['why']}", broker_name)
+
+    async def _ask_replica(self, broker_name: str, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        handle = self._crew.handle(names.broker(self._plan.cluster, broker_name, replica))
+        return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)
+
+    def _known(self) -> dict[str, str]:
+        """Identity of the store of every broker and replica, as far as it is known."""
+        return {**self._elections.stores(), **self._identities}

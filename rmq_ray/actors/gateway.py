@@ -23,6 +23,7 @@ HEAD = "node:__internal_head__"
 """The resource that Ray gives the head node."""
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
+LOOK_UP_TIMEOUT_S = 10.0
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
 
 
@@ -145,13 +146,13 @@ async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float
         raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
 
 
-async def expected_identity(cluster: str, broker_name: str) -> str | None:
-    """The store that the controller knows for a broker; None where it cannot say in time (it restarts, too, and learns it again)."""
+async def expected_identity(cluster: str, key: str) -> str | None:
+    """The store that the controller knows under this key (``names.replica_key``); None where it cannot say in time (it restarts, too, and learns it again)."""
     handle = find(names.controller(cluster))
     if handle is None:
         return None
     try:
-        found = await call_async(handle, "store_identity", broker_name, timeout_s=IDENTITY_TIMEOUT_S)
+        found = await call_async(handle, "store_identity", key, timeout_s=IDENTITY_TIMEOUT_S)
     except ClusterError:
         return None
     return None if found is None else str(found)
@@ -174,6 +175,52 @@ async def ping_handle(handle: Any, timeout_s: float) -> Ping:
     except ray.exceptions.ActorDiedError:
         return Ping.MISSING
     return Ping.ANSWERED
+
+
+async def find_again(name: str) -> Any | None:
+    """For an actor that Ray calls dead: the handle of one that has its name now, None where there is none. ``ClusterError`` while Ray cannot say."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(find, name), LOOK_UP_TIMEOUT_S)
+    except TimeoutError:
+        raise ClusterError(f"Ray did not say within {LOOK_UP_TIMEOUT_S:.0f} s whether {name} exists", name) from None
+    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+        raise ClusterError(f"Ray cannot say whether {name} exists: {error}", name) from None
+
+
+async def create_in_thread(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
+    """``create`` beside the loop: Ray's control plane may not answer. ``ClusterError`` then."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(create, shell, name, arguments, resource=resource), CALL_TIMEOUT_S)
+    except TimeoutError:
+        raise ClusterError(f"Ray did not create {name} within {CALL_TIMEOUT_S:.0f} s", name) from None
+    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+        raise ClusterError(f"Ray cannot create {name} now: {error}", name) from None
+
+
+async def dead_nodes() -> frozenset[str]:
+    """Ids of nodes that Ray has declared dead. ``ClusterError`` while its control plane cannot say."""
+    try:
+        found: list[dict[str, Any]] = await asyncio.wait_for(asyncio.to_thread(ray.nodes), LOOK_UP_TIMEOUT_S)
+    except TimeoutError:
+        raise ClusterError(f"Ray did not list its nodes within {LOOK_UP_TIMEOUT_S:.0f} s") from None
+    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+        raise ClusterError(f"Ray cannot list its nodes: {error}") from None
+    return frozenset(str(node["NodeID"]) for node in found if not node.get("Alive"))
+
+
+def my_node() -> str:
+    """Id of the node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def my_handle() -> Any:
+    """Handle of the actor that this process is: others keep it and need no look-up."""
+    return ray.get_runtime_context().current_actor
+
+
+def kill_handle(handle: Any) -> None:
+    """End an actor's process; Ray starts it again."""
+    ray.kill(handle, no_restart=False)
 
 
 def kill(name: str, *, for_good: bool) -> bool:

@@ -264,6 +264,7 @@ class Succession:
             }  # fmt: skip
         state = "starting" if assignment is None else "electing" if master is None else "serving" if self._served else "promoting"
         return {
-            "state": state, "why": self.why, "epoch": 0 if assignment is None else assignment.master_epoch, "master": master,
+            "state": state, "serving": state == "serving", "why": self.why, "master": master,
+            "master_epoch": 0 if assignment is None else assignment.master_epoch,
             "sync_state_set": [] if assignment is None else list(assignment.sync_state_set), "automatic": self.rules.automatic, "replicas": replicas,
         }  # fmt: skip

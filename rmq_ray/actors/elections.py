@@ -1,0 +1,308 @@
+"""Drives the rules of succession of one broker name: calls every replica, writes the ledger, has the rules decide.
+
+    attendants, one a replica: attend | fence every 300 ms ──reports──> rules.step ──> ledger fsynced ──> rules.fsynced ──> attendants, at once
+                                                                 ^
+    proposals of the master, promotions by hand ─────────────────┘
+
+Decides how calls and disks fail, nothing about who reigns (``protocol.promotion``). Made by the controller, in whose loop everything runs; the
+ledger is written beside it.
+
+Invariants: one call to a replica is awaited at a time; one decision at a time; no look-ups: a handle is kept for as long as the actor lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.plan import ClusterPlan
+from rmq_ray.actors.shell import spawn
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import FlushMode, ReplicationMode
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
+from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.protocol.electing import Rules
+from rmq_ray.protocol.promotion import Call, Succession
+from rmq_ray.store.files import FileSystem
+from rmq_ray.store.ledger import Entry, Ledger
+
+log = logging.getLogger("rmq_ray.controller")
+ATTEND_S = 0.3
+CALL_S = 1.0
+NODES_S = 1.0
+LEDGER_PAUSE_S = 1.0
+LEDGER_WAIT_MS = 10_000
+HOLD_MS = 8_000  # sends are refused so long, at most, while the heir fetches the rest
+DRAIN_MS = 5_000
+PROMOTE_MS = 45_000
+POLL_S = 0.02
+AskReplica = Callable[[int, str, tuple[Any, ...], float], Awaitable[Any]]
+"""(replica, method, arguments, time-out in s) -> its answer; ``RmqError`` where there is none."""
+
+
+class Election:
+    """Of one broker name. ``entry``: what the ledger had; ``ask``: calls a replica's actor."""
+
+    def __init__(self, rules: Rules, entry: Entry, ledger: Ledger, ask: AskReplica, clock: Clock) -> None:
+        self.name = rules.broker_name
+        self.stores = dict(entry.stores)
+        self.rules = Succession(rules, entry.standing, clock.monotonic_ms())
+        self._ledger = ledger
+        self._ask = ask
+        self._clock = clock
+        self._deciding = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._stirred = [asyncio.Event() for _ in range(rules.replicas)]
+        self._nodes: dict[int, str] = {}
+        self._unwritten = entry.standing is None
+        self._trouble = ""
+        self._promoting = False
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What must run for as long as the controller does."""
+        return [self._run(), self._watch_nodes(), *(self._attend(replica) for replica in range(self.rules.rules.replicas))]
+
+    def stir(self) -> None:
+        """Call every replica now."""
+        for stirred in self._stirred:
+            stirred.set()
+
+    # --- what others ask for ---
+
+    async def propose(self, replica: int, master_epoch: int, version: int, wanted: Sequence[int]) -> Assignment | None:
+        """The master's wish for another sync state set: the assignment once it is on disk, None where it is refused."""
+        async with self._deciding:
+            standing = self.rules.standing
+            if standing is None or standing.assignment.master != replica or not self.rules.proposed(master_epoch, version, tuple(wanted)):
+                return None
+            await self._decide()
+            return None if self.rules.standing is None else self.rules.standing.assignment
+
+    async def promote(self, replica: int | None, force: bool) -> dict[str, Any]:
+        """By hand: another replica reigns when this returns. ``PromotionRefused`` otherwise; then the old master goes on, or another is elected."""
+        if self._promoting:
+            raise PromotionRefused(f"another promotion of {self.name} is under way: wait for it", self.name)
+        self._promoting = True
+        try:
+            heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
+            if self.rules.serving and not force:
+                await self._drain(heir)
+            self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
+            self._news.set()
+            return await self._promoted(heir)
+        finally:
+            self._promoting = False
+
+    @property
+    def serving_master(self) -> int | None:
+        """Who reigns and takes sends; None while nobody does."""
+        standing = self.rules.standing
+        return standing.assignment.master if standing is not None and self.rules.serving else None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody ever reigned."""
+        return self.rules.standing is None
+
+    def others_have_everything(self, replica: int) -> bool:
+        """Whether this one's copy may be lost: another one reigns."""
+        return self.serving_master not in (None, replica)
+
+    async def forget_store(self, replica: int) -> None:
+        """It may come back with another one."""
+        async with self._deciding:
+            self.stores.pop(replica, None)
+            self._unwritten = True
+            await self._decide()
+
+    def status(self) -> dict[str, object]:
+        """Plain values; see ``Succession.status``."""
+        found = self.rules.status(self._clock.monotonic_ms())
+        return found | {"why": self._trouble or found["why"]}
+
+    # --- the three kinds of tasks ---
+
+    async def _run(self) -> None:
+        while True:
+            async with self._deciding:
+                await self._decide()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), ATTEND_S)
+            self._news.clear()
+
+    async def _attend(self, replica: int) -> None:
+        known = False
+        while True:
+            known = await self._call(replica, known)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred[replica].wait(), ATTEND_S)
+            self._stirred[replica].clear()
+
+    async def _watch_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(NODES_S)
+            try:
+                dead = await gateway.dead_nodes()
+            except RmqError as error:
+                log.info("whether nodes live is not known now: %s", error)
+                continue
+            for replica, node in self._nodes.items():
+                if node in dead:
+                    self.rules.node_died(replica)
+                    self._news.set()
+
+    async def _call(self, replica: int, known: bool) -> bool:
+        """One call; whether it was answered. ``known``: so was the one before, so it still runs on the same node."""
+        call: Call = self.rules.call_for(replica)
+        method = "attend" if isinstance(call, Assignment) else "fence"
+        try:
+            report: ReplicaReport = await self._ask(replica, method, (call, gateway.my_handle()), CALL_S)
+            if not known:
+                self._nodes[replica] = await self._ask(replica, "node", (), CALL_S)
+        except RmqError as error:
+            log.debug("replica %d of %s: %s", replica, self.name, error)
+            return False
+        if self._is_stranger(replica, report):
+            return True
+        self.rules.answered(replica, call, report, self._clock.monotonic_ms())
+        self._news.set()
+        return True
+
+    def _is_stranger(self, replica: int, report: ReplicaReport) -> bool:
+        """Whether it has another store than it must: then it counts for nothing."""
+        expected = self.stores.get(replica)
+        if not report.store or report.store == expected:
+            return False
+        if expected is None:
+            self.stores[replica] = report.store
+            self._unwritten = True
+            return False
+        self._trouble = f"replica {replica} has store {report.store}, expected is {expected}: mount the right disk"
+        return True
+
+    # --- decisions ---
+
+    async def _decide(self) -> None:
+        """Write what the rules demand, until they demand nothing more. The caller holds the lock."""
+        while True:
+            found = self.rules.step(self._clock.monotonic_ms())
+            if found is None and not (self._unwritten and self.stores):
+                return
+            stores, self._unwritten = dict(self.stores), False
+            entry = Entry(found or self.rules.standing, stores)
+            try:
+                await asyncio.to_thread(self._ledger.write, self.name, entry)
+            except StoreError as error:
+                self._unwritten = True
+                self._trouble = f"the ledger cannot be written: {error}"
+                log.error("%s: %s", self.name, self._trouble)
+                await asyncio.sleep(LEDGER_PAUSE_S)
+                return
+            self._trouble = ""
+            if found is None:
+                continue
+            assignment = found.assignment
+            log.warning("%s: epoch %d, master %s, in sync %s", self.name, assignment.master_epoch, assignment.master, list(assignment.sync_state_set))
+            self.rules.fsynced(found, self._clock.monotonic_ms())
+            self.stir()
+
+    async def _drain(self, heir: int) -> None:
+        """Hold the master's sends until the heir has its whole log. ``PromotionRefused`` where that takes too long; then sends go on."""
+        standing = self.rules.standing
+        assert standing is not None and standing.assignment.master is not None
+        epoch, master = standing.assignment.master_epoch, standing.assignment.master
+        held: ReplicaReport = await self._ask(master, "hold_sends", (epoch, HOLD_MS), CALL_S)
+        until_ms = self._clock.monotonic_ms() + DRAIN_MS
+        behind = held.end
+        while self._clock.monotonic_ms() < until_ms:
+            report = self.rules.report_of(heir)
+            if report is not None and report.log_epoch == held.log_epoch and (behind := held.end - report.end) <= 0:
+                return
+            self._stirred[heir].set()
+            await asyncio.sleep(POLL_S)
+        await self._ask(master, "hold_sends", (epoch, 0), CALL_S)
+        raise PromotionRefused(
+            f"replica {heir} of {self.name} still lacks {behind} bytes after {DRAIN_MS / 1000:.0f} s: the old master goes on; try again, or use force",
+            self.name,
+        )
+
+    async def _promoted(self, heir: int) -> dict[str, Any]:
+        until_ms = self._clock.monotonic_ms() + PROMOTE_MS
+        while self._clock.monotonic_ms() < until_ms:
+            standing = self.rules.standing
+            if standing is not None and not self.rules.ordered and standing.assignment.master is not None:
+                found = standing.assignment
+                if found.master != heir:
+                    raise PromotionRefused(f"replica {found.master} of {self.name} reigns: {heir} lacked messages, or did not answer in time", self.name)
+                if self.rules.serving:
+                    return {"broker_name": self.name, "master": heir, "master_epoch": found.master_epoch, "sync_state_set": list(found.sync_state_set)}
+            await asyncio.sleep(POLL_S)
+        raise PromotionRefused(f"replica {heir} of {self.name} does not serve after {PROMOTE_MS / 1000:.0f} s: {self.status()['why']}", self.name)
+
+
+class Elections:
+    """Of all brokers with slaves in a plan, with the ledger that they share. ``ask(broker name, replica, method, arguments, time-out in s)``."""
+
+    def __init__(self, plan: ClusterPlan, ask: Callable[[str, int, str, tuple[Any, ...], float], Awaitable[Any]]) -> None:
+        self._plan = plan
+        self._ask = ask
+        self._ledger = None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
+        self._elections: dict[str, Election] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Lock and read the ledger; waits while a controller that ends now still has it. Raises the ledger's errors."""
+        if self._ledger is None:
+            return
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + LEDGER_WAIT_MS
+        while True:
+            try:
+                await asyncio.to_thread(self._ledger.open)
+                break
+            except StoreInUse:
+                if SYSTEM_CLOCK.monotonic_ms() > until_ms:
+                    raise
+                await asyncio.sleep(LEDGER_PAUSE_S / 10)
+        for name in self._plan.replicas:
+            entry = await asyncio.to_thread(self._ledger.read, name)
+            self._elections[name] = Election(rules_of(self._plan, name), entry, self._ledger, partial(self._ask, name), SYSTEM_CLOCK)
+
+    def start(self) -> None:
+        """Attend every replica from now on."""
+        self._tasks = [spawn(work, f"election of {name}") for name, election in self._elections.items() for work in election.tasks()]
+
+    async def close(self) -> None:
+        """Decide nothing more, and give the ledger back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
+
+    def of(self, broker_name: str) -> Election:
+        """``ClusterError`` where that broker has no slaves."""
+        found = self._elections.get(broker_name)
+        if found is None:
+            raise ClusterError(f"{broker_name!r} is no broker with slaves of cluster {self._plan.cluster!r}: those are {sorted(self._elections)}", broker_name)
+        return found
+
+    def status(self) -> dict[str, dict[str, object]]:
+        """Broker name -> ``Election.status``."""
+        return {name: election.status() for name, election in self._elections.items()}
+
+    def stores(self) -> dict[str, str]:
+        """Key of each replica -> identity of its store, as far as it is known."""
+        return {names.replica_key(name, replica): store for name, election in self._elections.items() for replica, store in election.stores.items()}
+
+
+def rules_of(plan: ClusterPlan, broker_name: str) -> Rules:
+    """The settings that elections of this broker go by."""
+    copies = plan.copies(broker_name)
+    synchronous = copies[0].replication is ReplicationMode.SYNC_MASTER
+    durable = copies[0].store.flush is FlushMode.SYNC_FLUSH
+    return Rules(broker_name, len(copies), synchronous, durable, plan.failover.automatic, plan.failover.failover_after_ms)

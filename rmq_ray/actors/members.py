@@ -1,0 +1,117 @@
+"""The actors that a cluster consists of, and how the controller keeps them alive.
+
+Decides: what each is created with; that it is killed when it hangs and created again when it is gone (``supervise`` has the rule). Does not decide who is
+master (``elections``). Called by the controller, in its loop.
+
+Invariants: a living actor is called by the handle that was kept, never looked up; nothing is created or killed because Ray's control plane does not
+answer; a second creation never makes a new store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.broker import BrokerShell
+from rmq_ray.actors.hold import HoldShell
+from rmq_ray.actors.name_server import NameServerShell
+from rmq_ray.actors.plan import ClusterPlan
+from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors.supervise import Action, Ping, Watch
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ClusterError
+
+log = logging.getLogger("rmq_ray.controller")
+PING_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One supervised actor: its name, its shell class, and what it is created with. ``key``: of a broker's store (``names.replica_key``)."""
+
+    name: str
+    shell: type
+    arguments: tuple[Any, ...]
+    resource: str | None
+    key: str | None = None
+
+    @property
+    def again(self) -> Member:
+        """As it is created a second time: on its store, or not at all."""
+        if self.key is None:
+            return self
+        config, secret, _, identity = self.arguments
+        return replace(self, arguments=(config, secret, False, identity))
+
+
+def name_servers_of(plan: ClusterPlan) -> list[Member]:
+    """What everything else needs."""
+    return [
+        Member(names.name_server(plan.cluster, i), NameServerShell, (config, plan.secret), plan.resources.get(f"name-server-{i}"))
+        for i, config in enumerate(plan.name_servers)
+    ]
+
+
+def others_of(plan: ClusterPlan, known: Mapping[str, str], *, may_create_stores: bool) -> list[Member]:
+    """Hold services and brokers. ``known``: key -> identity of the store that must be there; who has none may make one, if ``may_create_stores``."""
+    found = []
+    for key, config in plan.all_copies():
+        resource = plan.resources.get(key)
+        if config.hold_link is not None:
+            found.append(Member(names.hold_service(plan.cluster, key), HoldShell, (config.hold_link,), resource))
+        shell = ReplicaShell if config.broker_name in plan.replicas else BrokerShell
+        arguments = (config, plan.secret, may_create_stores and key not in known, known.get(key))
+        found.append(Member(names.broker(plan.cluster, config.broker_name, config.broker_id), shell, arguments, resource, key))
+    return found
+
+
+class Crew:
+    """The members that were created, with their handles and histories."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._handles: dict[str, Any] = {}
+        self._watches: dict[str, Watch] = {}
+
+    async def create(self, member: Member) -> None:
+        """Make this actor, or attach to the one that runs; from now on it belongs here. ``ClusterError`` while Ray cannot."""
+        self._members[member.name] = member.again
+        self._watches.setdefault(member.name, Watch())
+        self._handles[member.name] = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
+
+    def handle(self, name: str) -> Any:
+        """Of a member. ``ClusterError`` where it was never created."""
+        handle = self._handles.get(name)
+        if handle is None:
+            raise ClusterError(f"actor {name} was not created yet", name)
+        return handle
+
+    def all(self) -> Iterable[Member]:
+        """In the order of their creation."""
+        return list(self._members.values())
+
+    def histories(self) -> dict[str, dict[str, int]]:
+        """Actor name -> kills and creations."""
+        return {name: {"kills": watch.kills, "creations": watch.creations} for name, watch in self._watches.items()}
+
+    async def look_after(self, member: Member) -> None:
+        """One ping, and what follows from it."""
+        try:
+            ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
+            if ping is Ping.MISSING and (found := await gateway.find_again(member.name)) is not None:
+                self._handles[member.name] = found
+                return
+            await self._act(member, self._watches[member.name].observe(ping, SYSTEM_CLOCK.monotonic_ms()))
+        except ClusterError as error:
+            log.warning("nothing is done about %s now: %s", member.name, error)
+
+    async def _act(self, member: Member, action: Action) -> None:
+        if action is Action.KILL:
+            log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
+            gateway.kill_handle(self.handle(member.name))
+        elif action is Action.CREATE:
+            log.error("%s is gone: created again on its old store", member.name)
+            await self.create(member)
