@@ -15,12 +15,14 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.scan_plan import ScanPlan, open_reader, plan_scan
+from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.ports import Split
+from rmq_ray.protocol.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan_positions import Where
+from rmq_ray.store.arrow_rows import Rows
 
 CHUNK_BYTES = 8 << 20
 SPLITS_PER_CPU = 2
@@ -29,29 +31,39 @@ ROW_BYTES_GUESS = 512
 
 
 def read_topic(  # noqa: PLR0913 - the settings of the outermost call
-    topic: str,
+    topic: str | Sequence[str] | None = None,
     *,
+    pattern: str | None = None,
     start: Where = "earliest",
     end: Where = "latest",
     columns: Sequence[str] | None = None,
+    tags: Any = None,
+    key: str | None = None,
+    fail_on_data_loss: bool = True,
     cluster: str = DEFAULT_CLUSTER,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
-    """What the topic holds now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
+    """What one or several topics hold now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
 
-    ``start``, ``end``: "earliest", "latest", a time, a group's position or offsets, see ``rmq_ray.protocol.scan_positions``. ``columns``: only these are
-    decoded. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The
-    segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``, ``ClusterError`` as
-    ``rmq_ray.spark.read_topic`` does.
+    ``topic``: a name or several; or ``pattern``: a regular expression that whole names must match. ``start``, ``end``: "earliest", "latest", a time, a
+    group's position or offsets, see ``rmq_ray.protocol.scan_positions``. ``columns``: only these are decoded. ``tags``: only messages with one of these
+    tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``fail_on_data_loss`` False: where retention has
+    overtaken the start, what is left is read. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to
+    ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``,
+    ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
     """
-    chosen = check_columns(columns)
+    name = topic if pattern is None else pattern
+    if name is None or (topic is not None and pattern is not None):
+        raise ClientError("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic))
+    rows = Rows(tuple(check_columns(columns)), tags_of_rows(tags), key)
     wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
     discovery = discovery_for(cluster, name_servers, secret)
-    plan = plan_scan(discovery, topic, start, end, wanted, discovery.broker_names())
-    dataset: ray.data.Dataset = ray.data.read_datasource(TopicDatasource(plan, chosen), override_num_blocks=max(1, len(plan.splits)), **options)
+    options_of_plan = ScanOptions(fail_on_data_loss=fail_on_data_loss, pattern=pattern is not None)
+    plan = plan_scan(discovery, name, start, end, wanted, discovery.broker_names(), options_of_plan)
+    dataset: ray.data.Dataset = ray.data.read_datasource(TopicDatasource(plan, rows), override_num_blocks=max(1, len(plan.splits)), **options)
     return dataset
 
 
@@ -70,10 +82,10 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
 class TopicDatasource(Datasource):
     """What Ray Data asks of a source. The plan pickles: read tasks need no name server."""
 
-    def __init__(self, plan: ScanPlan, columns: Sequence[str]) -> None:
+    def __init__(self, plan: ScanPlan, rows: Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = plan
-        self._columns = list(columns)
+        self._rows = rows
 
     def get_name(self) -> str:
         """Shown in Ray Data's progress."""
@@ -87,30 +99,31 @@ class TopicDatasource(Datasource):
         """One task for each split; the splits were cut for the parallelism that was asked for."""
         import pyarrow as pa
 
-        schema = pa.schema([SCHEMA.field(name) for name in self._columns])
+        schema = pa.schema([SCHEMA.field(name) for name in self._rows.columns])
+        chosen = self._rows.tags is not None or self._rows.key is not None
         tasks = []
         for number, split in enumerate(self._plan.splits):
             rows = split.end - split.start
-            metadata = BlockMetadata(rows, rows * ROW_BYTES_GUESS, None)
-            tasks.append(ReadTask(_reader(self._plan, number, self._columns), metadata, schema, per_task_row_limit))
+            metadata = BlockMetadata(None if chosen else rows, rows * ROW_BYTES_GUESS, None)  # Ray Data counts by what is said here
+            tasks.append(ReadTask(_reader(self._plan, number, self._rows), metadata, schema, per_task_row_limit))
         if not tasks:
             empty = schema.empty_table()
             tasks.append(ReadTask(lambda: [empty], BlockMetadata(0, 0, None), schema))
         return tasks
 
 
-def _reader(plan: ScanPlan, number: int, columns: list[str]) -> Any:
+def _reader(plan: ScanPlan, number: int, rows: Rows) -> Any:
     split: Split = plan.splits[number]
 
     def read() -> Iterator[Any]:
         import pyarrow as pa
 
-        from rmq_ray.store.arrow_reader import to_batch
+        from rmq_ray.store.arrow_rows import to_rows
 
         reader = open_reader(plan)
         try:
             for records, sizes in reader.read(split, CHUNK_BYTES):
-                yield pa.Table.from_batches([to_batch(split.queue.topic, split.queue.broker_name, records, sizes, columns)])
+                yield pa.Table.from_batches([to_rows(split.queue.topic, split.queue.broker_name, records, sizes, rows)])
         finally:
             reader.close()
 

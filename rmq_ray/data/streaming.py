@@ -154,7 +154,7 @@ class _Run:
     consumer: PullConsumer | None = None
     behind: Offsets = field(default_factory=dict)
     told: Offsets = field(default_factory=dict)
-    heard_ms: int = 0
+    heard_ms: float = 0.0
 
     def tables(self) -> Any:
         """A generator of tables; None where nothing came for ``idle_s``: whoever commits by hand may do so then, and may ask for more."""
@@ -183,11 +183,11 @@ class _Run:
             log.warning("a batch may come again, here or to another member of the group: %s", error)
 
     def _begin(self, consumer: PullConsumer) -> None:
+        queues = sorted(consumer.fetch_message_queues(self.topic))  # a group would wait for a topic that there is not
         if self.shard is None:
             consumer.subscribe(self.topic, self.tags)
             return
         rank, workers = self.shard
-        queues = sorted(consumer.fetch_message_queues(self.topic))
         if len(queues) < workers:
             raise ClientError(f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: give it more queues, or take fewer workers", workers)
         mine = queues[rank::workers]

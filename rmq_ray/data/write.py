@@ -102,4 +102,4 @@ class TopicDatasink(Datasink[int]):
 
     def on_write_complete(self, write_result: Any) -> None:
         """All tasks are through."""
-        self.stored = sum(write_result.write_returns)
+        self.stored = int(sum(write_result.write_returns))  # numpy's, out of a block

@@ -9,7 +9,7 @@ passes only an expression that takes everything.
 
 from __future__ import annotations
 
-from rmq_ray.errors import SubscriptionInvalid
+from rmq_ray.errors import ClientError, SubscriptionInvalid
 from rmq_ray.model.groups import SUBSCRIBE_ALL, TAG, Subscription
 from rmq_ray.model.hashing import java_hash
 
@@ -36,6 +36,18 @@ def parse_tags(expression: str | None) -> frozenset[str]:
             f"expression {expression[:80]!r} has {len(tags)} tags; write 1 to {TAGS_MAX} tags with '||' between them, or '*'", expression[:80]
         )
     return tags
+
+
+def tags_of_rows(expression: object) -> tuple[str, ...] | None:
+    """The tags that a bulk read wants, in order; None = every row. ``ClientError`` for what is no expression of tags, such as ``sql(...)``.
+
+    >>> tags_of_rows("b || a"), tags_of_rows("*"), tags_of_rows(None)
+    (('a', 'b'), None, None)
+    """
+    if expression is not None and not isinstance(expression, str):
+        text = f"tags must be an expression like 'paid || refund', not {expression!r:.80}; filter properties behind the read"
+        raise ClientError(text, repr(expression)[:80])
+    return tuple(sorted(parse_tags(expression))) or None
 
 
 def tag_subscription(topic: str, expression: str | None, version_ms: int) -> Subscription:

@@ -23,7 +23,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.stream_offsets import StreamPosition
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.spark.batches import Batches, Reading, topics_of
-from rmq_ray.spark.read import wanted_rows
+from rmq_ray.spark.read import require_session, wanted_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,6 +65,7 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     a broker refuses the new position, and what ``read_topic`` raises.
     """
     check_group(group)
+    require_session(session)
     rows = wanted_rows(columns, tags, key, kafka_compat)
     discovery = discovery_for(cluster, name_servers, secret)
     reading = Reading(topics_of(topic), rows, group, "earliest", kafka_compat, fail_on_data_loss, None, splits)

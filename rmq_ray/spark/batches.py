@@ -156,10 +156,10 @@ class Batches:
 
     def _inside(self, queue: MessageQueue, offset: int, bounds: tuple[int, int]) -> None:
         low, high = bounds
-        if not low <= offset <= high:
-            self._refuse(
-                queue, offset, bounds, "retention has removed what lay before" if offset < low else "there is no such message, was the topic made anew?"
-            )
+        if offset < low:
+            self._refuse(queue, offset, bounds, "retention has removed what lay before")
+        elif offset > high:
+            self._refuse(queue, offset, bounds, "there is no such message (a wrong offset, or the topic was made anew)")
 
     def _refuse(self, queue: MessageQueue, offset: int, bounds: tuple[int, int], why: str) -> None:
         if self.reading.fail_on_data_loss:

@@ -17,7 +17,7 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.filter_tag import parse_tags
+from rmq_ray.protocol.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan_positions import Where
 from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX
 from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
@@ -120,13 +120,15 @@ def wanted_rows(columns: Sequence[str] | None, tags: Any, key: Any, kafka_compat
         raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
     if key is not None and (not isinstance(key, str) or not key):
         raise SparkError(f"key must be one of the messages' keys, a string, not {key!r:.80}", repr(key)[:80])
-    return Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), wanted_tags(tags), key)
+    return Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), tags_of_rows(tags), key)
 
 
 def require_session(session: Any) -> None:
-    """``SparkError`` for what is none, such as a topic in its place."""
-    if not hasattr(session, "sparkContext"):
-        raise SparkError(f"the first argument is a SparkSession, like that of rmq_ray.spark.session(), not {session!r:.80}", repr(session)[:80])
+    """``SparkError`` for what is none, such as a topic in its place, and for one that was stopped."""
+    context = getattr(session, "sparkContext", None)
+    if context is None or context._jsc is None:
+        what = "one that was stopped" if context is not None else f"{session!r:.80}"
+        raise SparkError(f"the first argument must be a running SparkSession of this process, like that of rmq_ray.spark.session(), not {what}", what)
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str]:
@@ -139,15 +141,6 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
         if name not in FIELDS:
             raise SparkError(f"unknown column {name!r}; a topic has {', '.join(FIELDS)}", name)
     return list(columns)
-
-
-def wanted_tags(tags: Any) -> tuple[str, ...] | None:
-    """The tags of an expression like "a || b"; None for all."""
-    if tags is None or tags == "*":
-        return None
-    if not isinstance(tags, str):
-        raise SparkError(f"tags must be an expression like 'paid || refund', not {tags!r:.80}; filter properties with where() behind this", repr(tags)[:80])
-    return tuple(sorted(parse_tags(tags)))
 
 
 def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:

@@ -51,6 +51,14 @@ def test_only_the_columns_and_offsets_that_were_asked_for_are_read(mq: rmq.Clust
     assert set(rows[0]) == {"body", "queue_offset"}
 
 
+def test_tags_keys_patterns_and_several_topics_choose_what_is_read(mq: rmq.Cluster, topic: str) -> None:
+    tagged = mqd.read_topic(topic, cluster=mq.name, tags="t0 || t2", columns=["body"])
+    assert tagged.count() == len(tagged.take_all()) == ROWS * 2 // 3
+    (row,) = mqd.read_topic(pattern=f"{topic[:7]}.*", cluster=mq.name, key="k7", columns=["body", "keys"]).take_all()
+    assert (row["body"], list(row["keys"])) == (b"7", ["k7"])
+    assert mqd.read_topic([topic, topic], cluster=mq.name, tags="").count() == ROWS
+
+
 def test_an_empty_topic_is_an_empty_dataset_with_its_columns(mq: rmq.Cluster) -> None:
     name = f"empty-{uuid.uuid4().hex[:8]}"
     mq.admin.create_topic(name, queues=1)
@@ -165,6 +173,12 @@ def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq
         mqd.read_topic("no-such-topic", cluster=mq.name)
     with pytest.raises(rmq.ClusterError):
         mqd.write_topic(ray.data.range(1), "t", cluster="nowhere")
+    for wrong, message in (({}, "either topic= .* or pattern="), ({"topic": topic, "tags": ["t0"]}, "tags must be an expression")):
+        with pytest.raises(rmq.ClientError, match=message):
+            mqd.read_topic(**wrong, cluster=mq.name)
+    for shard in (None, (0, 2)):
+        with pytest.raises(rmq.TopicNotFound, match="no-such-topic"):
+            next(mqd.iter_batches("no-such-topic", group="g", shard=shard, cluster=mq.name))
     with pytest.raises(rmq.ClientError, match="once must be a name"):
         mqd.write_topic(ray.data.range(1), "t", once="", cluster=mq.name)
     with pytest.raises(rmq.TopicNotWritable, match="belongs to a consumer group"):

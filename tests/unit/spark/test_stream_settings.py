@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.errors import ClientError, RmqError, SparkError
-from rmq_ray.spark import Once, read_stream, write_stream_topic, write_topic
+from rmq_ray.errors import ClientError, RmqError, SparkError, TopicNotWritable
+from rmq_ray.spark import Once, batch, read_stream, read_topic, write_stream_topic, write_topic
 from rmq_ray.spark.source import check_version
 
 SESSION: Any = SimpleNamespace(_jvm=object(), version="3.5.7")
@@ -27,6 +27,10 @@ WHERE = {"name_servers": "127.0.0.1:1"}
         ("orders", {"start": '{"orders": {"broker-a": 5}}'}, ClientError, "must be a mapping"),
         ("orders", {"columns": ["value"]}, SparkError, "unknown column 'value'"),
         ("orders", {"columns": ["body"], "kafka_compat": True}, SparkError, "choose among them with select"),
+        ("orders", {"columns": "body"}, SparkError, "list of different names, not 'body'"),
+        ("orders", {"key": 5}, SparkError, "key must be one of the messages' keys, a string, not 5"),
+        ("orders", {"key": ""}, SparkError, "a string, not ''"),
+        ("orders", {"tags": ["a"]}, ClientError, "tags must be an expression like 'paid || refund'"),
     ],
 )
 def test_wrong_settings_of_a_stream_are_told_by_read_stream(topic: Any, settings: dict[str, Any], error: type[RmqError], told: str) -> None:
@@ -40,6 +44,17 @@ def test_sessions_without_a_jvm_and_other_versions_are_told() -> None:
     with pytest.raises(SparkError, match=r"this is 4\.0\.1: use foreach_batch"):
         read_stream(SimpleNamespace(_jvm=object(), version="4.0.1"), "orders", **WHERE).dataframe()  # type: ignore[arg-type]
     assert check_version("3.5.7") is None
+
+
+def test_what_is_no_running_session_is_told() -> None:
+    stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    for session, told in (("orders", "not 'orders'"), (None, "not None"), (stopped, "not one that was stopped")):
+        with pytest.raises(SparkError, match=f"must be a running SparkSession of this process.*{told}"):
+            read_topic(session, "orders", **WHERE)  # type: ignore[arg-type]
+        with pytest.raises(SparkError, match=told), batch(session, "orders", group="g", **WHERE):  # type: ignore[arg-type]
+            pass
+    with pytest.raises(SparkError, match="either topic= .* or pattern="):
+        read_topic("orders", **WHERE)  # type: ignore[arg-type]
 
 
 def test_what_is_no_function_or_no_trigger_is_told_by_foreach_batch() -> None:
@@ -58,6 +73,12 @@ def test_names_and_numbers_of_a_write_are_checked() -> None:
     df: Any = SimpleNamespace(columns=["body"], schema=SimpleNamespace(fields=fields), isStreaming=False)
     with pytest.raises(SparkError, match="timeout must be"):
         write_topic(df, "orders", timeout=0, **WHERE)
+    with pytest.raises(SparkError, match="progress must be a function"):
+        write_topic(df, "orders", progress=True, **WHERE)  # type: ignore[arg-type]
+    with pytest.raises(SparkError, match="write_stream_topic takes streaming ones"):
+        write_topic(SimpleNamespace(isStreaming=True), "orders", **WHERE)  # type: ignore[arg-type]
+    with pytest.raises(TopicNotWritable, match="belongs to a consumer group"):
+        write_topic(df, "%DLQ%orders", **WHERE)
     with pytest.raises(SparkError, match="takes a streaming DataFrame"):
         write_stream_topic(df, "orders", checkpoint="x", **WHERE)
     with pytest.raises(SparkError, match="2 columns of that name"):

@@ -33,3 +33,11 @@ def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(session: Any, mq: r
 
     bad = len(replay.BAD)
     assert replay.main(mq.name, session) == (bad, bad, sum(replay.BAD))
+
+
+def test_nightly_batches_and_a_loop_over_batches_agree_though_a_night_failed(session: Any, mq: rmq.Cluster) -> None:
+    from examples import warehouse
+
+    nights, totals = warehouse.main(mq.name, session)
+    assert nights == [2 * warehouse.ORDERS // warehouse.NIGHTS, warehouse.ORDERS // warehouse.NIGHTS]
+    assert totals == {shop: sum(n % 50 for n in range(warehouse.ORDERS) if n % 2 == odd) for odd, shop in enumerate(("web", "app"))}
