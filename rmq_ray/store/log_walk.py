@@ -190,7 +190,11 @@ class LogWalk:
                 self._faults.add(f"{directory}/{name} is no segment of the log: a broker refuses to start with it")
         if not sizes:
             return []
-        size = Counter(sizes.values()).most_common(1)[0][0]
+        size = Counter(size for size in sizes.values() if size).most_common(1)[0][0] if any(sizes.values()) else 0
+        if not size:
+            for start in sorted(sizes):
+                self._faults.add(f"{directory}/{start:020d} is empty: no segment of a log is")
+            return []
         found: list[Segment] = []
         for start, have in sorted(sizes.items()):
             path = f"{directory}/{start:020d}"
