@@ -36,6 +36,11 @@ class Messages(Group[Outgoing]):
         self.outcome = BatchOutcome(queue)
         self.outcome.on_finish = self.ended
 
+    def ended(self) -> None:
+        """See ``Group.ended``."""
+        self.outcome.on_finish = None  # group and outcome would be garbage that only the collector finds: it ran ten times a second for that
+        super().ended()
+
 
 class Combiner(Sharing[Outgoing, Messages]):
     """See the module. Thread-safe."""

@@ -24,7 +24,7 @@ from typing import Any, Self, Unpack
 from rmq_ray.client import transaction
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Selector, is_special, outgoing, placed, timeout_in_ms
+from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, is_special, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
@@ -43,7 +43,7 @@ from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.validators import check_body, check_group, check_send_topic, property_text
+from rmq_ray.protocol.validators import check_group, check_send_topic, property_text
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 _PLAIN_TOPICS_MAX = 4_096
@@ -87,10 +87,9 @@ class Producer:
         self._lock = threading.Lock()
         self._core: ProducerCore | None = None
         self._timeout_ms = float(config.send_timeout_ms)
-        self._body_bytes_max = config.body_bytes_max
         self._plain_topics: set[str] = set()
         self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
-        self._plain_below = sys.maxsize if self._steps is None else self._steps.plain_below
+        self._plain_below = min(config.body_bytes_max + 1, sys.maxsize if self._steps is None else self._steps.plain_below)
         _living.add(self)
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -123,8 +122,7 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every ``send_async`` so far has ended (see its future). ``SendTimeout`` after ``timeout`` s."""
-        core = self._core or self._ready()
-        core.flush(self._timeout_ms if timeout is None else timeout_in_ms(timeout))
+        (self._core or self._ready()).flush(self._timeout_ms if timeout is None else timeout_in_ms(timeout))
 
     def __enter__(self) -> Self:
         if self._state is ServiceState.CREATE_JUST:
@@ -164,10 +162,16 @@ class Producer:
 
         ``queue``, ``selector(queues, message, arg)`` (see ``client.selectors``) or ``message_group``: where it must go; messages of one group, or that
         selectors sent to one queue, keep their order. ``delay_level``: 1..18; or ``delay``, ``deliver_at``: exact, with a ``recall_handle`` in the result.
-        ``timeout``: s, over all attempts.
-        Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
+        ``timeout``: s, over all attempts. Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
         core = self._core or self._ready()
+        unplaced = queue is None and selector is None and message_group is None
+        untimed = type(delay_level) is int and not delay_level and delay is None and deliver_at is None and timeout is None
+        plain = unplaced and untimed and type(body) is bytes and 0 < len(body) < self._plain_below
+        topic = topic_or_message if plain and type(topic_or_message) is str else None
+        if topic is not None and body is not None and (topic in self._plain_topics or self._is_plain(topic)):
+            text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+            return core.send_plain(Outgoing(topic, body, text))
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
@@ -196,20 +200,19 @@ class Producer:
     ) -> SendFuture:
         """Put one message into a batch and return its future; see ``send`` for the arguments.
 
-        The future's callbacks run one after the other in the producer's own thread: keep them short.
-        Messages leave when their batch is full or ``linger_ms`` old. Waits, or raises ``BrokerBusy`` (``on_full``),
-        while ``frames_in_flight_max`` frames of the broker or ``buffer_bytes_max`` bytes of all are unanswered. The future's ``cancel()`` is always False.
+        The future's callbacks run one after the other in the producer's own thread: keep them short. Messages leave when their batch is full or
+        ``linger_ms`` old. Waits, or raises ``BrokerBusy`` (``on_full``), while ``frames_in_flight_max`` frames of the broker or ``buffer_bytes_max`` bytes
+        of all are unanswered. The future's ``cancel()`` is always False.
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         unplaced = queue is None and selector is None and message_group is None
         untimed = not delay_level and delay is None and deliver_at is None
-        plain = unplaced and untimed and isinstance(body, bytes) and len(body) < self._plain_below
+        plain = unplaced and untimed and isinstance(body, bytes) and 0 < len(body) < self._plain_below
         topic = topic_or_message if plain and isinstance(topic_or_message, str) else None
-        if topic is not None and (topic in self._plain_topics or self._is_plain(topic)):
-            content = body if body and len(body) <= self._body_bytes_max else check_body(body, self._body_bytes_max)
+        if topic is not None and body is not None and (topic in self._plain_topics or self._is_plain(topic)):
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
-            return core.batches.append(topic, content, text, timeout_ms)
+            return core.batches.append(topic, body, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:

@@ -133,9 +133,21 @@ class ProducerCore:
         if message.ordered and not message.special:
             return self._send_ordered(message, timeout_ms)
         if message.queue is None and not message.special and timeout_ms == self.config.send_timeout_ms:
-            return self._send_shared(message, timeout_ms)
+            return self.send_plain(message)
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
         return self._send_load(self.make_load(message, timeout_ms), queue, message.queue is not None, timeout_ms)
+
+    def send_plain(self, message: Outgoing) -> SendResult:
+        """An ordinary message to any queue with the configured time-out: alone, or with other threads' messages when enough frames are out."""
+        timeout_ms = self.config.send_timeout_ms
+        queue = self.next_queue(message.topic, timeout_ms)
+        place = self.combiner.enter(message, queue)
+        if place is not None:
+            return self.combiner.wait(*place)
+        try:
+            return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms)
+        finally:
+            self.combiner.leave(queue)
 
     def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""
@@ -220,17 +232,6 @@ class ProducerCore:
         return SingleLoad(message.topic, self.group, message.body, text, now_ms, frame_id, (key,), flag, sys_flag, default_queues=queues)
 
     # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _send_shared(self, message: Outgoing, timeout_ms: float) -> SendResult:
-        """Alone, or in a frame with other threads' messages when enough frames are out."""
-        queue = self.next_queue(message.topic, timeout_ms)
-        place = self.combiner.enter(message, queue)
-        if place is not None:
-            return self.combiner.wait(*place)
-        try:
-            return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms)
-        finally:
-            self.combiner.leave(queue)
 
     def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         try:
