@@ -137,7 +137,6 @@ def follower(disk: CrashFileSystem) -> FollowerStore:
     return store
 
 
-@pytest.mark.seed("S3-142")
 @pytest.mark.parametrize("frames_lost", [1, 25, 400])
 def test_what_no_elected_master_has_is_removed_and_the_rest_goes_on(frames_lost: int) -> None:
     parted = Parted(frames_lost)
