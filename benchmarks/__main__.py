@@ -1,6 +1,6 @@
 """Run benchmarks and say which figures were reached; exit code 1 where one was missed.
 
-python -m benchmarks [names] [--scale 0.1] [--peers] [--json FILE]
+python -m benchmarks [names] [--scale 0.1] [--peers] [--ahead] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks import (
     consume,
     dataframe,
     delay,
+    flat,
     flush,
     growth,
     kafka_peer,
@@ -42,6 +43,7 @@ PARTS = {
     "recovery": recovery.run,
     "replication": replication.run,
     "dataframe": dataframe.run,
+    "flat": flat.run,
     "scan": scan.run,
     "transaction": transaction.run,
     "delay": delay.run,
@@ -65,6 +67,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
     parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before")
+    parser.add_argument("--ahead", action="store_true", help="precedence over the machine's other work (root; for dataframe, flat and scan)")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     parser.add_argument("--markdown", type=Path, default=None, help="also write them as a table to this file")
     parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
@@ -74,7 +77,7 @@ def main() -> int:
         if name not in PARTS:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     with scene(arguments.scale, arguments.directory) as where:
-        where.with_peers = arguments.peers
+        where.with_peers, where.ahead = arguments.peers, arguments.ahead
         for name in names:
             if arguments.peers:
                 where.peers.update(run_peers(PEERS.get(name, [])))

@@ -1,4 +1,4 @@
-"""A topic into Spark: a sum over every body by tag, against the same rows as JSON lines, as Parquet and in Apache Kafka; memory of the driver.
+"""A topic into Spark: a sum over every body by tag, against the same rows as JSON lines, as Parquet and in Apache Kafka.
 
 The same session, the same query, one executor with two cores for all of them, turn by turn; the quickest turn of each counts. The results must be equal.
 ``CPU``: of this process and all that it started (Ray, broker, JVMs, Python workers), which other work on the machine does not change.
@@ -19,7 +19,7 @@ import ray
 import rmq_ray as rmq
 from benchmarks import kafka_peer
 from benchmarks.report import Figure
-from benchmarks.scene import Scene, rss_anonymous
+from benchmarks.scene import Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,6 @@ TAGS = 7
 PIECE = 50_000
 """Rows that are made once and sent again and again."""
 TURNS = 3
-FLAT_BYTES = 64 << 20
 TICKS_S = os.sysconf("SC_CLK_TCK")
 TARGETS = {"JSON lines": 1.0, "Parquet": 0.5, "Spark's Kafka source": 1.5}
 
@@ -37,7 +36,7 @@ Sums = dict[str, int]
 
 
 def run(scene: Scene) -> None:
-    """1 M x 1 KB four times, then 20 M x 100 B with an eye on the driver; Kafka with ``--peers``."""
+    """1 M x 1 KB from each; Kafka with ``--peers``."""
     from rmq_ray import spark as mqs
 
     rows = scene.count(1_000_000, PIECE) // PIECE * PIECE
@@ -54,10 +53,8 @@ def run(scene: Scene) -> None:
         ways |= in_files(session, ways["topic"](), scene.directory)
         if jars:
             ways["Spark's Kafka source"] = lambda: from_kafka(session, address)
+        scene.settle()
         compare(scene, ways, rows)
-        count = scene.count(20_000_000, PIECE) // PIECE * PIECE
-        send(mq, "many", 100, count)
-        flat(scene, session, lambda: mqs.read_topic(session, "many", columns=["tag", "body"], cluster=mq.name), count)
 
 
 def compare(scene: Scene, ways: dict[str, Callable[[], DataFrame]], rows: int) -> None:
@@ -85,27 +82,6 @@ def sums_by_tag(df: DataFrame) -> Sums:
     from pyspark.sql import functions as f
 
     return {row["tag"]: row["total"] for row in df.groupBy("tag").agg(f.sum(f.crc32("body")).alias("total")).collect()}
-
-
-def flat(scene: Scene, session: SparkSession, frame: Callable[[], DataFrame], rows: int) -> None:
-    """How much this process and the heap of the driver's JVM grow while many rows are read, against a limit of 64 MB together."""
-    jvm: Any = session.sparkContext._jvm
-    sums_by_tag(frame())
-    before = rss_anonymous(os.getpid()) + heap_bytes(jvm)
-    begin = time.perf_counter()
-    for _ in range(2):
-        sums_by_tag(frame())
-    taken = (time.perf_counter() - begin) / 2
-    grown = max(0, rss_anonymous(os.getpid()) + heap_bytes(jvm) - before)
-    scene.report.tell(f"sum of crc32(body) by tag, {rows:,} rows of 100 B", rows / taken, "rows/s")
-    scene.report.add(Figure(f"driver's memory, growth over 2 x {rows:,} rows", max(grown, 1) / 1e6, "MB", "limit", FLAT_BYTES / 1e6, 1.0, True))
-
-
-def heap_bytes(jvm: Any) -> int:
-    """What the driver's JVM holds after a collection."""
-    runtime = jvm.java.lang.Runtime.getRuntime()
-    runtime.gc()
-    return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 def piece(size: int) -> Any:

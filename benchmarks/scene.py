@@ -30,6 +30,14 @@ class Scene:
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
     with_peers: bool = False
+    ahead: bool = False
+
+    def settle(self) -> None:
+        """Before measuring, when all processes have started: they take precedence over the machine's other work, where that was asked for."""
+        if self.ahead:
+            from benchmarks import precedence
+
+            precedence.take()
 
     def count(self, full: int, least: int = 1_000) -> int:
         """A number of messages at this scale."""

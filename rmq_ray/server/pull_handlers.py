@@ -49,7 +49,7 @@ from rmq_ray.store.reading import GetResult
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10
-SCAN_BYTES_MAX = 4 << 20
+SCAN_BYTES_MAX = 1 << 20  # pages of 4 MB double the p99 of the sends beside them (a page holds the loop's interpreter while its records are checked)
 SUSPEND_MS_MAX = 120_000
 COMMIT, SUSPEND, INLINE = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEND), int(PullSysFlag.SUBSCRIPTION)
 

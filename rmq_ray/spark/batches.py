@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery
 from rmq_ray.client.scan_plan import ScanOptions, plan_scan
-from rmq_ray.client.topic_state import TopicState
-from rmq_ray.errors import ClusterError, OffsetOutOfRange, RmqError, SparkError
+from rmq_ray.client.topic_state import State, TopicState
+from rmq_ray.errors import ClusterError, OffsetOutOfRange, RmqError, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LATEST_OFFSET, Where, normal
 from rmq_ray.protocol.stream_offsets import StreamPosition, limited
@@ -33,7 +33,7 @@ log = logging.getLogger("rmq_ray.spark")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read and how. ``rows_max``: of a batch, None = all there is. ``splits``: pieces of a batch at least, None = three for each core."""
+    """What is read and how. ``rows_max``: of a batch, None = all there is. ``splits``: pieces of a batch at least, None = two for each core."""
 
     topics: tuple[str, ...]
     rows: Rows
@@ -82,7 +82,7 @@ class Batches:
 
     def begin(self) -> StreamPosition:
         """Where the stream begins: a batch without rows. Raises as ``read_topic`` does for wrong positions."""
-        state = self._state.now()
+        state = state_of(self._state, self._discovery)
         at = self._state.offsets_of(self.reading.start, state)
         for queue, offset in at.items():
             self._inside(queue, offset, state.bounds[queue])
@@ -91,14 +91,14 @@ class Batches:
 
     def ends(self) -> dict[MessageQueue, int]:
         """The next offset of every queue now."""
-        return self._state.now().ends()
+        return state_of(self._state, self._discovery).ends()
 
     def next(self, before: StreamPosition, target: Mapping[MessageQueue, int] | None = None) -> StreamPosition:
         """The end of the batch behind ``before``, and no further than ``target``; ``before`` itself when there is nothing new.
 
         Raises ``OffsetOutOfRange`` where messages behind ``before`` are gone, and ``fail_on_data_loss`` is set.
         """
-        state = self._state.now()
+        state = state_of(self._state, self._discovery)
         at = {queue: self._start(queue, before, bounds) for queue, bounds in state.bounds.items()}
         ends = state.ends() if target is None else {queue: min(high, target.get(queue, at[queue])) for queue, high in state.ends().items()}
         offsets = limited(at, ends, self.reading.rows_max)
@@ -110,7 +110,7 @@ class Batches:
     def frame(self, before: StreamPosition | None, end: StreamPosition) -> DataFrame:
         """The rows of a batch. ``ClusterError`` while one of its brokers is away, ``OffsetOutOfRange`` where rows of it are gone."""
         ranges = end.ranges(before)
-        state = self._state.now()
+        state = state_of(self._state, self._discovery)
         missing = sorted({queue.broker_name for queue in ranges if queue not in state.bounds})
         if missing:
             raise ClusterError(f"the queues of {', '.join(missing)} belong to this batch and are not there now; see `rmq-ray status`", missing[0])
@@ -173,6 +173,15 @@ class Batches:
         if rows > 0:
             self.rows_lost += rows
             log.warning("%d messages %s are passed over (fail_on_data_loss=False)", rows, where)
+
+
+def state_of(asked: TopicState, discovery: RayDiscovery | StaticDiscovery) -> State:
+    """The state of the topics now. A topic that is not there may be that of brokers that are down: they are waited for, 30 s."""
+    try:
+        return asked.now()
+    except TopicNotFound:
+        asked.wait_for(discovery.broker_names())
+        return asked.now()
 
 
 def topics_of(topic: str | Sequence[str]) -> tuple[str, ...]:
