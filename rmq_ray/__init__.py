@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rmq_ray.client.telemetry import ConsumeSpans, SendSpans
     from rmq_ray.client.trace import ConsumeTrace
     from rmq_ray.client.transaction import Transaction
-    from rmq_ray.client.transaction_producer import TransactionListener, TransactionSendResult
+    from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult
     from rmq_ray.cluster import Cluster, connect, start, start_from
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
@@ -217,7 +217,7 @@ _HOMES = {
     "rmq_ray.client.telemetry": "ConsumeSpans SendSpans",
     "rmq_ray.client.trace": "ConsumeTrace",
     "rmq_ray.client.transaction": "Transaction",
-    "rmq_ray.client.transaction_producer": "TransactionListener TransactionSendResult",
+    "rmq_ray.client.transaction_listener": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start start_from",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (

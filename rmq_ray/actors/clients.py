@@ -12,7 +12,7 @@ from typing import Any
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client import async_producer, producer, pull_consumer, push_consumer, simple_consumer, transaction_producer
 from rmq_ray.client.listener import Listener
-from rmq_ray.client.transaction_producer import TransactionListener
+from rmq_ray.client.transaction_listener import TransactionListener
 from rmq_ray.config import DEFAULT_CLUSTER
 
 

@@ -15,21 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmq_ray.client.arrow_columns import Columns, Rows, read_rows
+from rmq_ray.client.frame_sending import send_frames
 from rmq_ray.client.launching import Job
 from rmq_ray.client.loads import RecordsLoad
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.send_future import FINISHED, BatchOutcome
+from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.sending import Delivery
 from rmq_ray.client.splitting import RECORD_OVERHEAD, FrameParts
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy, ClientError, SendError, SendTimeout
 from rmq_ray.model.ids import FrameId, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import SendResult
+from rmq_ray.protocol.validators import check_send_topic
 from rmq_ray.store.arrow_encoder import encode_arrow, offsets_of
 from rmq_ray.store.key_range import KeyRange
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX
@@ -74,6 +77,27 @@ def cut(windows: Sequence[Rows], config: ProducerConfig) -> Iterator[ArrowFrame]
             weight = int(ends[end - 1]) - before
             yield ArrowFrame(rows.first + begin, rows.first + end, rows.bodies.slice(begin, end - begin), texts, weight)
             begin, before = end, int(ends[end - 1])
+
+
+class ArrowCall(NamedTuple):
+    """What ``send_arrow`` was given. ``names``: of the columns for body, key, tag, properties."""
+
+    topic: str
+    data: object
+    names: tuple[str, str | None, str | None, str | Sequence[str]]
+    queue: MessageQueue | None
+    timeout_ms: float
+    place: Callable[[int], tuple[MessageQueue, FrameId]] | None = None
+
+
+def send_rows(core: ProducerCore, steps: SendSteps | None, call: ArrowCall) -> list[SendResult]:
+    """See ``Producer.send_arrow``. Blocks the calling thread."""
+    check_send_topic(call.topic)
+    frames, timeout_ms = table_frames(call.data, call.names, core.config), call.timeout_ms
+    if steps is not None:
+        return send_frames(core, steps, call.topic, unplaced(frames, call.place), call.queue, timeout_ms, lambda stored: [(0, stored)])
+    queue = call.queue and core.choose(call.topic, call.queue, None, timeout_ms)
+    return ArrowSending(core, call.topic, queue, timeout_ms, call.place).send(frames)
 
 
 def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts]:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
+from rmq_ray.client.frame_sending import partly
 from rmq_ray.client.loads import Load
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_steps import SendSteps
-from rmq_ray.client.sending import Delivery, Outcome, classify, store_id
+from rmq_ray.client.sending import Delivery, Outcome, Sending, classify, store_id
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown
@@ -31,6 +33,7 @@ from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 
+AnyLoad = TypeVar("AnyLoad", bound=Load)
 SPAN_PAUSE_S = 0.01  # while an unanswered frame holds back newer ones
 
 
@@ -97,7 +100,7 @@ class AsyncFrames:
         """One message, in the frame of this loop turn; special kinds on their own."""
         if message.special:
             queue = message.queue or self.next_queue(await self.queues(message.topic))
-            return await self._send_load(await self._single(message, timeout_ms), queue, message.queue is not None, timeout_ms)
+            return await self.send_load(await self._single(message, timeout_ms), queue, message.queue is not None, timeout_ms)
         key: Key = message.topic if message.queue is None else message.queue
         turn = self._turns.get(key)
         if turn is None:
@@ -123,7 +126,7 @@ class AsyncFrames:
             await self._single(message, timeout_ms) if message.special else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
         )
         try:
-            connection = await self._connection(queue)
+            connection = await self._connection(queue.broker_name)
             connection.oneway(load.command(queue))
         except RemotingError as error:
             kind = BrokerUnreachable if classify(error)[0] is Failure.NOT_SENT else SendUnknown
@@ -147,10 +150,28 @@ class AsyncFrames:
             except SendError as error:
                 if not results:
                     raise
-                stored = sum(result.count for result in results)
-                raise type(error)(f"{error}; the first {stored} messages are stored", queue.topic, stored) from error
+                raise partly(error, results, queue.topic) from error
             queue = queue_with_namespace(self._config.namespace, results[-1].queue)
         return results
+
+    async def send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, sending: Sending | None = None) -> SendResult:
+        """One load to its end, after which its frame id is free. ``sending``: by other rules than the producer's."""
+        return (await self._resolve(load, queue, pinned, timeout_ms, sending))[0]
+
+    async def when_free(self, make: Callable[[], AnyLoad], timeout_ms: float) -> AnyLoad:
+        """What ``make`` makes, as soon as it gets a frame id; its ``BrokerBusy`` after ``timeout_ms``."""
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while True:
+            try:
+                return make()
+            except BrokerBusy:
+                if self._clock.monotonic_ms() >= deadline:
+                    raise
+            await asyncio.sleep(SPAN_PAUSE_S)
+
+    async def ask(self, broker_name: str, command: Command, timeout_ms: float) -> Command:
+        """A request to a broker that is no send. Raises ``RemotingError``."""
+        return await (await self._connection(broker_name)).request(command, timeout_ms)
 
     async def close(self, timeout_ms: float) -> None:
         """Ship what waits, wait for what is out, close the loop's connections."""
@@ -223,35 +244,21 @@ class AsyncFrames:
         return await self._resolve(load, turn.queue, isinstance(turn.key, MessageQueue), turn.timeout_ms)
 
     async def _load(self, queue: MessageQueue, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int], timeout_ms: float) -> Load:
-        deadline = self._clock.monotonic_ms() + timeout_ms
-        while True:
-            try:
-                return encode_load(self._core.identity, queue, bodies, texts, self._clock.now_ms(), 0.0, flags if any(flags) else None)
-            except BrokerBusy:
-                if self._clock.monotonic_ms() >= deadline:
-                    raise
-            await asyncio.sleep(SPAN_PAUSE_S)
+        words = flags if any(flags) else None
+        return await self.when_free(lambda: encode_load(self._core.identity, queue, bodies, texts, self._clock.now_ms(), 0.0, words), timeout_ms)
 
     async def _send_parts(self, parts: FrameParts, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
         bodies, texts, flags = parts
-        return await self._send_load(await self._load(queue, bodies, texts, flags or [], timeout_ms), queue, pinned, timeout_ms)
+        return await self.send_load(await self._load(queue, bodies, texts, flags or [], timeout_ms), queue, pinned, timeout_ms)
 
     async def _single(self, message: Outgoing, timeout_ms: float) -> Load:
-        deadline = self._clock.monotonic_ms() + timeout_ms
-        while True:
-            try:
-                return self._core.make_load(message, 0.0)
-            except BrokerBusy:
-                if self._clock.monotonic_ms() >= deadline:
-                    raise
-            await asyncio.sleep(SPAN_PAUSE_S)
+        return await self.when_free(lambda: self._core.make_load(message, 0.0), timeout_ms)
 
-    async def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
-        return (await self._resolve(load, queue, pinned, timeout_ms))[0]
-
-    async def _resolve(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> tuple[SendResult, Load, Address]:
+    async def _resolve(
+        self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, sending: Sending | None = None
+    ) -> tuple[SendResult, Load, Address]:
         """All attempts of a load: its result, itself and the broker that has it."""
-        sending, clock = self._core.sending, self._clock
+        sending, clock = sending or self._core.sending, self._clock
         attempts = sending.attempts_since(clock.monotonic_ms(), queue, pinned, timeout_ms, codes_retried=True)
         delivery = Delivery(load, queue, attempts, pinned)
         stored: tuple[SendResult, Load, Address] | None = None
@@ -283,18 +290,18 @@ class AsyncFrames:
         delivery.address = self._core.instance.broker_address(queue.broker_name)
         outcome: Outcome
         try:
-            connection = await self._connection(queue)
+            connection = await self._connection(queue.broker_name)
             outcome = await connection.request(delivery.load.command(queue), timeout_ms)
         except RemotingError as error:
             outcome = error
         self._core.choice.ended(queue.broker_name, began_ms, outcome)
         return outcome
 
-    async def _connection(self, queue: MessageQueue) -> AsyncConnection:
-        """The loop's connection to the queue's broker; opened once however many ask at the same time."""
-        address = self._core.instance.broker_address(queue.broker_name)
+    async def _connection(self, broker_name: str) -> AsyncConnection:
+        """The loop's connection to a broker; opened once however many ask at the same time."""
+        address = self._core.instance.broker_address(broker_name)
         if address is None:
-            raise ConnectFailed(f"no address of broker {queue.broker_name!r} is known")
+            raise ConnectFailed(f"no address of broker {broker_name!r} is known")
         link = self._links.get(address)
         if link is not None and link.alive:
             return link

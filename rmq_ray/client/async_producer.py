@@ -20,76 +20,40 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from rmq_ray.client.async_frames import AsyncFrames
-from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.async_transaction import AsyncHalves, AsyncTransaction, run_in_transaction
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
-from rmq_ray.client.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.producer_core import CLOSE_SLACK_MS
+from rmq_ray.client.producer_shell import ProducerShell
 from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, ask
-from rmq_ray.client.send_hooks import ASYNC, ONEWAY, SendCheck, SendHook, checked_hooks
-from rmq_ray.client.send_steps import SendSteps
+from rmq_ray.client.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.client.timing import when
-from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.client.transaction import required
+from rmq_ray.client.transaction_checks import Checker
+from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult, check_listener, half_of
+from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.local_address import process_id
 
 
-class AsyncProducer:
+class AsyncProducer(ProducerShell):
     """Sends messages of one producer group from one event loop; arguments and settings are ``Producer``'s. Times are seconds."""
 
-    def __init__(  # noqa: PLR0913 - the settings of the outermost class
-        self,
-        group: str | None = None,
-        *,
-        discovery: Discovery,
-        config: ProducerConfig | None = None,
-        limits: RemotingLimits | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        client_id: str | None = None,
-        hooks: Sequence[SendHook] = (),
-        checks: Sequence[SendCheck] = (),
-        **settings: Any,
-    ) -> None:
-        base = (config or ProducerConfig()).but(**settings)
-        base = base if group is None else base.but(group=group)
-        base = base.but(group=with_namespace(base.namespace, base.group))
-        check_group(base.group)
-        self._hooks, self._checks = checked_hooks(hooks, checks)
-        self._configure(discovery, base, limits, clock, client_id)
-
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
-        self._discovery = discovery
-        self._config = config
-        self._limits = limits
-        self._clock = clock
-        self._client_id = client_id
-        self._timeout_ms = float(config.send_timeout_ms)
-        self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
-        self._state = ServiceState.CREATE_JUST
+        super()._configure(discovery, config, limits, clock, client_id)
         self._frames: AsyncFrames | None = None
-        self._core: ProducerCore | None = None
         self._starting: asyncio.Lock | None = None
         self._process = process_id()
 
     # --- life ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def group(self) -> str:
-        """The producer group."""
-        return self._config.group
-
-    @property
-    def state(self) -> ServiceState:
-        """Where in its life the producer is."""
-        return self._state
 
     async def start(self) -> None:
         """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
@@ -118,13 +82,6 @@ class AsyncProducer:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"discovery": self._discovery, "config": self._config, "limits": self._limits, "hooks": self._hooks, "checks": self._checks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._hooks, self._checks = state["hooks"], state["checks"]
-        self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
-
     # --- sending -------------------------------------------------------------------------------------------------------
 
     async def send(  # noqa: PLR0913 - the public signature
@@ -146,7 +103,7 @@ class AsyncProducer:
     ) -> SendResult:
         """Send one message and wait until the broker has it; see ``Producer.send``. Many at once: ``asyncio.gather``."""
         frames = await self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
+        timeout_ms = self._time(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
@@ -192,7 +149,7 @@ class AsyncProducer:
     async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
         """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
         frames = await self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
+        timeout_ms = self._time(timeout)
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
         topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
@@ -201,11 +158,48 @@ class AsyncProducer:
         target = frames.next_queue(queues) if queue is None else self._core.choose(topic, queue, None, 0.0)
         return await frames.send_frames(parts, target, queue is not None, timeout_ms, self._steps)
 
+    async def send_arrow(  # noqa: PLR0913 - the public signature
+        self,
+        topic: str,
+        data: object,
+        *,
+        body: str = "body",
+        key: str | None = None,
+        tag: str | None = None,
+        properties: str | Sequence[str] = (),
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``. Encoded and sent in a thread: the loop goes on."""
+        await self._ready()
+        core = self._core
+        assert core is not None
+        from rmq_ray.client.arrow_sending import ArrowCall, send_rows  # pyarrow takes 0.15 s to load
+
+        call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
+        return await asyncio.to_thread(send_rows, core, self._steps, call)
+
+    def transaction(self, checker: Checker, *, timeout: float | None = None) -> AsyncTransaction:
+        """Begin a transaction: ``async with producer.transaction(checker) as tx: await tx.send("orders", b"x")``; see ``Producer.transaction``."""
+        required(checker)
+        return AsyncTransaction(lambda: self._halves(checker), self._time(timeout), self._config.body_bytes_max)
+
+    async def send_in_transaction(
+        self, message: Message, listener: TransactionListener, arg: Any = None, *, timeout: float | None = None
+    ) -> TransactionSendResult:
+        """Store the half, run ``listener.execute_local_transaction`` (awaited where it is a coroutine), commit or roll back and wait for the acknowledgement.
+
+        See ``TransactionProducer.send_in_transaction``; the listener of the last call answers the brokers' questions.
+        """
+        check_listener(listener)
+        half = half_of(message, self._config.body_bytes_max)
+        return await run_in_transaction(await self._halves(listener.check_local_transaction), half, message, listener, arg, self._time(timeout))
+
     async def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its delivery time; see ``Producer.recall_message``."""
         await self._ready()
         assert self._core is not None
-        return await asyncio.to_thread(recall, self._core, topic, recall_handle, self._timeout_ms if timeout is None else timeout_in_ms(timeout))
+        return await asyncio.to_thread(recall, self._core, topic, recall_handle, self._time(timeout))
 
     async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""
@@ -215,6 +209,11 @@ class AsyncProducer:
         return await asked.answer_in_loop()
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    async def _halves(self, checker: Checker) -> AsyncHalves:
+        frames = await self._ready()
+        assert self._core is not None
+        return AsyncHalves(self._core, frames, self._steps, self._place, checker)
 
     async def _place(self, message: Outgoing, placement: Placement | None) -> None:
         if placement is None:
@@ -267,9 +266,3 @@ class AsyncProducer:
             self._frames = AsyncFrames(core, self._limits or RemotingLimits())
             self._state = ServiceState.RUNNING
             return self._frames
-
-    def _make_core(self) -> ProducerCore:
-        instance = ClientInstance.get_or_create(self._discovery, self._client_id, limits=self._limits, clock=self._clock)
-        core = ProducerCore(instance, self._config)
-        core.start()
-        return core

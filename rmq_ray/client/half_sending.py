@@ -71,6 +71,11 @@ class HalfLoad:
         self._body, self.sizes[:] = pack_send(records, sizes), sizes.tolist()
 
 
+def mark(message: Outgoing, key: str) -> None:
+    """Give it its unique key."""
+    message.text = f"{message.text}UNIQ_KEY\x01{key}"
+
+
 class HalfCombiner(Combiner):
     """Half messages of threads of one producer group."""
 
@@ -81,21 +86,21 @@ class HalfCombiner(Combiner):
 
 
 class HalfSending:
-    """Of one producer. Thread-safe."""
+    """Of one producer. Thread-safe. ``sending``: the producer's, but to one broker only once it may have the half."""
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
         self._timeout_ms = float(core.config.send_timeout_ms)
-        self._sending = copy.copy(core.sending)
-        self._sending.config = core.config.but(idempotent=True)
-        self._launcher = Launcher(self._sending, core.slots, core.worker, core.resolved)
-        self._combiner = HalfCombiner(self._sending, core.identity, self._launcher)
+        self.sending = copy.copy(core.sending)
+        self.sending.config = core.config.but(idempotent=True)
+        self._launcher = Launcher(self.sending, core.slots, core.worker, core.resolved)
+        self._combiner = HalfCombiner(self.sending, core.identity, self._launcher)
         self._combiner.group_name = core.group
         core.finishers.append(lambda: self._launcher.abandon("the producer was closed before the broker answered"))
 
     def send(self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None) -> SendResult:
         """Store one half with this unique key; blocks. The result's offsets are the half's, its queue is the real one. Raises ``SendError``."""
-        message.text = f"{message.text}UNIQ_KEY\x01{key}"
+        mark(message, key)
         pinned = message.queue is not None
         queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
         if pinned or immunity_s is not None or timeout_ms != self._timeout_ms:
@@ -108,14 +113,18 @@ class HalfSending:
         finally:
             self._combiner.leave(queue)
 
+    def load(self, message: Outgoing, wait_ms: float, immunity_s: int | None) -> HalfLoad:
+        """A marked message by itself; waits up to ``wait_ms`` for a frame id, which is to be released."""
+        core = self._core
+        return HalfLoad(core.group, (message,), core.clock.now_ms(), core.identity.take(wait_ms), immunity_s)
+
     def close(self) -> None:
         """Wait for halves that are under way, up to the send time-out."""
         self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
 
     def _alone(self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, immunity_s: int | None) -> SendResult:
-        identity = self._core.identity
-        load = HalfLoad(self._core.group, (message,), self._core.clock.now_ms(), identity.take(timeout_ms), immunity_s)
+        load = self.load(message, timeout_ms, immunity_s)
         try:
-            return self._sending.send(load, queue, pinned, timeout_ms)
+            return self.sending.send(load, queue, pinned, timeout_ms)
         finally:
-            identity.release(load.frame_id)
+            self._core.identity.release(load.frame_id)

@@ -16,40 +16,38 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from rmq_ray.client import transaction
-from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.frame_sending import send_frames
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, is_special, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.producer_shell import ProducerShell
 from rmq_ray.client.recalling import recall
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import AskOptions, Reply, ask
 from rmq_ray.client.send_future import SendFuture
-from rmq_ray.client.send_hooks import SendCheck, SendHook, checked_hooks
-from rmq_ray.client.send_steps import SendSteps
-from rmq_ray.client.splitting import FrameParts, split_batch
+from rmq_ray.client.splitting import split_batch
 from rmq_ray.client.timing import when
 from rmq_ray.client.transaction import Transaction
 from rmq_ray.client.transaction_checks import Checker
-from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
-from rmq_ray.errors import ClientError, SendError
+from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
-from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.validators import check_group, check_send_topic, property_text
+from rmq_ray.protocol.validators import check_send_topic, property_text
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 _PLAIN_TOPICS_MAX = 4_096
 
 
-class Producer:
+class Producer(ProducerShell):
     """Sends messages of one producer group.
 
     ``group``: unique among producers of one client id. ``discovery``: where the name servers are. Settings are those of
@@ -57,52 +55,14 @@ class Producer:
     see ``client.send_hooks``; they are pickled with the producer. Times given to calls are seconds.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings of the outermost class
-        self,
-        group: str | None = None,
-        *,
-        discovery: Discovery,
-        config: ProducerConfig | None = None,
-        limits: RemotingLimits | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        client_id: str | None = None,
-        hooks: Sequence[SendHook] = (),
-        checks: Sequence[SendCheck] = (),
-        **settings: Any,
-    ) -> None:
-        base = (config or ProducerConfig()).but(**settings)
-        base = base if group is None else base.but(group=group)
-        base = base.but(group=with_namespace(base.namespace, base.group))
-        check_group(base.group)
-        self._hooks, self._checks = checked_hooks(hooks, checks)
-        self._configure(discovery, base, limits, clock, client_id)
-
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
-        self._discovery = discovery
-        self._config = config
-        self._limits = limits
-        self._clock = clock
-        self._client_id = client_id
-        self._state = ServiceState.CREATE_JUST
+        super()._configure(discovery, config, limits, clock, client_id)
         self._lock = threading.Lock()
-        self._core: ProducerCore | None = None
-        self._timeout_ms = float(config.send_timeout_ms)
         self._plain_topics: set[str] = set()
-        self._steps = SendSteps.of(config, self._hooks, self._checks, clock)
         self._plain_below = min(config.body_bytes_max + 1, sys.maxsize if self._steps is None else self._steps.plain_below)
         _living.add(self)
 
     # --- life ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def group(self) -> str:
-        """The producer group."""
-        return self._config.group
-
-    @property
-    def state(self) -> ServiceState:
-        """Where in its life the producer is."""
-        return self._state
 
     def start(self) -> None:
         """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
@@ -122,7 +82,7 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every ``send_async`` so far has ended (see its future). ``SendTimeout`` after ``timeout`` s."""
-        (self._core or self._ready()).flush(self._timeout_ms if timeout is None else timeout_in_ms(timeout))
+        (self._core or self._ready()).flush(self._time(timeout))
 
     def __enter__(self) -> Self:
         if self._state is ServiceState.CREATE_JUST:
@@ -131,13 +91,6 @@ class Producer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"discovery": self._discovery, "config": self._config, "limits": self._limits, "hooks": self._hooks, "checks": self._checks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._hooks, self._checks = state["hooks"], state["checks"]
-        self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -172,7 +125,7 @@ class Producer:
         if topic is not None and body is not None and (topic in self._plain_topics or self._is_plain(topic)):
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
             return core.send_plain(Outgoing(topic, body, text))
-        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
+        timeout_ms = self._time(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
@@ -256,9 +209,9 @@ class Producer:
         many messages that were.
         """
         core = self._core or self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
+        timeout_ms = self._time(timeout)
         topic, frames = split_batch(messages, self._config)
-        return self._send_frames(core, topic, frames, queue, timeout_ms)
+        return send_frames(core, self._steps, topic, frames, queue, timeout_ms)
 
     def send_arrow(  # noqa: PLR0913 - the public signature
         self,
@@ -282,18 +235,14 @@ class Producer:
         ``args[2]`` the ranges of rows [(first, behind last), ...] that are stored.
         """
         core = self._core or self._ready()
-        timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        check_send_topic(topic)
-        from rmq_ray.client.arrow_sending import ArrowSending, table_frames, unplaced  # pyarrow takes 0.15 s to load
+        timeout_ms = self._time(timeout)
+        from rmq_ray.client.arrow_sending import ArrowCall, send_rows  # pyarrow takes 0.15 s to load
 
-        frames = table_frames(data, (body, key, tag, properties), self._config)
-        if self._steps is not None:
-            return self._send_frames(core, topic, unplaced(frames, place), queue, timeout_ms, lambda stored: [(0, stored)])
-        return ArrowSending(core, topic, queue and core.choose(topic, queue, None, timeout_ms), timeout_ms, place).send(frames)
+        return send_rows(core, self._steps, ArrowCall(topic, data, (body, key, tag, properties), queue, timeout_ms, place))
 
     def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its delivery time; see ``client.recalling``. Its message id."""
-        return recall(self._core or self._ready(), topic, recall_handle, self._timeout_ms if timeout is None else timeout_in_ms(timeout))
+        return recall(self._core or self._ready(), topic, recall_handle, self._time(timeout))
 
     def transaction(self, checker: Checker, *, timeout: float | None = None) -> Transaction:
         """Begin a transaction: ``with producer.transaction(checker) as tx: tx.send("orders", b"x")``; see ``client.transaction``.
@@ -318,37 +267,6 @@ class Producer:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _send_frames(  # noqa: PLR0913 - a batch
-        self,
-        core: ProducerCore,
-        topic: str,
-        frames: Iterable[FrameParts],
-        queue: MessageQueue | None,
-        timeout_ms: float,
-        told: Callable[[int], object] = int,
-    ) -> list[SendResult]:
-        """One frame after the other to one queue, through the producer's steps if it has some. ``told``: how an error says how many are stored."""
-        steps, namespace = self._steps, self._config.namespace
-        topic = with_namespace(namespace, topic)
-        pinned = queue is not None
-        target = core.choose(topic, queue and queue_with_namespace(namespace, queue), None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
-        results: list[SendResult] = []
-        for parts in frames:
-            try:
-                if steps is None:
-                    results.append(core.send_frame(target, pinned, *parts, timeout_ms))
-                else:
-                    with steps.around_frame(topic, target, parts) as (ctx, packed):
-                        ctx.result = core.send_frame(target, pinned, *packed, timeout_ms)
-                    results.append(ctx.result)
-            except SendError as error:
-                if not results:
-                    raise
-                stored = sum(result.count for result in results)
-                raise type(error)(f"{error}; the first {stored} messages are stored", topic, told(stored)) from error
-            target = queue_with_namespace(namespace, results[-1].queue)
-        return results
-
     def _is_plain(self, topic: str) -> bool:
         """Whether messages for the topic may travel in frames; remembered. Raises for topics that may not be sent to."""
         check_send_topic(topic)
@@ -369,10 +287,8 @@ class Producer:
     def _start_core(self) -> ProducerCore:
         """Under the lock. A group that is taken leaves the state as it was; any other failure is final."""
         self._state = ServiceState.START_FAILED
-        instance = ClientInstance.get_or_create(self._discovery, self._client_id, limits=self._limits, clock=self._clock)
-        core = ProducerCore(instance, self._config)
         try:
-            core.start()
+            core = self._make_core()
         except ClientError:
             self._state = ServiceState.CREATE_JUST
             raise

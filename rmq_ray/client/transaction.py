@@ -36,15 +36,21 @@ HALVES_MAX = 100_000
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 
 
+def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
+    """The engine of a producer, with this checker from now on if there is one."""
+    if checker is not None and not callable(checker):
+        raise ClientError(f"the checker {checker!r:.80} cannot be called; give a function of the half message that returns a LocalTransactionState")
+    engine = TransactionEngine.of(core)
+    if checker is not None:
+        engine.set_checker(checker)
+    return engine
+
+
 class HalfSender:
     """Sends halves of one producer, through its hooks and compression where it has them."""
 
     def __init__(self, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None, checker: Checker | None) -> None:
-        if checker is not None and not callable(checker):
-            raise ClientError(f"the checker {checker!r:.80} cannot be called; give a function of the half message that returns a LocalTransactionState")
-        self.engine = TransactionEngine.of(core)
-        if checker is not None:
-            self.engine.set_checker(checker)
+        self.engine = engine_of(core, checker)
         self.config = config
         self._core = core
         self._steps = steps
@@ -68,15 +74,13 @@ class HalfSender:
         return half
 
 
-class Transaction:
-    """Made by ``Producer.transaction``; a context manager. Used by one thread at a time."""
+class OpenTransaction:
+    """What a transaction is, however it sends: its halves and its state. Used by one thread or task at a time."""
 
-    def __init__(self, sender: HalfSender, timeout_ms: float) -> None:
-        self._sender = sender
+    def __init__(self, timeout_ms: float) -> None:
         self._timeout_ms = timeout_ms
         self._halves: list[Half] = []
         self._state = LocalTransactionState.UNKNOWN
-        self._lock = threading.Lock()
 
     @property
     def state(self) -> LocalTransactionState:
@@ -87,6 +91,44 @@ class Transaction:
     def results(self) -> list[SendResult]:
         """One of each message sent in it, in order."""
         return [half.result for half in self._halves]
+
+    def __reduce__(self) -> NoReturn:
+        raise ClientError("a transaction belongs to the process that began it; begin another one where it is needed")
+
+    def _may_send(self) -> None:
+        self._open("send")
+        if len(self._halves) >= HALVES_MAX:
+            raise ClientError(f"{HALVES_MAX} messages are in this transaction already; use several")
+
+    def _kept(self, half: Half) -> SendResult:
+        """A half was sent: it ends with the transaction, whatever its status. ``TransactionError`` unless it is as safe as the mode demands."""
+        self._halves.append(half)
+        if half.result.status is not SendStatus.SEND_OK:
+            raise TransactionError(f"half message {half.key} is stored with {half.result.status.name} only; roll back and try again", half.key)
+        return half.result
+
+    def _open(self, what: str) -> None:
+        if self._state is not LocalTransactionState.UNKNOWN:
+            raise ClientError(f"cannot {what}: this transaction has ended ({self._state.name}); begin another one")
+
+    def _decided(self, state: LocalTransactionState, engine: TransactionEngine) -> bool:
+        """From here on a broker that asks is told ``state``. False when it was so before."""
+        if self._state is state:
+            return False
+        self._open("commit" if state is COMMIT else "roll back")
+        self._state = state
+        for half in self._halves:
+            engine.decide(half, state)
+        return True
+
+
+class Transaction(OpenTransaction):
+    """Made by ``Producer.transaction``; a context manager. Used by one thread at a time."""
+
+    def __init__(self, sender: HalfSender, timeout_ms: float) -> None:
+        super().__init__(timeout_ms)
+        self._sender = sender
+        self._lock = threading.Lock()
 
     def send(  # noqa: PLR0913 - the public signature
         self,
@@ -108,18 +150,12 @@ class Transaction:
         ``ClientError`` once the transaction has ended.
         """
         with self._lock:
-            self._open("send")
-            if len(self._halves) >= HALVES_MAX:
-                raise ClientError(f"{HALVES_MAX} messages are in this transaction already; use several")
+            self._may_send()
             check_placement(queue, selector, None)
             placement = placed(queue, selector, arg, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
             message = outgoing(topic_or_message, body, (tag, keys, properties), 0, self._sender.config.body_bytes_max)
-            half = self._sender.send(message, placement, timeout_ms, check_immunity)
-            self._halves.append(half)
-        if half.result.status is not SendStatus.SEND_OK:
-            raise TransactionError(f"half message {half.key} is stored with {half.result.status.name} only; roll back and try again", half.key)
-        return half.result
+            return self._kept(self._sender.send(message, placement, timeout_ms, check_immunity))
 
     def commit(self) -> None:
         """Make every message visible; on return each is. Doing it again does nothing.
@@ -147,24 +183,13 @@ class Transaction:
         except RmqError as failure:
             log.warning("the roll-back after %r was not acknowledged: %s", error, failure)
 
-    def __reduce__(self) -> NoReturn:
-        raise ClientError("a transaction belongs to the process that began it; begin another one where it is needed")
-
     # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _open(self, what: str) -> None:
-        if self._state is not LocalTransactionState.UNKNOWN:
-            raise ClientError(f"cannot {what}: this transaction has ended ({self._state.name}); begin another one")
 
     def _end(self, state: LocalTransactionState) -> None:
         with self._lock:
-            if self._state is state:
-                return
-            self._open("commit" if state is COMMIT else "roll back")
-            self._state = state
             engine = self._sender.engine
-            for half in self._halves:
-                engine.decide(half, state)
+            if not self._decided(state, engine):
+                return
             first: RmqError | None = None
             for half in self._halves:
                 try:
@@ -177,7 +202,12 @@ class Transaction:
 
 def begin(parts: tuple[ProducerCore, ProducerConfig, SendSteps | None], checker: Checker, timeout: float | None) -> Transaction:
     """A transaction of the producer with these parts. ``timeout``: s for each half and each end; None = the producer's."""
-    if checker is None:
-        raise ClientError("a transaction needs a checker: a function of the half message that says what became of it when this process is gone")
+    required(checker)
     sender = HalfSender(*parts, checker)
     return Transaction(sender, float(sender.config.send_timeout_ms) if timeout is None else timeout_in_ms(timeout))
+
+
+def required(checker: Checker | None) -> None:
+    """``ClientError`` without one."""
+    if checker is None:
+        raise ClientError("a transaction needs a checker: a function of the half message that says what became of it when this process is gone")

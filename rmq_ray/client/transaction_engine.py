@@ -16,6 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from rmq_ray.client.ending import Ends
@@ -51,7 +53,7 @@ class TransactionEngine:
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
-        self._halves = HalfSending(core)
+        self.halves = HalfSending(core)
         self._ends = Ends(core.instance, core.group)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
@@ -82,6 +84,13 @@ class TransactionEngine:
 
     def send_half(self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it will be rolled back."""
+        with self.beginning(message) as key:
+            result = self.halves.send(message, key, timeout_ms, immunity_s)
+        return self.stored(result, key)
+
+    @contextmanager
+    def beginning(self, message: Outgoing) -> Iterator[str]:
+        """Around the sending of a half, whose unique key it yields: what it raises decides what a broker that asks is told."""
         if self._closed:
             raise ClientError(f"producer {self._core.group!r} of this transaction is closed; make a new one and begin again", self._core.group)
         if message.special:
@@ -89,7 +98,7 @@ class TransactionEngine:
         key = self._core.identity.unique_key(self._core.clock.now_ms())
         self._remember(key, LocalTransactionState.UNKNOWN)
         try:
-            result = self._halves.send(message, key, timeout_ms, immunity_s)
+            yield key
         except SendUnknown:
             self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
             raise
@@ -99,9 +108,12 @@ class TransactionEngine:
             else:  # interrupted: it may be stored
                 self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
             raise
+
+    def stored(self, result: SendResult, key: str) -> Half:
+        """The half is stored; its broker must come to know this producer, because who is not known there cannot be asked."""
         if result.queue.broker_name not in self._brokers:
             self._brokers.add(result.queue.broker_name)
-            self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)  # who is not known there cannot be asked
+            self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)
         return Half(replace(result, transaction_id=key), key)
 
     def decide(self, half: Half, state: LocalTransactionState) -> None:
@@ -113,46 +125,30 @@ class TransactionEngine:
 
         UNKNOWN is sent without waiting. Raises ``TransactionUnknown``, ``TransactionEnded`` or ``TransactionError``.
         """
+        ending = self.ending(half, state, timeout_ms)
+        while ending is not None and (left := ending.left_ms()) > 0:
+            address = self._core.instance.broker_address(half.result.queue.broker_name)
+            try:
+                answer = None if address is None else self._ends.end(address, ending.end, min(left, ATTEMPT_MS_MAX))
+            except RemotingError as error:
+                answer = (-1, str(error))
+            if ending.done(answer):
+                return
+            self._core.clock.sleep_ms(ending.pause_ms())
+        if ending is not None:
+            raise ending.given_up()
+
+    def ending(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> Ending | None:
+        """The attempts to end a half, which is decided from here on. None for UNKNOWN: the broker is told and no answer comes."""
         if state is LocalTransactionState.UNKNOWN:
             self._forget(half.key)
             self._oneway(half.result.queue, self._end_command(half, state))
-            return
+            return None
         self.decide(half, state)
-        end = End(int(half.result.queue_offset), int(half.result.log_offset), state.value)
-        clock, name = self._core.clock, half.result.queue.broker_name
-        deadline, pause, reason = clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS, "no address of the broker is known"
-        while not self._closed and (left := deadline - clock.monotonic_ms()) > 0:
-            address = self._core.instance.broker_address(name)
-            try:
-                answer = None if address is None else self._ends.end(address, end, min(left, ATTEMPT_MS_MAX))
-            except RemotingError as error:
-                answer, reason = None, str(error)
-            if answer is not None and answer[0] not in TRANSIENT_CODES:
-                self._settle(half, state, *answer)
-                return
-            if answer is not None:
-                reason = answer[1] or f"code {answer[0]}"
-            self._core.instance.refresh_route_soon(half.result.queue.topic)
-            clock.sleep_ms(min(pause, max(0.0, deadline - clock.monotonic_ms())))
-            pause = min(pause * 2, BACK_OFF_MAX_MS)
-        if self._closed:
-            raise TransactionUnknown(
-                f"{state.name} of transaction {half.key} was not acknowledged before the producer was closed; the broker will ask", half.key
-            )
-        raise TransactionUnknown(
-            f"{state.name} of transaction {half.key} was not acknowledged by {name} within {timeout_ms:.0f} ms ({reason}); it may have happened, "
-            "else the broker asks and is told",
-            half.key,
-        )
+        return Ending(self, self._core, half, state, timeout_ms)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _close(self) -> None:
-        self._closed = True
-        self._checks.close()
-        self._halves.close()
-
-    def _settle(self, half: Half, state: LocalTransactionState, code: int, remark: str | None) -> None:
+    def settle(self, half: Half, state: LocalTransactionState, code: int, remark: str | None) -> None:
+        """The broker's answer to an end. Raises unless it says that it is so."""
         if code == ResponseCode.FLUSH_DISK_TIMEOUT:
             raise TransactionUnknown(f"{state.name} of transaction {half.key} is written, but not flushed in time: it may be lost with the host", half.key)
         self._forget(half.key)
@@ -161,6 +157,18 @@ class TransactionEngine:
         if code == ResponseCode.TRANSACTION_FAILED:
             raise TransactionEnded(f"{state.name} came too late: {remark}", half.key)
         raise TransactionError(f"{state.name} of transaction {half.key} was refused (code {code}): {remark}", half.key)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the producer was closed."""
+        return self._closed
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._closed = True
+        self._checks.close()
+        self.halves.close()
 
     def _end_command(self, half: Half, state: LocalTransactionState) -> Command:
         result = half.result
@@ -186,6 +194,52 @@ class TransactionEngine:
     def _forget(self, key: str) -> None:
         with self._lock:
             self._known.pop(key, None)
+
+
+class Ending:
+    """The attempts to end one half: how long, how often, and what they came to. ``end``: what the broker is told."""
+
+    def __init__(self, engine: TransactionEngine, core: ProducerCore, half: Half, state: LocalTransactionState, timeout_ms: float) -> None:
+        self.end = End(int(half.result.queue_offset), int(half.result.log_offset), state.value)
+        self._engine = engine
+        self._core = core
+        self._half = half
+        self._state = state
+        self._timeout_ms = timeout_ms
+        self._deadline = core.clock.monotonic_ms() + timeout_ms
+        self._pause = BACK_OFF_FIRST_MS
+        self._reason = "no address of the broker is known"
+
+    def left_ms(self) -> float:
+        """Time for further attempts; 0 or less: give up."""
+        return 0.0 if self._engine.closed else self._deadline - self._core.clock.monotonic_ms()
+
+    def done(self, answer: tuple[int, str | None] | None) -> bool:
+        """Whether an attempt settled it. ``answer``: code and remark, -1 and what the connection met, None = nobody to ask. Raises what ``settle`` does."""
+        if answer is not None:
+            code, remark = answer
+            if code >= 0 and code not in TRANSIENT_CODES:
+                self._engine.settle(self._half, self._state, code, remark)
+                return True
+            self._reason = remark or f"code {code}"
+        self._core.instance.refresh_route_soon(self._half.result.queue.topic)
+        return False
+
+    def pause_ms(self) -> float:
+        """How long to wait before the next attempt."""
+        pause, self._pause = self._pause, min(self._pause * 2, BACK_OFF_MAX_MS)
+        return min(pause, max(0.0, self._deadline - self._core.clock.monotonic_ms()))
+
+    def given_up(self) -> TransactionUnknown:
+        """Nobody acknowledged it in time."""
+        what, key = f"{self._state.name} of transaction {self._half.key}", self._half.key
+        if self._engine.closed:
+            return TransactionUnknown(f"{what} was not acknowledged before the producer was closed; the broker will ask", key)
+        name = self._half.result.queue.broker_name
+        return TransactionUnknown(
+            f"{what} was not acknowledged by {name} within {self._timeout_ms:.0f} ms ({self._reason}); it may have happened, else the broker asks and is told",
+            key,
+        )
 
 
 def check_immunity(immunity_s: object) -> None:

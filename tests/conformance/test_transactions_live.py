@@ -19,7 +19,8 @@ from rmq_ray.client.admin_link import AdminLink
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.client.transaction import Transaction
-from rmq_ray.client.transaction_producer import TransactionListener, TransactionProducer
+from rmq_ray.client.transaction_listener import TransactionListener
+from rmq_ray.client.transaction_producer import TransactionProducer
 from rmq_ray.errors import ClientError, SendError, TransactionEnded, TransactionUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC
