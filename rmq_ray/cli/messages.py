@@ -1,4 +1,4 @@
-"""``produce``, ``consume``, ``message find | get | trace``: lines in, lines out, single messages."""
+"""``produce``, ``consume``, ``message find | get | trace | resend``: lines in, lines out, single messages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.received import MessageExt
+from rmq_ray.client.resending import Resending
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.topics import TRACE_TOPIC
 
@@ -204,7 +205,7 @@ def plain_row(message: MessageExt, body: bytes | None = None) -> Any:
 
 @click.group()
 def message() -> None:
-    """Single messages: find, get, trace."""
+    """Single messages: find, get, trace, resend."""
 
 
 @message.command("find")
@@ -245,3 +246,28 @@ def get(options: Options, message_id: str, topic: str | None) -> None:
     if not found:
         raise click.ClickException(f"topic {topic} has no message {message_id}: it was removed with an old segment, or never stored")
     output.record(found[0], options.style)
+
+
+@message.command("resend")
+@click.option("--topic", required=True, help="Topic of the messages.")
+@click.option("--id", "message_ids", multiple=True, metavar="MESSAGE_ID", help="This message; may be given several times.")
+@click.option("--key", default=None, help="All messages with this business key.")
+@click.option("--to", default=None, metavar="TOPIC", help="Send them there and not to their own topic.")
+@click.option("--max", "limit", default=64, show_default=True, type=click.IntRange(1, 64), help="With --key: how many, the newest.")
+@click.option("--execute", is_flag=True, help="Send them; without this only what would be sent is shown.")
+@pass_options
+@told
+def resend(  # noqa: PLR0913 - options of the command
+    options: Options, topic: str, message_ids: tuple[str, ...], key: str | None, to: str | None, limit: int, execute: bool
+) -> None:
+    """Send messages again as new ones: every group of the topic gets them. A dry run unless --execute."""
+    if bool(message_ids) == (key is not None):
+        raise click.UsageError("say which messages: --id (several times, if need be) or --key")
+    resending = Resending(options.connect().discovery, timeout_ms=options.timeout_ms)
+    click.get_current_context().call_on_close(resending.close)
+    rows = resending.resend_messages(topic, message_ids=message_ids, key=key, to=to, limit=limit, execute=execute)
+    if not rows:
+        raise click.ClickException(f"topic {topic} has no message with key {key}")
+    output.rows(rows, (["resent_as"] if execute else []) + (COLUMNS if options.style == "table" else COLUMNS + DETAILS), options.style)
+    if not execute:
+        click.echo("nothing was sent: say --execute to do it", err=True)

@@ -18,7 +18,7 @@ BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
 
 def record_row(record: Record) -> dict[str, Any]:
     """log_offset, size, topic, queue, queue_offset, message_id, tag, keys (list), properties (dict), body (bytes; None if it cannot be unpacked),
-    store_ms, born_ms, reconsume_times.
+    store_ms, born_ms, reconsume_times, flag.
     """
     properties = decode_properties(record.properties)
     properties.pop(FRAME, None)
@@ -43,4 +43,5 @@ def record_row(record: Record) -> dict[str, Any]:
         "store_ms": record.store_ms,
         "born_ms": record.born_ms,
         "reconsume_times": record.reconsume_times,
+        "flag": record.flag,
     }

@@ -121,6 +121,12 @@ def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
     ):
         assert (found["body"], found["message_id"], found["queue_offset"], found["broker"]) == ("größe 標", sent["message_id"], 0, "broker-a")
     assert cli.look("message", "find", topic, "nobody") == []
+    dry = cli.run("--format", "json", "message", "resend", "--topic", topic, "--id", sent["message_id"])
+    assert [row["body"] for row in json.loads(dry.stdout)] == ["größe 標"] and "nothing was sent" in dry.stderr
+    (again,) = cli.look("message", "resend", "--topic", topic, "--id", sent["message_id"], "--execute")
+    assert again["resent_as"] != sent["message_id"] and cli.look("message", "get", again["resent_as"], "--topic", topic)["body"] == "größe 標"
+    assert "no message with key" in cli.fails("message", "resend", "--topic", topic, "--key", "nobody")
+    assert CliRunner().invoke(main, [*cli.general, "message", "resend", "--topic", topic]).exit_code == 2
     assert "never stored" in cli.fails("message", "get", "0" * 32, "--topic", topic)
 
 
