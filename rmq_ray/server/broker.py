@@ -21,6 +21,7 @@ from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.model.ids import Address
 from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
@@ -263,7 +264,7 @@ class Broker:
         to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
         self._registration = Registration(
             self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms,
-            lambda: self._served().drain.snapshot(), lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
+            self._announced, lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._reign is None else self._reign.known_epoch,
         )  # fmt: skip
@@ -279,6 +280,12 @@ class Broker:
         )
         core.replica_status = self._replica.status
         self._replica.start()
+
+    def _announced(self) -> tuple[dict[str, TopicConfig], DataVersion]:
+        core = self._served()
+        if not core.tables.loaded:
+            raise StoreNotReady("the broker still reads its tables; ask again")
+        return core.drain.snapshot()
 
     def _served(self) -> BrokerCore:
         if self._core is None:

@@ -93,7 +93,7 @@ class Reign:
         """The broker has opened as a follower. A log with something in it may belong to a process that polled a moment ago: its promise holds."""
         self._seat, self._clock, self._changing = seat, clock, False
         facts = seat.facts()
-        if facts is not None and facts.end:
+        if facts is not None and (facts.end or facts.newest_epoch):
             self.promise()
             self._polled = False
 
@@ -169,6 +169,7 @@ class Reign:
         if self._seat is not None and self._followed[2] and self._followed[2] < self.fenced:
             self._followed = (0, "", 0)
             await self._seat.rest()
+        self._polled = False  # whoever elects after this was told how long the promise holds, and waits
         self._wake.set()
         return self.report()
 
