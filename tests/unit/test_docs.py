@@ -218,7 +218,7 @@ def test_codes_are_listed_with_those_who_serve_them() -> None:
     sections = {part.split(" (")[0].split("\n")[0]: set(re.findall(r"\d+ `([A-Z][A-Z0-9_]+)`", part)) for part in served[1:]}
     by_broker = {
         name
-        for file in ("broker_core.py", "group_operations.py")
+        for file in ("broker_handlers.py", "group_operations.py")
         for name in re.findall(r"Code\.([A-Z0-9_]+): \w+\.", (PACKAGE / "server" / file).read_text("utf-8"))
     }
     by_name_server = {
