@@ -10,13 +10,13 @@ Called by Spark's batches and streams, in the driver only. Blocking. Invariant: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.outage import ask_broker, ask_for_map
+from rmq_ray.client.outage import ask_broker, ask_for_map, wait_for_brokers
 from rmq_ray.client.queue_questions import QueueQuestions
 from rmq_ray.errors import ClientError, ClusterError, CommitFailed, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
@@ -80,6 +80,10 @@ class TopicState:
                 bounds.update((queue, found[queue.queue_id]) for queue in queues if queue.broker_name == broker and queue.queue_id in found)
         self._epochs = epochs
         return State(dict(sorted(bounds.items())), epochs)
+
+    def wait_for(self, brokers: Collection[str]) -> None:
+        """Until these are registered: a name server forgets the queues of a broker that is down. ``ClusterError`` after 30 s."""
+        wait_for_brokers(self._instance, brokers, f"{', '.join(self.topics)} may be theirs")
 
     def offsets_of(self, where: Where, state: State) -> dict[MessageQueue, int]:
         """The offset of every queue that a position means; see ``protocol.scan_positions``. Offsets given outright may lie anywhere."""

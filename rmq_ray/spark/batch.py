@@ -22,7 +22,7 @@ from rmq_ray.errors import GroupInUse
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.stream_offsets import StreamPosition
 from rmq_ray.protocol.validators import check_group
-from rmq_ray.spark.batches import Batches, Reading, topics_of
+from rmq_ray.spark.batches import Batches, Reading, state_of, topics_of
 from rmq_ray.spark.read import require_session, wanted_rows
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     batches = Batches(session, discovery, reading)
     try:
         with TopicState(discovery, reading.topics) as asked:
+            state = state_of(asked, discovery)
             require_alone(asked, group)
-            state = asked.now()
             before = StreamPosition(asked.positions(group, state))
             end = batches.next(before)
             yield GroupBatch(batches.frame(before, end), end.ranges(before))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmq_ray.client import outage
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.client.topic_state import TopicState
-from rmq_ray.errors import ClientError, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.scan_positions import LikeGroup
 from rmq_ray.protocol.stream_offsets import StreamPosition
 from rmq_ray.spark.batch import require_alone
@@ -42,6 +45,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def asked(cluster: LiveCluster) -> Iterator[TopicState]:
     with TopicState(cluster, "orders") as made:
         yield made
+
+
+class Expecting:
+    """A ``Discovery`` that knows which brokers there should be, as that of a Ray cluster does."""
+
+    def __init__(self, cluster: LiveCluster, *names: str) -> None:
+        self._cluster, self._names = cluster, names
+
+    def lookup(self) -> ClusterAddress:
+        return self._cluster.lookup()
+
+    def broker_names(self) -> tuple[str, ...]:
+        return self._names
 
 
 def batches(cluster: Any, topic: str = "orders", **settings: Any) -> Batches:
@@ -75,7 +91,21 @@ def test_wrong_beginnings_and_settings_are_typed_errors(cluster: LiveCluster) ->
         ({"start": '{"orders": {"broker-a": {"7": 1}}}'}, ClientError), ({"rows_max": 0}, SparkError), ({"topic": "not-there"}, TopicNotFound),
     ):  # fmt: skip
         with pytest.raises(error):
-            batches(cluster, **settings).begin()
+            batches(Expecting(cluster, "broker-a", "broker-b"), **settings).begin()
+
+
+def test_a_topic_whose_only_broker_is_down_is_waited_for_and_not_taken_for_one_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LiveCluster(tmp_path) as alone:
+        admin = Admin(alone)
+        admin.create_topic("orders", queues=1)
+        alone.run(alone.brokers.pop().stop())
+        eventually(lambda: not admin.brokers())  # the name server has forgotten it, and its queues
+        admin.close()
+        monkeypatch.setattr(outage, "PATIENCE_MS", 300)
+        stream = batches(Expecting(alone, "broker-a"))
+        with pytest.raises(ClusterError, match="broker-a did not come back .* orders may be theirs"):
+            stream.begin()
+        stream.close()
 
 
 def test_positions_of_a_group_are_told_and_seen(cluster: LiveCluster, asked: TopicState) -> None:
@@ -147,6 +177,26 @@ def test_a_position_behind_the_end_is_an_error_or_the_beginning_of_a_topic_that_
     assert back.ranges(ahead) == dict.fromkeys(QUEUES, (0, 10)) and lossy.next(back) is back and lossy.rows_lost == 0
     stream.close()
     lossy.close()
+
+
+def test_a_topic_that_is_deleted_under_a_running_stream_has_nothing_new_until_it_is_there_again(cluster: LiveCluster) -> None:
+    admin, queue = Admin(cluster), MessageQueue("gone", "broker-a", 0)
+    admin.create_topic("gone", queues=1)
+    with Producer("p", discovery=cluster) as p:
+        for _ in range(3):
+            p.send("gone", b"old", queue=queue)
+        stream, lossy = batches(cluster, "gone"), batches(cluster, "gone", fail_on_data_loss=False)
+        position = stream.next(stream.begin())
+        assert lossy.next(position) is position
+        admin.delete_topic("gone")
+        assert stream.next(position) is position
+        admin.create_topic("gone", queues=1)
+        p.send("gone", b"new", queue=queue)
+    with pytest.raises(OffsetOutOfRange, match=r"offset 3 of .*it has \[0, 1\): there is no such message"):
+        stream.next(position)
+    assert lossy.next(position).ranges(position) == {queue: (0, 1)}
+    for each in (stream, lossy, admin):
+        each.close()
 
 
 def test_what_retention_took_is_an_error_or_passed_over_and_counted(cluster: LiveCluster) -> None:
