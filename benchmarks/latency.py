@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import rmq_ray as rmq
+from benchmarks import waking
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
 
@@ -17,11 +18,14 @@ EVERY_S = 0.01
 
 def run(scene: Scene) -> None:
     """Idle first, then loaded."""
+    relay = waking.relay_ms(scene.count(1_000, 100), EVERY_S)
+    scene.report.tell("floor: socket to another process, back, and to another thread, every 10 ms, p50", relay, "ms")
     with scene.cluster() as mq:
         p50, p99, p999 = percentiles(end_to_end_ms(mq, "idle", scene.count(1_500, 200)), 50, 99, 99.9)
         for label, value, peer in (("p50", p50, "p50_ms"), ("p99", p99, "p99_ms")):
             java = scene.peer("latency", peer)
             scene.report.add(Figure(f"idle end to end, {label}", value, "ms", "Java", java, None if java is None else 0.4, True))
+        scene.report.add(Figure("idle end to end, p50", p50, "ms", "floor", relay))
         scene.report.tell("idle end to end, p99.9", p999, "ms")
         stop = threading.Event()
         load = threading.Thread(target=make_load, args=(mq, stop), daemon=True)

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 import rmq_ray as rmq
-from benchmarks import columns, floors
+from benchmarks import columns, floors, waking
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
 
@@ -131,6 +131,8 @@ def threads(scene: Scene, mq: rmq.Cluster) -> None:
     with rmq.Producer("threads", cluster=mq.name) as producer:
         rate = threaded_rate(producer, "threads", SENDERS, max(1.0, SECONDS * scene.scale))
     java = scene.peer("sync_64", "per_second")
+    floor = waking.shared_sends_per_s(SENDERS, max(1.0, 2 * scene.scale))
+    scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "locks and frames of nothing", floor))
     scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "Java, 64 threads", java, None if java is None else 0.8))
 
 
