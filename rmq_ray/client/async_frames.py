@@ -32,6 +32,7 @@ from rmq_ray.protocol.retry import STATUS_OF_CODE, Failure, Step
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.pool import connect_budget_ms
 
 AnyLoad = TypeVar("AnyLoad", bound=Load)
 SPAN_PAUSE_S = 0.01  # while an unanswered frame holds back newer ones
@@ -170,8 +171,14 @@ class AsyncFrames:
             await asyncio.sleep(SPAN_PAUSE_S)
 
     async def ask(self, broker_name: str, command: Command, timeout_ms: float) -> Command:
-        """A request to a broker that is no send. Raises ``RemotingError``."""
-        return await (await self._connection(broker_name)).request(command, timeout_ms)
+        """A request to a broker and its answer. Connecting takes half of the time at most. Raises ``RemotingError``."""
+        began_ms = self._clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(connect_budget_ms(self._limits, timeout_ms) / 1000):
+                connection = await self._connection(broker_name)
+        except TimeoutError:
+            raise ConnectFailed(f"no connection to broker {broker_name} in half of {timeout_ms:.0f} ms; nothing was sent") from None
+        return await connection.request(command, max(1.0, timeout_ms - (self._clock.monotonic_ms() - began_ms)))
 
     async def close(self, timeout_ms: float) -> None:
         """Ship what waits, wait for what is out, close the loop's connections."""
@@ -290,8 +297,7 @@ class AsyncFrames:
         delivery.address = self._core.instance.broker_address(queue.broker_name)
         outcome: Outcome
         try:
-            connection = await self._connection(queue.broker_name)
-            outcome = await connection.request(delivery.load.command(queue), timeout_ms)
+            outcome = await self.ask(queue.broker_name, delivery.load.command(queue), timeout_ms)
         except RemotingError as error:
             outcome = error
         self._core.choice.ended(queue.broker_name, began_ms, outcome)

@@ -22,6 +22,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 
+CONNECT_MS_MIN = 250
 _SLICE_S = 0.5
 T = TypeVar("T")
 
@@ -36,6 +37,11 @@ class _Slot:
         self.connection: Connection | None = None
         self.attempts = 0
         self.failure: RemotingError | None = None
+
+
+def connect_budget_ms(limits: RemotingLimits, timeout_ms: float) -> int:
+    """How long a request with this time-out may take to connect: half of it, so that another server can be asked in the other half."""
+    return min(limits.connect_timeout_ms, max(CONNECT_MS_MIN, int(timeout_ms / 2)))
 
 
 class ConnectionPool:
@@ -59,16 +65,16 @@ class ConnectionPool:
         self._closed = False
 
     def request(self, address: Address, command: Command, timeout_ms: float) -> Command:
-        """See ``Connection.request``; connecting counts against ``connect_timeout_ms``, not against ``timeout_ms``."""
-        return self._with(address, lambda connection: connection.request(command, timeout_ms))
+        """See ``Connection.request``. ``timeout_ms`` covers connecting, too, which takes half of it at most: who asked can try elsewhere with the rest."""
+        return self._with(address, lambda connection, left_ms: connection.request(command, left_ms), timeout_ms)
 
     def request_async(self, address: Address, command: Command, timeout_ms: float, callback: AnswerCallback) -> None:
-        """See ``Connection.request_async``; connecting, where needed, happens in the caller's thread."""
-        self._with(address, lambda connection: connection.request_async(command, timeout_ms, callback))
+        """See ``Connection.request_async``; connecting, where needed, happens in the caller's thread and takes half of ``timeout_ms`` at most."""
+        self._with(address, lambda connection, left_ms: connection.request_async(command, left_ms, callback), timeout_ms)
 
     def oneway(self, address: Address, command: Command) -> None:
         """See ``Connection.oneway``."""
-        self._with(address, lambda connection: connection.oneway(command))
+        self._with(address, lambda connection, _left_ms: connection.oneway(command), 2.0 * self._limits.connect_timeout_ms)
 
     def answer(self, address: Address, command: Command) -> None:
         """See ``Connection.answer``; never connects: whoever asked on an older connection has forgotten it."""
@@ -88,42 +94,46 @@ class ConnectionPool:
         for address in list(self._slots):
             self.drop(address)
 
-    def _with(self, address: Address, use: Callable[[Connection], T]) -> T:
+    def _with(self, address: Address, use: Callable[[Connection, float], T], timeout_ms: float) -> T:
         slot = self._slots.get(address)
         connection = slot.connection if slot is not None else None
-        if connection is None or not connection.alive:
-            return use(self._connect(address))
-        try:
-            return use(connection)
-        except ConnectFailed:  # it broke since the look above and nothing was sent
-            return use(self._connect(address))
+        if connection is not None and connection.alive:
+            try:
+                return use(connection, timeout_ms)
+            except ConnectFailed:  # it broke since the look above and nothing was sent
+                pass
+        began_ms = self._clock.monotonic_ms()
+        connection = self._connect(address, connect_budget_ms(self._limits, timeout_ms))
+        return use(connection, max(1.0, timeout_ms - (self._clock.monotonic_ms() - began_ms)))
 
-    def _connect(self, address: Address) -> Connection:
+    def _connect(self, address: Address, budget_ms: int) -> Connection:
         if self._pid != os.getpid():
             self._slots, self._pid = {}, os.getpid()
         if self._closed:
             raise ConnectFailed(f"no connection to {address}: the pool is closed; nothing was sent", str(address))
         slot = self._slots.setdefault(address, _Slot())
         seen = slot.attempts
-        self._wait_for(slot, address)
+        self._wait_for(slot, address, budget_ms)
         try:
             if slot.connection is not None and slot.connection.alive:
                 return slot.connection
             if slot.attempts != seen and slot.failure is not None:
                 raise type(slot.failure)(*slot.failure.args)
-            return self._open(slot, address)
+            return self._open(slot, address, budget_ms)
         finally:
             slot.lock.release()
 
-    def _wait_for(self, slot: _Slot, address: Address) -> None:
-        deadline = self._clock.monotonic_ms() + 2 * self._limits.connect_timeout_ms
-        while not slot.lock.acquire(timeout=_SLICE_S):
+    def _wait_for(self, slot: _Slot, address: Address, budget_ms: int) -> None:
+        """Whoever connects there already; a little longer than that may take, to share its failure."""
+        deadline = self._clock.monotonic_ms() + budget_ms + CONNECT_MS_MIN
+        while not slot.lock.acquire(timeout=min(_SLICE_S, budget_ms / 1000)):
             if self._clock.monotonic_ms() > deadline:
                 raise ConnectFailed(f"no connection to {address}: another thread is still connecting; nothing was sent", str(address))
 
-    def _open(self, slot: _Slot, address: Address) -> Connection:
+    def _open(self, slot: _Slot, address: Address, budget_ms: int) -> Connection:
         try:
-            slot.connection = Connection(address, self._credentials, self._limits, self._clock, self._on_request, self._on_lost)
+            limits = self._limits.but(connect_timeout_ms=budget_ms)
+            slot.connection = Connection(address, self._credentials, limits, self._clock, self._on_request, self._on_lost)
             slot.failure = None
         except RemotingError as error:
             slot.connection, slot.failure = None, error
