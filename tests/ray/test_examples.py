@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,10 @@ def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster
 
     stored, same, complaint = columns.main(mq.name)
     assert stored == same == columns.READINGS and "column 'body', row 1 is null" in complaint
+
+
+def test_readings_survive_the_death_of_a_master_and_a_hand_over(ray_here: None, tmp_path: Path) -> None:
+    from examples import failover
+
+    found = failover.main(str(tmp_path), "example-failover")
+    assert (found["arrived"], found["masters"]) == (failover.READINGS, (0, 1)) and found["epochs"][1] >= found["epochs"][0] + 2

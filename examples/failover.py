@@ -1,0 +1,81 @@
+"""A broker with a slave goes through the death of its master, and through a hand-over: who sends retries, who listens notices nothing.
+
+    python -m examples.failover
+
+Readings are sent one by one and counted only when both copies have them (replication="sync"). The master's process is killed with signal 9: Ray has it
+back on its disk in about a second, before the slave would take over (2.5 s), and it is elected again. Later the slave is made master by hand, as before
+an upgrade, and the old master follows it. Every reading arrives. A host of its own for each copy, which makes this worth while, takes a topology file:
+docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from typing import Any
+
+import ray
+
+import rmq_ray as rmq
+
+TOPIC, READINGS, KILLED_AT, HANDED_OVER_AT = "readings", 300, 100, 200
+
+
+def send(producer: rmq.Producer, number: int) -> float:
+    """Until both copies have it; returns the seconds that this took. A reading may be stored twice, so its number goes with it."""
+    begun = time.monotonic()
+    while True:
+        try:
+            if producer.send(TOPIC, b"%d" % number).status is rmq.SendStatus.SEND_OK:
+                return time.monotonic() - begun
+        except rmq.SendError as error:
+            if time.monotonic() - begun > 60:
+                raise error
+        time.sleep(0.02)
+
+
+def master(mq: rmq.Cluster) -> dict[str, Any]:
+    """Replica, address, epoch of the copy that reigns."""
+    return next((row for row in mq.replicas() if row["role"] == "master"), {})
+
+
+def main(store_path: str, cluster: str = "failover") -> dict[str, Any]:
+    """Start a cluster of its own, kill its master, hand over, stop it; returns what was found."""
+    mq = rmq.start(cluster, replicas=1, replication="sync", store_path=store_path, store_settings={"segment_bytes": 64 << 20})
+    received: set[int] = set()
+    complete = threading.Event()
+
+    def listen(messages: list[Any], _context: Any) -> None:
+        received.update(int(message.body) for message in messages)
+        if len(received) == READINGS:
+            complete.set()
+
+    try:
+        before = master(mq)
+        with (
+            rmq.Producer(cluster=cluster) as producer,
+            rmq.PushConsumer("dashboard", listener=listen, subscriptions={TOPIC: "*"}, cluster=cluster, start_from="first"),
+        ):
+            longest = 0.0
+            for number in range(READINGS):
+                if number == KILLED_AT:
+                    os.kill(mq.status()[f"broker-a/{before['replica']}"]["pid"], signal.SIGKILL)
+                if number == HANDED_OVER_AT:
+                    mq.promote("broker-a", replica=1)
+                longest = max(longest, send(producer, number))
+            complete.wait(60)
+        after = master(mq)
+        print(f"{len(received)} of {READINGS} readings arrived; the longest send took {longest:.1f} s")
+        print(f"master: replica {before['replica']} in epoch {before['epoch']}, then replica {after['replica']} in epoch {after['epoch']}")
+        return {"arrived": len(received), "masters": (before["replica"], after["replica"]), "epochs": (before["epoch"], after["epoch"])}
+    finally:
+        mq.stop()
+
+
+if __name__ == "__main__":
+    ray.init(include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as directory:
+        main(directory)
