@@ -25,7 +25,7 @@ from rmq_ray.actors.shell import spawn
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import FlushMode, ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
-from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.electing import Rules
 from rmq_ray.protocol.promotion import Call, Succession
 from rmq_ray.store.files import FileSystem
@@ -90,7 +90,7 @@ class Election:
         self._promoting = True
         try:
             heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
-            if self.rules.serving and not force:
+            if self.serving_master is not None and not force:
                 await self._drain(heir)
             self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
             self._news.set()
@@ -102,7 +102,7 @@ class Election:
     def serving_master(self) -> int | None:
         """Who reigns and takes sends; None while nobody does."""
         standing = self.rules.standing
-        return standing.assignment.master if standing is not None and self.rules.serving else None
+        return standing.assignment.master if standing is not None and self.rules.serves(self._clock.monotonic_ms()) else None
 
     @property
     def is_new(self) -> bool:
@@ -217,6 +217,8 @@ class Election:
         assert standing is not None and standing.assignment.master is not None
         epoch, master = standing.assignment.master_epoch, standing.assignment.master
         held: ReplicaReport = await self._ask(master, "hold_sends", (epoch, HOLD_MS), CALL_S)
+        if held.role is not Role.MASTER:
+            return  # it has gone in this moment: there is nothing to hold
         until_ms = self._clock.monotonic_ms() + DRAIN_MS
         behind = held.end
         while self._clock.monotonic_ms() < until_ms:
@@ -239,7 +241,7 @@ class Election:
                 found = standing.assignment
                 if found.master != heir:
                     raise PromotionRefused(f"replica {found.master} of {self.name} reigns: {heir} lacked messages, or did not answer in time", self.name)
-                if self.rules.serving:
+                if self.serving_master is not None:
                     return {"broker_name": self.name, "master": heir, "master_epoch": found.master_epoch, "sync_state_set": list(found.sync_state_set)}
             await asyncio.sleep(POLL_S)
         raise PromotionRefused(f"replica {heir} of {self.name} does not serve after {PROMOTE_MS / 1000:.0f} s: {self.status()['why']}", self.name)

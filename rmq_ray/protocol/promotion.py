@@ -111,7 +111,7 @@ class Succession:
             if not found:
                 raise PromotionRefused(f"{name} has no other replica in sync that answers (in sync: {list(members)}): start one, or name one with force", name)
             return max(found, key=lambda number: (self._place(number), number == standing.former, -number))
-        if replica == master and self._served:
+        if replica == master and self.serves(now_ms):
             raise PromotionRefused(f"replica {replica} of {name} is its master already", name, replica)
         if not self._ready(replica, now_ms):
             report = self._replicas[replica].report
@@ -242,10 +242,10 @@ class Succession:
         """The newest one; None before the first."""
         return self._replicas[replica].report
 
-    @property
-    def serving(self) -> bool:
-        """Whether the master of the newest epoch has said that it serves."""
-        return self.standing is not None and self.standing.assignment.master is not None and self._served
+    def serves(self, now_ms: float) -> bool:
+        """Whether the master of the newest epoch has said just now that it serves."""
+        standing = self.standing
+        return standing is not None and standing.assignment.master is not None and self._served and now_ms - self._alive_ms <= REACHABLE_MS
 
     def status(self, now_ms: float) -> dict[str, object]:
         """Plain values. ``lag_bytes``: as far as the newest reports tell."""
@@ -262,7 +262,9 @@ class Succession:
                 "state": report.role.value, "address": report.address, "log_epoch": report.log_epoch, "end": report.end, "sound": report.sound,
                 "lag_bytes": max(0, end - report.end), "heard_ms_ago": int(now_ms - seen.heard_ms), "node_dead": seen.node_dead, "error": report.error,
             }  # fmt: skip
-        state = "starting" if assignment is None else "electing" if master is None else "serving" if self._served else "promoting"
+        state = "starting" if assignment is None else "electing" if master is None else "silent" if self._served else "promoting"
+        if self.serves(now_ms):
+            state = "serving"
         return {
             "state": state, "serving": state == "serving", "why": self.why, "master": master,
             "master_epoch": 0 if assignment is None else assignment.master_epoch,

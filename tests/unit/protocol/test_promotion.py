@@ -24,7 +24,8 @@ def reigning(master: int = 0, members: tuple[int, ...] = (0, 1, 2), epoch: int =
     standing = Standing(Assignment("b", epoch, master, f"host:{master}", members, 1), master)
     found = Succession(replace(RULES, **rules), standing, 0.0)  # type: ignore[arg-type]
     tell(found, 0.0, **{f"r{n}": says(n, Role.MASTER if n == master else Role.SLAVE, master_epoch=epoch if n == master else 0) for n in range(3)})
-    assert found.serving
+    assert found.serves(0.0)
+    assert not found.serves(10_000.0)
     return found
 
 

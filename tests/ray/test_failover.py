@@ -1,0 +1,140 @@
+"""A master dies, hangs or loses its disk: another replica reigns, producers and consumers go on, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import rmq_ray as rmq
+from tests.support.collecting import Collector
+from tests.support.failing_over import BROKER, Numbered, check_all_came, controller_pid, election, pid_of, replaced, settled, without_its_disk
+from tests.support.waiting import eventually
+
+SMALL = {"segment_bytes": 16 << 20}
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """A master and two slaves, SYNC_MASTER: without one of them two copies are left, which an acknowledgement needs. Each test takes whoever reigns."""
+    name = f"trio{uuid.uuid4().hex[:6]}"
+    cluster = rmq.start(name, store_path=str(tmp_path_factory.mktemp("store")), replicas=2, replication="sync", store_settings=SMALL)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """The same, ASYNC_MASTER, and nobody is promoted but by hand."""
+    name = f"hand{uuid.uuid4().hex[:6]}"
+    path = str(tmp_path_factory.mktemp("store"))
+    cluster = rmq.start(name, store_path=path, replicas=1, store_settings=SMALL, failover_settings={"automatic": False})
+    yield cluster
+    cluster.stop()
+
+
+def consumer(mq: rmq.Cluster, topic: str, collector: Collector) -> rmq.PushConsumer:
+    mq.admin.create_topic(topic, queues=2)
+    return rmq.PushConsumer(f"{topic}-group", listener=collector, subscriptions={topic: "*"}, start_from="first", cluster=mq.name)
+
+
+@pytest.mark.ray
+def test_the_first_replica_reigns_at_first_and_the_status_says_so(trio: rmq.Cluster) -> None:
+    found = settled(trio)
+    assert (found["master"], found["sync_state_set"], found["why"]) == (0, [0, 1, 2], "")
+    rows = {row["replica"]: row for row in trio.replicas()}
+    assert (rows[0]["role"], rows[1]["role"], rows[1]["in_sync"]) == ("master", "slave", True)
+    assert not trio.weak_brokers()
+
+
+@pytest.mark.ray
+def test_after_kill_9_the_same_replica_reigns_in_another_epoch_and_nothing_is_lost(trio: rmq.Cluster) -> None:
+    before = settled(trio)
+    collector = Collector()
+    with consumer(trio, "killed", collector), Numbered(trio, "killed") as sender:
+        os.kill(pid_of(trio, before["master"]), signal.SIGKILL)
+        sender.goes_on()
+        after = election(trio)
+        check_all_came(sender, collector)
+    assert after["master_epoch"] > before["master_epoch"]
+    assert not sender.failed
+
+
+@pytest.mark.ray
+@pytest.mark.seed("S3-135", "S3-136", "S3-149")
+def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(trio: rmq.Cluster) -> None:
+    old = settled(trio)["master"]
+    collector = Collector()
+    with consumer(trio, "replaced", collector), Numbered(trio, "replaced") as sender:
+        with without_its_disk(trio, old):
+            replaced(trio, old)
+            sender.goes_on()
+            assert sender.outage_s() < 15
+        found = settled(trio)
+        check_all_came(sender, collector)
+    assert found["master"] != old
+    assert not sender.failed
+
+
+@pytest.mark.ray
+def test_a_hanging_master_is_replaced_and_acknowledges_nothing_when_it_wakes_up(trio: rmq.Cluster) -> None:
+    old = settled(trio)["master"]
+    pid = pid_of(trio, old)
+    collector = Collector()
+    with consumer(trio, "zombie", collector), Numbered(trio, "zombie") as sender:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            replaced(trio, old)
+        finally:
+            _wake(pid)
+        sender.goes_on()
+        assert settled(trio)["master"] != old
+        check_all_came(sender, collector)
+
+
+@pytest.mark.ray
+def test_a_controller_that_dies_in_the_middle_of_an_election_goes_on_with_it(trio: rmq.Cluster) -> None:
+    old = settled(trio)["master"]
+    with Numbered(trio, "replaced") as sender, without_its_disk(trio, old):
+        eventually(lambda: election(trio)["master"] != old, every_s=0.005)
+        os.kill(controller_pid(trio), signal.SIGKILL)
+        replaced(trio, old)
+        sender.goes_on()
+    assert settled(trio)["master"] != old
+
+
+@pytest.mark.ray
+def test_by_hand_another_replica_reigns_and_the_old_one_follows_without_loss(by_hand: rmq.Cluster) -> None:
+    """ASYNC_MASTER: the old master gives its slave all that it has acknowledged before it goes."""
+    old = settled(by_hand)
+    collector = Collector()
+    with consumer(by_hand, "handed", collector), Numbered(by_hand, "handed") as sender:
+        told = by_hand.promote(BROKER)
+        sender.goes_on()
+        check_all_came(sender, collector)
+    assert (told["master"], told["master_epoch"] > old["master_epoch"]) == (1 - old["master"], True)
+    assert settled(by_hand)["master"] == 1 - old["master"]
+    with pytest.raises(rmq.PromotionRefused, match="master already"):
+        by_hand.promote(BROKER, 1 - old["master"])
+
+
+@pytest.mark.ray
+def test_without_automatic_failover_a_dead_master_is_waited_for_until_somebody_decides(by_hand: rmq.Cluster) -> None:
+    old = settled(by_hand)["master"]
+    with without_its_disk(by_hand, old):
+        eventually(lambda: "promote another by hand" in election(by_hand)["why"])
+        assert election(by_hand)["master"] == old
+        assert by_hand.promote(BROKER)["master"] == 1 - old
+        with rmq.Producer(cluster=by_hand.name, send_timeout_ms=20_000) as producer:
+            assert producer.send("handed", b"1000000").status is rmq.SendStatus.SEND_OK
+    assert settled(by_hand)["master"] == 1 - old
+
+
+def _wake(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return  # the supervisor was faster
