@@ -39,6 +39,7 @@ from rmq_ray.server.registration import Registration
 from rmq_ray.server.reign import NO_ID, Reign
 from rmq_ray.server.replica import Replica
 from rmq_ray.server.seat import BrokerSeat, close_core
+from rmq_ray.server.store_keeper import KeeperState
 from rmq_ray.store.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
@@ -209,7 +210,10 @@ class Broker:
             if self._ticking is not None:
                 self._ticking.cancel()
             if core is not None and offload is not None:
+                failed = core.keeper.error if core.keeper.state is KeeperState.FAILED else None  # while those who waited were waited for
                 await close_core(core, offload)
+                if failed is not None:
+                    raise failed
                 core.acks.durable(STORE_EVERYTHING)
         finally:
             if core is not None:

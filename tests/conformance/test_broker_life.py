@@ -116,7 +116,7 @@ def test_a_topics_own_permission_survives_drain_and_undrain_and_new_topics_are_s
 
 
 def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_until_the_drain_ends(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, send_timeout_ms=400) as producer:
+    with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, send_timeout_ms=1_500) as producer:
         admin = Admin(cluster)
         producer.send("orders", b"0")
         admin.drain_broker("broker-a")
