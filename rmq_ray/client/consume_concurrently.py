@@ -113,7 +113,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 work.counters.consumed_ok += verdict.done
                 work.counters.consumed_failed += len(failed)
             return
-        kept = [message for message in failed if not self._send_back.send_back(message, verdict.delay_level)]
+        kept = self._send_back.send_back_all(failed, verdict.delay_level)
         if kept:
             self._keep(batch, kept, verdict.done, len(failed))
         else:
@@ -159,7 +159,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         log.warning(
             "listener of group %s has had %d messages of %s from offset %d for too long: sent back", self._parts.group, batch.count, work.queue, batch.first
         )
-        if not all([self._send_back.send_back(message, OVERDUE_DELAY_LEVEL) for message in batch.take(batch.started_ms)]):
+        if self._send_back.send_back_all(batch.take(batch.started_ms), OVERDUE_DELAY_LEVEL):
             return False
         with work.lock:
             if not work.process.dropped:

@@ -7,6 +7,7 @@ in for ``SendBack``; called by ``client.consume_concurrently``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rmq_ray.client.received import MessageExt
@@ -27,3 +28,9 @@ class DropFailed:
         place = f"{message.queue}, offset {message.queue_offset}"
         log.warning("message %s (%s) failed in broadcasting group %s and is dropped: nobody gets it again", message.message_id, place, self._group)
         return True
+
+    def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:
+        """None is kept."""
+        for message in messages:
+            self.send_back(message, delay_level)
+        return []

@@ -1,6 +1,6 @@
 """A message that the listener could not process goes back to its broker (protocol-behaviour 15, 17).
 
-    CONSUMER_SEND_MSG_BACK (36) to the broker that stores it      the broker copies it by its log offset
+    CONSUMER_SEND_MSG_BACK (36) to the broker that stores it      the broker copies it by its log offset; many in one request (BUNDLE 20060)
       └─ refused or unreachable: SEND_MESSAGE_V2 (310) into %RETRY%group, on any broker that has the topic
 
 Decides which of the two ways is taken and what the copy of the second one carries. The broker decides delay and dead letter:
@@ -12,7 +12,10 @@ Invariants: True only when a broker said that it stored the copy. At worst (an a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import ClassVar
+
+import msgpack
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.listener import DEAD_LETTER_LEVEL
@@ -40,6 +43,7 @@ from rmq_ray.remoting.headers import SendBackHeader, SendHeader
 
 TIMEOUT_MS = 5_000
 BASE_DELAY_LEVEL = 3  # as the broker's own: 3 + how often it failed
+BUNDLE_MAX = 256  # messages in one request
 BROKERS_MAX = 3  # tried for the copy of our own
 INT32_MAX = (1 << 31) - 1
 
@@ -63,13 +67,41 @@ class SendBack:
             return True
         return self._write_copy(message, delay_level)
 
+    def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:
+        """The same for many of one queue, in bundles of requests; returns those that no broker keeps."""
+        kept: list[MessageExt] = []
+        for start in range(0, len(messages), BUNDLE_MAX):  # ends: a bundle each round
+            some = messages[start : start + BUNDLE_MAX]
+            done = self._ask_for_all(some, delay_level) if len(some) > 1 else [False]
+            kept += [message for message, taken in zip(some, done, strict=True) if not taken and not self.send_back(message, delay_level)]
+        return kept
+
     def dead_letter(self, message: MessageExt) -> bool:
         """True when a broker keeps the message as dead letter. The copy comes first: it tells how often the message failed here."""
         return self._write_copy(message, DEAD_LETTER_LEVEL) or self._ask_broker(message, DEAD_LETTER_LEVEL)
 
-    def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
+    def _fields(self, message: MessageExt, delay_level: int) -> dict[str, str]:
         header = SendBackHeader(message.log_offset, self._group, delay_level, message.message_id, message.topic, False, self._retries_max)
-        return self._accepted(message, message.queue.broker_name, Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=header.to_fields()))
+        return header.to_fields()
+
+    def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
+        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=self._fields(message, delay_level))
+        return self._accepted(message, message.queue.broker_name, command)
+
+    def _ask_for_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[bool]:
+        """One request for messages of one broker: which of them it keeps. None of them where it cannot be asked so: then each is asked for by itself."""
+        name, nothing = messages[0].queue.broker_name, [False] * len(messages)
+        address = self._client.broker_address(name)
+        if address is None:
+            return nothing
+        parts = [[int(RequestCode.CONSUMER_SEND_MSG_BACK), self._fields(message, delay_level), b""] for message in messages]
+        try:
+            answer = self._client.invoke(address, Command(RequestCode.BUNDLE, body=msgpack.packb(parts)), TIMEOUT_MS)
+            codes = [int(code) for code, _, _ in msgpack.unpackb(answer.body_bytes())] if answer.code == ResponseCode.SUCCESS else []
+        except (RemotingError, ValueError, TypeError) as error:
+            log.warning("%d messages not sent back to %s together: %s", len(messages), name, error)
+            return nothing
+        return [code == ResponseCode.SUCCESS for code in codes] if len(codes) == len(messages) else nothing
 
     def _write_copy(self, message: MessageExt, delay_level: int) -> bool:
         """Other brokers first: the one that stores the message has just refused."""

@@ -459,3 +459,12 @@ def test_a_bundle_waits_for_the_disk_under_sync_flush(tmp_path: Path) -> None:
     assert store is not None and store.durable_offset == store.end_offset
     assert [answer[0] for answer in msgpack.unpackb(peer.take()[0].body)] == [0] * 5
     bench.close()
+
+
+def test_messages_go_back_in_a_bundle_each_with_its_own_answer(bench: Bench) -> None:
+    bench.send(bodies_=[b"1", b"2", b"3"])
+    bench.heartbeat(FakePeer(), "g")
+    offsets = [record.log_offset for record in records(bench, "orders")]
+    parts = [[36, {"offset": str(at), "group": "g", "delayLevel": "0", "originMsgId": "", "originTopic": "orders"}, b""] for at in [*offsets, 1 << 40]]
+    codes = [code for code, _, _ in msgpack.unpackb(bundle(bench, parts).body)]
+    assert codes == [0, 0, 0, 1] and bench.core.counters.sent_back == 3
