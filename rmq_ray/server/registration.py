@@ -81,7 +81,9 @@ class Registration:
             self._tasks.append(task)
 
     async def everywhere(self, timeout_s: float) -> bool:
-        """Wait until every name server has taken a registration; False when one had not after ``timeout_s``."""
+        """Wait until every name server knows this broker under the id that it has now; False when one did not after ``timeout_s``."""
+        if not self._known:
+            self._everywhere.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._everywhere.wait(), timeout_s)
         return self._everywhere.is_set()
@@ -132,7 +134,7 @@ class Registration:
         """Register, or where this broker has no role now unregister. False: nothing can be told yet."""
         if self._identity.broker_id < 0:
             await self._unregister(server)
-            self._everywhere.set()
+            self._look_round()
             return True
         try:
             body = bodies.encode_registration(*self._snapshot())
@@ -140,9 +142,17 @@ class Registration:
             return False
         await self._register(server, body)
         server.registrations += 1
-        if all(other.registrations for other in self._servers):
-            self._everywhere.set()
+        self._look_round()
         return True
+
+    @property
+    def _known(self) -> bool:
+        wanted = self._identity.broker_id if self._identity.broker_id >= 0 else None
+        return all(server.known_as == wanted for server in self._servers)
+
+    def _look_round(self) -> None:
+        if self._known:
+            self._everywhere.set()
 
     async def _register(self, server: _Server, body: bytes) -> None:
         connection = server.connection
@@ -154,10 +164,10 @@ class Registration:
         broker_id, crc = identity.broker_id, bodies.body_crc(body)
         epoch = self._epoch() if broker_id == MASTER_ID else None
         header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, broker_id, False, crc, epoch)
-        server.known_as = broker_id
         answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
         if answer.code != 0:
             raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
+        server.known_as = broker_id
         if (master := RegisterBrokerAnswer.from_fields(answer.fields).master_address) is not None:
             self._on_master(master)
         if len(answer.body):
@@ -176,12 +186,12 @@ class Registration:
         await self._drop(server)
 
     async def _drop(self, server: _Server) -> None:
-        connection, server.connection = server.connection, None
+        connection, server.connection, server.known_as = server.connection, None, None
         if connection is not None:
             await connection.close()
 
     def _lost(self, server: _Server, lost: object) -> None:
         """The name server closed or died: it forgot this broker, so it is told again as soon as it is back."""
         if server.connection is lost:
-            server.connection = None
+            server.connection = server.known_as = None
             server.due.set()

@@ -157,6 +157,7 @@ class ReignedCluster(LiveCluster):
             if self.replicas[best.replica].report().role is Role.MASTER:
                 break
             await asyncio.sleep(0.005)
+        await self.replicas[best.replica].registered(WAIT_S)
         for number in list(self.replicas):
             await self.replicas[number].attend(self.told)
 
