@@ -29,6 +29,8 @@ LEASE_MARGIN_MS = 200
 """Taken off by the master: clocks of two hosts differ by less in two seconds, and an answer leaves a little after the lease was looked at."""
 JOIN_MS = 1_000
 """How long a new master waits for an approved slave to join before it has it taken out of the set."""
+SILENT_MS = 1_500
+"""A slave in sync polls every 500 ms at the latest."""
 ASK_AGAIN_MS = 1_000
 """The same proposal is repeated after that, until it is answered."""
 
@@ -145,8 +147,12 @@ class Followers:
         return was_in_sync and (self._raise() or True)
 
     def expire(self, end: int, now_ms: float) -> bool:
-        """Put those out of the set that lack bytes for longer than ``lag_ms``. True when the set changed."""
+        """Put those out of the set that lack bytes for longer than ``lag_ms``, and under a controller those that were silent for so long that their
+        promise is about to end: without it nothing would be written that they could lack. True when the set changed.
+        """
         late = [f for f in self._followers.values() if f.in_sync and self._held(f) < end and now_ms - max(f.caught_up_ms, 0.0) > self._lag_ms]
+        if self._approved is not None:
+            late += [f for f in self._followers.values() if f.in_sync and now_ms - f.reported_ms > SILENT_MS]
         for follower in late:
             follower.in_sync = False
         if late:

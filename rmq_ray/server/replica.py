@@ -41,6 +41,7 @@ POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
 MASTER_FENCED = int(ResponseCode.MASTER_FENCED)
+STOP_WAIT_S = 60.0  # for what the thread does with the store: cutting a log takes a while
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
 FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
@@ -85,7 +86,7 @@ class Replica:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self._thread.close)
+        await asyncio.to_thread(self._thread.close, STOP_WAIT_S)
 
     def master_at(self, address: str) -> None:
         """A name server says where the master is; a configured master stays."""

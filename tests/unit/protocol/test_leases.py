@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from rmq_ray.protocol.replication import ASK_AGAIN_MS, JOIN_MS, LEASE_MARGIN_MS, LEASE_MS, Followers
+from rmq_ray.protocol.replication import ASK_AGAIN_MS, JOIN_MS, LEASE_MARGIN_MS, LEASE_MS, SILENT_MS, Followers
 
 HELD_MS = LEASE_MS - LEASE_MARGIN_MS
 
@@ -150,6 +150,17 @@ def test_a_slave_that_lags_leaves_and_does_not_come_back_before_it_has_caught_up
     assert table.in_sync == (), "although nothing beyond it is confirmed"
     table.reported(1, 600, 600, 600, 1_500)
     assert table.in_sync == (1,)
+
+
+def test_a_slave_that_hangs_leaves_although_nothing_is_written_that_it_could_lack() -> None:
+    table = master((1,))
+    joins(table, 1, 0, 0, 100)
+    assert not table.expire(0, 100 + SILENT_MS) and table.expire(0, 101 + SILENT_MS)
+    assert table.proposal(101 + SILENT_MS) == () and table.lease_until_ms > 101 + SILENT_MS, "there is time left to take it out"
+    table.approve(())
+    assert table.lease_until_ms == inf
+    table.reported(1, 0, 0, 0, 5_000)
+    assert table.in_sync == (1,) and table.proposal(5_000) == (1,)
 
 
 def test_progress_is_noted_as_far_as_every_electable_copy_has_the_log() -> None:
