@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.model.message import SysFlag
-from rmq_ray.store.record import HEADER_BYTES
+from rmq_ray.store.record import HEADER_BYTES, headers_at
 from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
 
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -47,9 +47,19 @@ class RecordLayout:
         return found
 
     @cached_property
+    def heads(self) -> Array:
+        """The fixed parts (``RECORD_HEADER``); what stands behind BORNHOST is right without IPv6 hosts only."""
+        return headers_at(self.buffer, self.starts)
+
+    @cached_property
     def sys_flags(self) -> Array:
         """SYSFLAG."""
-        return self.field(">i4", self.starts + 36).astype(np.int64)
+        return self.heads["sys_flag"].astype(np.int64)
+
+    @cached_property
+    def body_lengths(self) -> Array:
+        """BODYLENGTH as it stands in the record."""
+        return self.field(">i4", self.after_store + 84) if self.has_v6 else self.heads["body_len"]
 
     @cached_property
     def has_v6(self) -> bool:
@@ -74,7 +84,7 @@ class RecordLayout:
     @cached_property
     def body_ends(self) -> Array:
         """Behind the body, where TOPICLEN is."""
-        ends: Array = np.clip(self.body_begins + self.field(">i4", self.after_store + 84), self.body_begins, self.ends - 1)
+        ends: Array = np.clip(self.body_begins + self.body_lengths, self.body_begins, self.ends - 1)
         return ends
 
     @cached_property

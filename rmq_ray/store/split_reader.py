@@ -192,15 +192,14 @@ def _fitting(entries: Array, chunk_bytes: int, visible_end: int) -> int:
 def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split: Split) -> Array:
     """Which records are the ones that the queue's entries promise."""
     layout = RecordLayout(buffer, sizes)
-    starts, topic = layout.starts, split.queue.topic.encode()
-    sound: Array = (layout.field(">i4", starts) == sizes) & (layout.field(">u4", starts + 4) == MAGIC)
-    sound &= layout.field(">i4", starts + 12) == split.queue.queue_id
-    sound &= (layout.field(">i8", starts + 20) == rows) & (layout.field(">i8", starts + 28) == offsets)
-    sound &= layout.field(">i4", layout.after_store + 84) == layout.body_ends - layout.body_begins
+    heads, topic = layout.heads, split.queue.topic.encode()
+    sound: Array = (heads["total"] == sizes) & (heads["magic"] == MAGIC) & (heads["queue_id"] == split.queue.queue_id)
+    sound &= (heads["queue_offset"] == rows) & (heads["log_offset"] == offsets)
+    sound &= layout.body_lengths == layout.body_ends - layout.body_begins
     sound &= layout.data[layout.body_ends] == len(topic)
     sound &= (layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)).all(axis=1)
     sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
-    sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == layout.field(">u4", starts + 8)
+    sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == heads["crc"]
     return sound
 
 
