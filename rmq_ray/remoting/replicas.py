@@ -6,8 +6,8 @@
                             max bytes 0: a report only, answered at once. suspect: log offset of bytes that were no record, -1 = none
                    answer   offset i64 | end i64 | confirmed i64 | epoch i64 | length i32 | broken, msgpack [[log offset, bytes, fault], ...] | bytes
     REPLICA_STATE  request  none
-                   answer   msgpack {"timer": [due ms, offset, first, cancel from], "end": the log's end}: what a slave keeps besides RocketMQ's four
-                           tables; what the tables say was done lies below that end
+                   answer   msgpack {"timer": [due ms, offset, first, cancel from], "end": the log's end, "versions": [topics' counter, time, groups' counter,
+                           time]}: what a slave keeps besides RocketMQ's four tables; what the tables say was done lies below that end
 
 All integers big-endian. Decides the layout and its limits. Called by ``server.replication`` and ``server.replica``. Invariants: pure; the bytes of
 the log are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing else.
@@ -137,14 +137,14 @@ def unpack_piece(body: Body) -> LogPiece:
     return LogPiece(offset, end, confirmed, epoch, broken, view[at:])
 
 
-def pack_state(timer: tuple[int, int, int, int], end: int) -> bytes:
+def pack_state(timer: tuple[int, int, int, int], end: int, versions: tuple[int, ...]) -> bytes:
     """Answer body of REPLICA_STATE."""
-    found: bytes = msgpack.packb({"timer": list(timer), "end": end})
+    found: bytes = msgpack.packb({"timer": list(timer), "end": end, "versions": list(versions)})
     return found
 
 
-def unpack_state(body: Body) -> tuple[tuple[int, int, int, int], int]:
-    """Reads what ``pack_state`` wrote: the timer's progress, and the log's end."""
+def unpack_state(body: Body) -> tuple[tuple[int, int, int, int], int, tuple[int, ...]]:
+    """Reads what ``pack_state`` wrote: the timer's progress, the log's end, versions of the tables of topics and groups (empty where none are told)."""
     found = _unpacked(body, maps=8)
     timer = found.get("timer") if isinstance(found, dict) else None
     if not isinstance(timer, list) or len(timer) != 4 or not all(isinstance(value, int) and -1 <= value < _INT_MAX for value in timer):
@@ -152,7 +152,10 @@ def unpack_state(body: Body) -> tuple[tuple[int, int, int, int], int]:
     end = found.get("end", 0)
     if not _is_offset(end):
         raise MalformedFrame("answer to REPLICA_STATE with an end that is no log offset")
-    return (timer[0], timer[1], timer[2], timer[3]), end
+    versions = found.get("versions", [])
+    if not isinstance(versions, list) or not all(type(value) is int for value in versions):
+        raise MalformedFrame("answer to REPLICA_STATE with versions that are no numbers")
+    return (timer[0], timer[1], timer[2], timer[3]), end, tuple(versions)
 
 
 def _packed(values: list[Any]) -> bytes:

@@ -100,6 +100,7 @@ class BrokerCore:
             config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved,
             reign, epoch,
         )  # fmt: skip
+        self.replication.versions = self.tables.versions
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)

@@ -105,6 +105,11 @@ class BrokerTables:
             self.save_groups()
         return dict(self._delays)
 
+    def versions(self) -> tuple[int, ...]:
+        """What changes with each change of topics and groups: counter and time of both."""
+        topics, groups = self.topics.version, self.groups.version
+        return (topics.counter, topics.timestamp_ms, groups.counter, groups.timestamp_ms)
+
     def take_order(self, ordered: Mapping[str, str]) -> None:
         """Which topics are ordered, as a name server says; a slave has it from its master."""
         if self._identity.is_slave:

@@ -44,6 +44,7 @@ MASTER_FENCED = int(ResponseCode.MASTER_FENCED)
 STOP_WAIT_S = 60.0  # for what the thread does with the store: cutting a log takes a while
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
 FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
+LOOK_MS = 1_000
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
 
 
@@ -252,16 +253,23 @@ class Replica:
         if topic not in self._core.tables.topics:
             self._strange.set()
 
+    @property
+    def _look_ms(self) -> int:
+        """How often it is looked whether tables changed: who may be promoted tomorrow must know the topic that was made today."""
+        return self._config.replica_sync_ms if self._epoch is None else min(LOOK_MS, self._config.replica_sync_ms)
+
     async def _sync_tables(self, connection: AsyncConnection) -> None:
         """Until the session ends. What fails is tried with the next turn."""
-        wait_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms)
+        wait_ms, passed_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms), 0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._strange.wait(), wait_ms / 1000)
-            self._strange.clear()
-            wait_ms = self._config.replica_sync_ms
+            wait_ms, passed_ms = self._look_ms, passed_ms + wait_ms
             try:
-                await self._tables.sync(connection)
+                if self._strange.is_set() or passed_ms >= self._config.replica_sync_ms or not self._tables.synced or await self._tables.is_stale(connection):
+                    self._strange.clear()
+                    passed_ms = 0
+                    await self._tables.sync(connection)
             except RmqError as error:
                 log.warning("tables of the master of %s were not fetched: %s", self._config.broker_name, error)
 

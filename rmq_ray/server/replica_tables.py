@@ -48,13 +48,18 @@ class ReplicaTables:
         self._take_groups(await self._ask(connection, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         offsets = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = bodies_admin.decode_delay_offsets((await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes())
-        timer, end = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
+        timer, end, _ = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
         reached = await self._reached(end)
         self._take_offsets(offsets, reached)
         if reached:
             core.delays.load(delays)
             core.timed.follow(TimerProgress(*timer))
         self.synced += 1
+
+    async def is_stale(self, connection: AsyncConnection) -> bool:
+        """Whether the master has other topics or groups than were fetched last. Raises ``RemotingError``."""
+        told = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)[2]
+        return bool(told) and told != self._core.tables.versions()
 
     async def _reached(self, end: int) -> bool:
         """Wait for the log's bytes below ``end``; False when they are not there after a while."""

@@ -89,6 +89,8 @@ class Replication:
         self._reign = reign
         self._epoch = epoch
         self._led = False
+        self.versions: Callable[[], tuple[int, ...]] = tuple
+        """Of the tables that slaves keep."""
         self.sync = config.replication is ReplicationMode.SYNC_MASTER and not identity.is_slave
         flush_counts = config.store.flush is FlushMode.SYNC_FLUSH
         self.followers = Followers(config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync)
@@ -232,7 +234,7 @@ class Replication:
         """20042: what a slave keeps besides RocketMQ's four tables."""
         store = self._master_store(peer)
         progress = self._timer()
-        return command.answer(body=pack_state((progress.due_ms, progress.offset, progress.first, progress.cancel_from), store.end_offset))
+        return command.answer(body=pack_state((progress.due_ms, progress.offset, progress.first, progress.cancel_from), store.end_offset, self.versions()))
 
     def status(self) -> dict[str, Any]:
         """Plain values: mode, what was confirmed, each slave with its lag."""

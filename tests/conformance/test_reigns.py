@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.config import ReplicationMode
@@ -188,6 +189,21 @@ def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: 
         assert cluster.elect() == 1
         assert lock(first) == {}, "it is over"
         assert lock(0)[queue] > first > 1 << 44
+
+
+def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path: Path) -> None:
+    with ReignedCluster(tmp_path, 2, ASYNC | {"replica_sync_ms": 60_000, "auto_create_topics": False}) as cluster:
+        cluster.settled()
+        admin = Admin(discovery=cluster)
+        admin.create_topic("made-by-hand", queues=3)
+        admin.close()
+        slave = cluster.replicas[1].core
+        assert slave is not None
+        eventually(lambda: "made-by-hand" in slave.tables.topics)
+        cluster.kill(0)
+        assert cluster.elect() == 1
+        with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+            assert producer.send("made-by-hand", b"two").status is SendStatus.SEND_OK
 
 
 def _within(seconds: float, check: Callable[[], bool]) -> bool:
