@@ -4,6 +4,7 @@ connection; how long a consumer stands still when the master is killed.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -34,8 +35,9 @@ def run(scene: Scene) -> None:
     messages = scene.count(400_000)
     rates = {mode: produced_rate(scene.directory / f"replication-{mode}", mode, messages) for mode in ("async", "sync")}
     scene.report.add(Figure("SYNC_MASTER, one slave, batches of 1 KB messages", rates["sync"], "msg/s", "ASYNC_MASTER", rates["async"], 0.6))
-    copied, plain = copied_rates(scene.directory / "replication-copy", messages)
+    copied, plain, cpu = copied_rates(scene.directory / "replication-copy", messages)
     scene.report.add(Figure("log copied to a fresh slave, 1 KB messages", copied / 1e6, "MB/s", "plain TCP copy", plain / 1e6, 0.5))
+    scene.report.tell("CPU of the slave's process for it", cpu, "ms/MB")
     gaps = [consumer_gap_s(scene.directory / f"replication-gap-{number}") for number in range(scene.count(5, 2))]
     scene.report.add(Figure("kill -9 of a master until its consumer goes on at the slave, worst", max(gaps), "s", "a second", 1.0, 1.0, less_is_better=True))
 
@@ -58,8 +60,8 @@ def produced_rate(directory: Path, mode: str, messages: int) -> float:
     return messages / seconds
 
 
-def copied_rates(directory: Path, messages: int) -> tuple[float, float]:
-    """(bytes per second to a slave that begins with nothing, bytes per second of the same log over a plain connection)."""
+def copied_rates(directory: Path, messages: int) -> tuple[float, float, float]:
+    """(bytes per second to a slave that begins with nothing, bytes per second of the same log over a plain connection, the slave's CPU in ms for a MB)."""
     directory.mkdir()
     with (
         party(directory, "ns") as name_server,
@@ -71,11 +73,12 @@ def copied_rates(directory: Path, messages: int) -> tuple[float, float]:
         plain = size / plain_copy_s(directory, directory / "broker-a-0" / "commitlog", size)
         with party(directory, "1") as slave:
             _until(lambda: _status(producer, slave)["store"]["end"] > 0, 0.002)
-            begun, begin = _status(producer, slave)["store"]["end"], time.perf_counter()
-            _until(lambda: _status(producer, slave)["store"]["visible"] >= size, 0.005)
-            seconds = time.perf_counter() - begin
+            found = _status(producer, slave)
+            begun, used, begin = found["store"]["end"], _cpu_ms(found["pid"]), time.perf_counter()
+            _until(lambda: _status(producer, slave)["store"]["visible"] >= size, 0.02)
+            seconds, used = time.perf_counter() - begin, _cpu_ms(found["pid"]) - used
     shutil.rmtree(directory)
-    return (size - begun) / seconds, plain
+    return (size - begun) / seconds, plain, used / ((size - begun) / 1e6)
 
 
 def consumer_gap_s(directory: Path) -> float:
@@ -126,6 +129,12 @@ def _send(producer: Producer, messages: int) -> None:
     futures = [producer.send_async("bench", body) for _ in range(messages)]
     refused = sum(future.result(60).status is not SendStatus.SEND_OK for future in futures)
     assert not refused, f"{refused} of {messages} were not acknowledged"
+
+
+def _cpu_ms(pid: int) -> float:
+    """CPU time of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
 
 
 def _status(producer: Producer, address: str) -> dict[str, Any]:
