@@ -67,11 +67,15 @@ class AsyncHalves:
 
     async def _send(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> Half:
         engine, frames = self.engine, self._frames
-        with engine.beginning(message) as key:
+        key = engine.begin(message)
+        try:
             mark(message, key)
             queue = message.queue or frames.next_queue(await frames.queues(message.topic))
             load = await frames.when_free(lambda: engine.halves.load(message, 0.0, immunity_s), timeout_ms)
             result = await frames.send_load(load, queue, message.queue is not None, timeout_ms, engine.halves.sending)
+        except BaseException as error:
+            engine.not_begun(key, error)
+            raise
         return engine.stored(result, key)
 
     async def end(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> None:

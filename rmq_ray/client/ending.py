@@ -31,7 +31,9 @@ class EndGroup(Group[End]):
 
 
 class Ends(Sharing[End, EndGroup]):
-    """Of one producer."""
+    """Of one producer. One request to a broker at a time: threads with transactions wait twice each, so there are fewer of them to share."""
+
+    alone_max = 1
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         super().__init__(instance.clock, ENDS_MAX, ENDS_MAX * END_BYTES)

@@ -79,6 +79,7 @@ def mark(message: Outgoing, key: str) -> None:
 class HalfCombiner(Combiner):
     """Half messages of threads of one producer group."""
 
+    alone_max = 1  # as for ends
     group_name = ""
 
     def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rmq_ray.clock import Clock
 
@@ -71,7 +71,9 @@ class _Mine(threading.local):
 
 
 class Sharing(ABC, Generic[Item, G]):
-    """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group."""
+    """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group; ``alone_max``: frames of a key out before threads share."""
+
+    alone_max: ClassVar[int] = FRAMES_ALONE_MAX
 
     def __init__(self, clock: Clock, items_max: int, bytes_max: int) -> None:
         self._clock = clock
@@ -92,7 +94,7 @@ class Sharing(ABC, Generic[Item, G]):
             out = self._out.get(key, 0)
             group = self._open.get(key)
             full = group is not None and (group.bytes + size > self._bytes_max or len(group.items) >= self._items_max)
-            if out < FRAMES_ALONE_MAX or full:
+            if out < self.alone_max or full:
                 self._out[key] = out + 1
                 return None
             if group is None:

@@ -117,8 +117,9 @@ class OpenTransaction:
             return False
         self._open("commit" if state is COMMIT else "roll back")
         self._state = state
-        for half in self._halves:
-            engine.decide(half, state)
+        if len(self._halves) > 1:  # a single one is decided when it is ended
+            for half in self._halves:
+                engine.decide(half, state)
         return True
 
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rmq_ray.client.ending import Ends
 from rmq_ray.client.half_sending import HalfSending
@@ -66,12 +64,13 @@ class TransactionEngine:
     @classmethod
     def of(cls, core: ProducerCore) -> TransactionEngine:
         """The engine of this producer, made at its first use."""
-        with _making:
-            found = core.transactions
-            if found is None:
-                found = core.transactions = cls(core)
-            assert isinstance(found, cls)
-            return found
+        if core.transactions is None:
+            with _making:
+                if core.transactions is None:  # another thread may have made it
+                    core.transactions = cls(core)
+        found = core.transactions
+        assert isinstance(found, cls)
+        return found
 
     def set_checker(self, checker: Checker) -> None:
         """Who answers for transactions that this process knows nothing of; the last one given counts."""
@@ -84,37 +83,38 @@ class TransactionEngine:
 
     def send_half(self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it will be rolled back."""
-        with self.beginning(message) as key:
+        key = self.begin(message)
+        try:
             result = self.halves.send(message, key, timeout_ms, immunity_s)
+        except BaseException as error:
+            self.not_begun(key, error)
+            raise
         return self.stored(result, key)
 
-    @contextmanager
-    def beginning(self, message: Outgoing) -> Iterator[str]:
-        """Around the sending of a half, whose unique key it yields: what it raises decides what a broker that asks is told."""
+    def begin(self, message: Outgoing) -> str:
+        """The unique key of a half that will be sent now; a broker that asks is told that it is open. Followed by ``stored`` or ``not_begun``."""
         if self._closed:
             raise ClientError(f"producer {self._core.group!r} of this transaction is closed; make a new one and begin again", self._core.group)
         if message.special:
             raise ClientError("a transactional message is neither delayed nor sent to a retry or system topic, and always waits for its store")
         key = self._core.identity.unique_key(self._core.clock.now_ms())
         self._remember(key, LocalTransactionState.UNKNOWN)
-        try:
-            yield key
-        except SendUnknown:
+        return key
+
+    def not_begun(self, key: str, error: BaseException) -> None:
+        """The half was not stored, or perhaps: nobody will end it, so a broker that asks is told to roll it back."""
+        if isinstance(error, SendUnknown) or not isinstance(error, Exception):  # no answer, or interrupted
             self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
-            raise
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._forget(key)
-            else:  # interrupted: it may be stored
-                self._remember(key, LocalTransactionState.ROLLBACK_MESSAGE)
-            raise
+        else:
+            self._forget(key)
 
     def stored(self, result: SendResult, key: str) -> Half:
         """The half is stored; its broker must come to know this producer, because who is not known there cannot be asked."""
         if result.queue.broker_name not in self._brokers:
             self._brokers.add(result.queue.broker_name)
             self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)
-        return Half(replace(result, transaction_id=key), key)
+        it = result
+        return Half(SendResult(it.status, it.message_id, it.queue, it.queue_offset, it.offset_message_id, it.log_offset, key, it.count), key)
 
     def decide(self, half: Half, state: LocalTransactionState) -> None:
         """The decision is made, its end not yet sent: from here on a broker that asks is told."""
@@ -125,7 +125,10 @@ class TransactionEngine:
 
         UNKNOWN is sent without waiting. Raises ``TransactionUnknown``, ``TransactionEnded`` or ``TransactionError``.
         """
-        ending = self.ending(half, state, timeout_ms)
+        began_ms = self._core.clock.monotonic_ms()
+        if state is not LocalTransactionState.UNKNOWN and self._ended_at_once(half, state, timeout_ms):
+            return
+        ending = self.ending(half, state, timeout_ms, began_ms)
         while ending is not None and (left := ending.left_ms()) > 0:
             address = self._core.instance.broker_address(half.result.queue.broker_name)
             try:
@@ -138,14 +141,31 @@ class TransactionEngine:
         if ending is not None:
             raise ending.given_up()
 
-    def ending(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> Ending | None:
-        """The attempts to end a half, which is decided from here on. None for UNKNOWN: the broker is told and no answer comes."""
+    def _ended_at_once(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> bool:
+        """The usual case: the first attempt is acknowledged. Else nothing is said, and it is repeated, which is safe."""
+        self.decide(half, state)
+        result = half.result
+        address = None if self._closed else self._core.instance.broker_address(result.queue.broker_name)
+        if address is None:
+            return False
+        try:
+            code, _ = self._ends.end(address, End(int(result.queue_offset), int(result.log_offset), state.value), min(timeout_ms, ATTEMPT_MS_MAX))
+        except RemotingError:
+            return False
+        if code == ResponseCode.SUCCESS:
+            self._forget(half.key)
+        return code == ResponseCode.SUCCESS
+
+    def ending(self, half: Half, state: LocalTransactionState, timeout_ms: float, began_ms: float | None = None) -> Ending | None:
+        """The attempts to end a half, which is decided from here on. None for UNKNOWN: the broker is told and no answer comes.
+        ``began_ms``: when the time began to run, monotonic; None = now.
+        """
         if state is LocalTransactionState.UNKNOWN:
             self._forget(half.key)
             self._oneway(half.result.queue, self._end_command(half, state))
             return None
         self.decide(half, state)
-        return Ending(self, self._core, half, state, timeout_ms)
+        return Ending(self, self._core, half, state, timeout_ms, self._core.clock.monotonic_ms() if began_ms is None else began_ms)
 
     def settle(self, half: Half, state: LocalTransactionState, code: int, remark: str | None) -> None:
         """The broker's answer to an end. Raises unless it says that it is so."""
@@ -199,14 +219,16 @@ class TransactionEngine:
 class Ending:
     """The attempts to end one half: how long, how often, and what they came to. ``end``: what the broker is told."""
 
-    def __init__(self, engine: TransactionEngine, core: ProducerCore, half: Half, state: LocalTransactionState, timeout_ms: float) -> None:
+    def __init__(  # noqa: PLR0913 - an end
+        self, engine: TransactionEngine, core: ProducerCore, half: Half, state: LocalTransactionState, timeout_ms: float, began_ms: float
+    ) -> None:
         self.end = End(int(half.result.queue_offset), int(half.result.log_offset), state.value)
         self._engine = engine
         self._core = core
         self._half = half
         self._state = state
         self._timeout_ms = timeout_ms
-        self._deadline = core.clock.monotonic_ms() + timeout_ms
+        self._deadline = began_ms + timeout_ms
         self._pause = BACK_OFF_FIRST_MS
         self._reason = "no address of the broker is known"
 
