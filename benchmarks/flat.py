@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 FLAT_BYTES = 64 << 20
 LOOK_S = 0.5
-KINDS = {"Python worker": "rmq_ray.spark.workers", "executor's JVM": "RayDPExecutor", "driver's JVM": "SparkSubmit"}
+KINDS = {"Python worker": "-m\0rmq_ray.spark.workers", "executor's JVM": "\0io.ray.runtime.runner.worker.DefaultWorker", "driver's JVM": "SparkSubmit"}
+"""What stands in their command lines. RayDP's master is a worker of Ray's as well, and smaller."""
 
 
 def run(scene: Scene) -> None:
