@@ -115,7 +115,7 @@ class BrokerSettler:
     def _settle_at(self, broker_name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
         rows = [Settlement(task.lease.topic, task.lease.queue_id, task.lease.id, int(task.action), mask_bytes(task.mask), task.delay_ms) for task in tasks]
         body = pack_settle(self._group, rows)
-        stale = [mask_of(mask) for mask in self._until_answered(broker_name, body, len(rows), deadline_ms)]
+        stale = [mask_of(mask) for mask in self._until_answered(broker_name, rows[0].topic, body, len(rows), deadline_ms)]
         total = sum(mask.bit_count() for mask in stale)
         settled = sum(task.mask.bit_count() for task in tasks) - total
         self.counters.stale += total
@@ -128,7 +128,7 @@ class BrokerSettler:
                 task.lease.own_deadlines.update(dict.fromkeys(bits(task.mask & ~mask), self._clock.now_ms() + task.delay_ms))
         return total
 
-    def _until_answered(self, broker_name: str, body: bytes, count: int, deadline_ms: float) -> list[bytes]:
+    def _until_answered(self, broker_name: str, topic: str, body: bytes, count: int, deadline_ms: float) -> list[bytes]:
         wait_ms, last = FIRST_WAIT_MS, None
         while True:  # ends: at the deadline
             left_ms = deadline_ms - self._clock.monotonic_ms()
@@ -138,6 +138,7 @@ class BrokerSettler:
                 if isinstance(error, MalformedFrame):
                     raise
                 last = error
+            self._client.watch_route(topic)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= wait_ms or self._stop.wait(wait_ms / 1000):
                 raise last

@@ -223,6 +223,7 @@ class SimpleConsumer:
                     continue
             except (RemotingError, TopicNotFound) as error:
                 found, last = [], error
+                client.watch_route(pop.topic)
             if found:
                 self._received += len(found)
                 return found

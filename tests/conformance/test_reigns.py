@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.simple_consumer import SimpleConsumer
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import SendError, StoreFailed
 from rmq_ray.model.ids import MessageQueue
@@ -204,6 +206,39 @@ def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path
         assert cluster.elect() == 1
         with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
             assert producer.send("made-by-hand", b"two").status is SendStatus.SEND_OK
+
+
+def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(tmp_path: Path) -> None:
+    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+        cluster.settled()
+        late = Collector()
+        with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+            for number in range(6):
+                assert producer.send("tasks", b"%d" % number).status is SendStatus.SEND_OK
+            popped = SimpleConsumer("tasks", "workers", discovery=cluster)
+            popped.start()
+            taken = popped.receive(6, wait=5.0)
+            while len(taken) < 6:
+                taken += popped.receive(6, wait=5.0)
+            acknowledged = {message.body for message in taken[:3]}
+            for message in taken[:3]:
+                message.ack()
+            producer.send("late", b"at once")
+            with PushConsumer("g", listener=late, subscriptions={"late": "*"}, discovery=cluster, start_from="first"):
+                late.wait_for(1)
+                began = time.time()
+                for number in range(4):
+                    producer.send("late", b"%d" % number, delay=timedelta(seconds=3))
+                producer.send("late", b"by level", delay_level=1)
+                cluster.kill(0)
+                assert cluster.elect() != 0
+                eventually(lambda: set(late.bodies) == {b"at once", b"0", b"1", b"2", b"3", b"by level"})
+                assert time.time() - began >= 3
+            again = {message.body for message in taken[3:]}
+            got: set[bytes] = set()
+            eventually(lambda: got.update(m.body for m in popped.receive(6, wait=1.0)) or again <= got)  # type: ignore[func-returns-value]
+            assert got <= again | acknowledged
+            popped.close()
 
 
 def _within(seconds: float, check: Callable[[], bool]) -> bool:

@@ -105,6 +105,8 @@ class ScriptedClient(ClientInstance):
     def refresh_route_soon(self, topic: str) -> None:
         self.refreshed.append(topic)
 
+    watch_route = refresh_route_soon
+
     def _check(self, address: Address) -> None:
         if address in self.down:
             raise ConnectFailed(f"{address} is down in this test", str(address))
