@@ -173,7 +173,7 @@ class FollowerStore(MessageStore):
 
     def _cut(self, parts: StoreParts, log_offset: int) -> None:
         with self._lock:
-            self._fresh = None
+            self._fresh = parts.reader.recent = None
             self._visible, self._last_record = min(self._visible, log_offset), -1
             self.opened_end = min(self.opened_end, log_offset)
             parts.queues.truncate_from(log_offset)

@@ -31,7 +31,7 @@ from rmq_ray.store.files import Bytes, FileSystem
 from rmq_ray.store.flusher import LogFlusher
 from rmq_ray.store.frame_check import PartsOf, check_frame, patch_frame
 from rmq_ray.store.mixed_frame import encode_mixed, measure
-from rmq_ray.store.reading import GetResult
+from rmq_ray.store.reading import RECENT_BYTES_MAX, GetResult, Recent
 from rmq_ray.store.record import pack_host_v4
 from rmq_ray.store.record_batch import Array, CheckedFrame
 from rmq_ray.store.record_properties import split_facts
@@ -177,7 +177,10 @@ class MessageStore(StoreVisibility):
         store_ms = self._clock.now_ms()
         queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
         patch_frame(records, frame, (queue_offset, log_offset), store_ms, (pack_host_v4(*born_host), self._store_host_bytes))
-        return self._write(parts, records, frame, (queue_offset, log_offset), store_ms, 0)
+        result = self._write(parts, records, frame, (queue_offset, log_offset), store_ms, 0)
+        if frame.length <= RECENT_BYTES_MAX:
+            parts.reader.recent = Recent(frame.topic, frame.queue_id, queue_offset, frame.sizes, bytes(records))
+        return result
 
     def append_message(self, message: StoredMessage, frame_id: FrameId | None = None) -> AppendResult:
         """The single-message path: encode, write, dispatch one message of any kind. ``frame_id``: the record is marked as a frame of one,
@@ -218,6 +221,7 @@ class MessageStore(StoreVisibility):
         go with the next checkpoint, after which a power loss does not bring the queues back either. Returns how many queues.
         """
         parts = self.readable()
+        parts.reader.recent = None
         self._forget_waiting(topic)
         with self._lock:
             deleted = parts.queues.detach_topic(topic, deleted_topic_directory(self._config.path, topic, self._around.files))

@@ -39,6 +39,7 @@ _GAP_MAX = 32 << 10  # bytes of others between two records that are read along: 
 _FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
+RECENT_BYTES_MAX = 4_096
 
 
 @dataclass(slots=True)
@@ -59,6 +60,23 @@ class GetResult:
         return len(self.sizes)
 
 
+@dataclass(slots=True)
+class Recent:
+    """A small frame as it was just written: a pull that waited for it needs no file. ``offset``: queue offset of its first record."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    sizes: Sequence[int] | Array
+    data: bytes
+
+    def answers(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> bool:
+        """Whether a read without a filter gets all of it, and begins with it."""
+        if offset != self.offset or queue_id != self.queue_id or topic != self.topic:
+            return False
+        return max_count >= len(self.sizes) and (len(self.data) <= max_bytes or len(self.sizes) == 1)
+
+
 class LogReader:
     """``memory_bytes``: RAM, by which "in memory" is guessed as RocketMQ does."""
 
@@ -67,6 +85,8 @@ class LogReader:
         self._queues = queues
         self._quarantine = quarantine
         self._memory_bytes = int(memory_bytes * IN_MEMORY_RATIO)
+        self.recent: Recent | None = None
+        """Kept by the message store; None from the moment on when the log is cut or a topic goes."""
 
     def get_messages(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False,
@@ -84,6 +104,9 @@ class LogReader:
         outside = _outside(offset, low, high)
         if outside is not None:
             return outside
+        recent = self.recent if codes is None and hit is None and not foreign else None
+        if recent is not None and recent.answers(topic, queue_id, offset, max_count, max_bytes) and offset + len(recent.sizes) == high:
+            return GetResult(GetMessageStatus.FOUND, high, low, high, np.array(recent.sizes, np.int32), [recent.data])
         units = max(FOREIGN_UNITS, max_count) if foreign else min(OUR_UNITS, max_count if codes is None else OUR_UNITS)
         raw = queue.read(offset, units)
         if not raw:

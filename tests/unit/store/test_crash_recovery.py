@@ -277,6 +277,7 @@ def test_a_flipped_bit_in_a_body_costs_one_record_of_a_read() -> None:
         rig.send([b"body%03d" % number for number in range(count)], 0)
         victim = rig.records()[3]
         rig.disk.flip(LOG, victim.log_offset + 90)
+        rig.store.opened.reader.recent = None  # the newest small frame would come from memory
         assert rig.bodies() == [b"body%03d" % number for number in range(count) if number != 3]
         assert rig.store.record_at(victim.log_offset) is None
         assert rig.store.status()["quarantined"] == 1

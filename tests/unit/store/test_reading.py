@@ -138,3 +138,29 @@ def test_one_damaged_record_among_many_is_left_out_and_counted_and_the_others_co
     found, next_offset = bodies_of(rig, 0, 1_000)
     assert (found, next_offset) == (expected[:100] + expected[101:], 240)
     assert rig.store.status()["quarantined"] == 1
+
+
+def test_a_pull_that_waited_for_a_small_frame_gets_it_without_reading_a_file_as_any_other_read_would() -> None:
+    rig = StoreRig()
+    rig.send([b"old"], 0)
+    rig.send([b"one", b"two"], 1)
+    reader = rig.store.opened.reader
+    asked = [(1, 10, 1 << 20), (1, 2, 1), (1, 1, 1 << 20), (2, 10, 1 << 20), (0, 10, 1 << 20), (3, 10, 1 << 20)]
+    quick = [rig.store.get_messages("TopicTest", 0, *read, None) for read in asked]
+    assert reader.recent is not None and quick[0].parts == [reader.recent.data]
+    reader.recent = None
+    for found, read in zip(quick, asked, strict=True):
+        plain = rig.store.get_messages("TopicTest", 0, *read, None)
+        assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (plain.status, plain.next_offset, plain.min_offset, plain.max_offset)
+        assert found.sizes.tolist() == plain.sizes.tolist() and b"".join(map(bytes, found.parts)) == b"".join(map(bytes, plain.parts))
+
+
+def test_what_was_just_written_is_not_shown_of_another_queue_or_under_a_filter_or_once_its_topic_is_gone() -> None:
+    rig = StoreRig()
+    rig.send([b"kept"], 0, queue_id=1)
+    rig.send([b"new"], 1)
+    assert bodies_of(rig, 0, 10, queue_id=1) == ([b"kept"], 1)
+    assert rig.store.get_messages("TopicTest", 0, 0, 10, 1 << 20, frozenset((java_hash("other"),))).count == 0
+    rig.store.delete_topic("TopicTest")
+    rig.send([b"x" * 5_000], 2)
+    assert bodies_of(rig, 0, 10) == ([b"x" * 5_000], 1)
