@@ -25,7 +25,7 @@ from rmq_ray.client.send_hooks import ASYNC
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.transaction import COMMIT, ROLLBACK, OpenTransaction, engine_of
 from rmq_ray.client.transaction_checks import Checker
-from rmq_ray.client.transaction_engine import Half, check_immunity
+from rmq_ray.client.transaction_engine import Half, attempt_ms, check_immunity
 from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult, failed_state, said_state
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.ids import MessageQueue
@@ -36,7 +36,6 @@ from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.halves import pack_ends, unpack_end_answers
 
 log = logging.getLogger("rmq_ray.client.transaction")
-ATTEMPT_MS_MAX = 3_000.0
 Place = Callable[[Outgoing, Placement | None], Awaitable[None]]
 
 
@@ -84,7 +83,7 @@ class AsyncHalves:
         while ending is not None and (left := ending.left_ms()) > 0:
             command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self.core.group, [ending.end]), serialize=BINARY)
             try:
-                answer = await self._frames.ask(half.result.queue.broker_name, command, min(left, ATTEMPT_MS_MAX))
+                answer = await self._frames.ask(half.result.queue.broker_name, command, attempt_ms(timeout_ms, left))
                 outcome = (answer.code, answer.remark) if answer.code else unpack_end_answers(answer.body_bytes(), 1)[0]
             except RemotingError as error:
                 outcome = (-1, str(error))

@@ -35,7 +35,7 @@ from rmq_ray.remoting.headers import EndTransactionHeader
 
 log = logging.getLogger("rmq_ray.client.transaction")
 KNOWN_MAX = 10_000  # transactions of this process whose state it remembers
-ATTEMPT_MS_MAX = 3_000.0
+ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class TransactionEngine:
         while ending is not None and (left := ending.left_ms()) > 0:
             address = self._core.instance.broker_address(half.result.queue.broker_name)
             try:
-                answer = None if address is None else self._ends.end(address, ending.end, min(left, ATTEMPT_MS_MAX))
+                answer = None if address is None else self._ends.end(address, ending.end, attempt_ms(timeout_ms, left))
             except RemotingError as error:
                 answer = (-1, str(error))
             if ending.done(answer):
@@ -149,7 +149,7 @@ class TransactionEngine:
         if address is None:
             return False
         try:
-            code, _ = self._ends.end(address, End(int(result.queue_offset), int(result.log_offset), state.value), min(timeout_ms, ATTEMPT_MS_MAX))
+            code, _ = self._ends.end(address, End(int(result.queue_offset), int(result.log_offset), state.value), attempt_ms(timeout_ms, timeout_ms))
         except RemotingError:
             return False
         if code == ResponseCode.SUCCESS:
@@ -262,6 +262,11 @@ class Ending:
             f"{what} was not acknowledged by {name} within {self._timeout_ms:.0f} ms ({self._reason}); it may have happened, else the broker asks and is told",
             key,
         )
+
+
+def attempt_ms(timeout_ms: float, left_ms: float) -> float:
+    """How long to wait for one answer: an eighth of the time, from 1 to 3 s, because an end may be repeated as often as one likes."""
+    return min(left_ms, max(ATTEMPT_MS_MIN, min(timeout_ms / 8, ATTEMPT_MS_MAX)))
 
 
 def check_immunity(immunity_s: object) -> None:

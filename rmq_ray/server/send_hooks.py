@@ -17,6 +17,7 @@ from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.halves import unpack_halves_header
 from rmq_ray.remoting.headers import SendHeader
 from rmq_ray.remoting.records import unpack_send
 from rmq_ray.store.record import decode_record
@@ -24,7 +25,7 @@ from rmq_ray.store.record import decode_record
 Handler = Callable[[Command, Peer], Command | None]
 LONG_NAMES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 LETTERS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
-HOOKED = (*LONG_NAMES, *LETTERS, RequestCode.SEND_RECORDS)
+HOOKED = (*LONG_NAMES, *LETTERS, RequestCode.SEND_RECORDS, RequestCode.SEND_HALVES)
 
 log = logging.getLogger("rmq_ray.server")
 
@@ -79,6 +80,9 @@ def _around(handler: Handler, hooks: Sequence[Any]) -> Handler:
 def _context(command: Command, peer: Peer) -> BrokerSendContext | None:
     """None for a request that cannot be read: the handler says what is wrong with it."""
     try:
+        if command.code == RequestCode.SEND_HALVES:
+            halves, (records, sizes) = unpack_halves_header(command.fields), unpack_send(command.body)
+            return BrokerSendContext(command.code, halves.topic, halves.queue_id, halves.group, peer.host, len(records), len(sizes))
         if command.code == RequestCode.SEND_RECORDS:
             records, sizes = unpack_send(command.body)
             first = decode_record(records, 0)

@@ -81,6 +81,34 @@ def test_no_message_is_stored_twice_and_none_is_missing(cluster: LiveCluster, se
     assert store.counters["repeats"] > 0
 
 
+def test_transactions_end_once_whatever_answers_are_lost(cluster: LiveCluster) -> None:
+    """Halves, commits and roll-backs are all repeated; none of it is seen."""
+
+    def one(n: int) -> bytes | None:
+        tx = producer.transaction(lambda message: int(message.body) % 3 != 0)
+        tx.send("orders", b"%d" % n)
+        if n % 3:
+            tx.commit()
+            return b"%d" % n
+        tx.rollback()
+        return None
+
+    settings = SETTINGS | {"send_timeout_ms": 8_000}
+    with (
+        LossyProxy(cluster, {"orders": 3}, 0.2) as proxy,
+        Producer("web", discovery=proxy, **settings) as producer,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        committed = [body for body in threads.map(one, range(30)) if body is not None]
+        assert proxy.lost["swallowed"] + proxy.lost["closed"] > 2
+    assert sorted(bytes(record.body) for record in read_log(cluster, "orders").values()) == sorted(committed)
+    assert cluster.run(half_messages(cluster)) == 0
+
+
+async def half_messages(cluster: LiveCluster) -> int:
+    return int(cluster.brokers[0].status()["half_messages"])
+
+
 @pytest.mark.parametrize("wait", [True, False], ids=["send", "send_async"])
 def test_a_send_that_is_given_up_is_unknown_and_never_a_refusal_of_what_is_stored(cluster: LiveCluster, wait: bool) -> None:
     """Nine answers of ten are lost and there is no time for many repeats."""

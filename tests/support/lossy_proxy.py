@@ -27,7 +27,10 @@ from rmq_ray.remoting.listener import Listener
 from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
 from tests.support.tiny_cluster import TinyNameServer
 
-SENDS = {RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+SENDS = {
+    RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_HALVES,
+    RequestCode.END_TRANSACTIONS,
+}  # fmt: skip
 FRAME_MAX = 32 << 20
 
 

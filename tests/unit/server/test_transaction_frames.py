@@ -180,3 +180,20 @@ def test_under_sync_flush_halves_and_ends_are_answered_when_they_are_durable(tmp
         assert unpack_end_answers(answered(Code.END_TRANSACTIONS, None, pack_ends("web", [one, one])).body, 2) == [(0, None)] * 2
     assert orders(bench) == [b"1"]
     bench.close()
+
+
+def test_hooks_of_the_broker_see_frames_of_halves_with_their_real_topic(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Audit:
+        def before(self, ctx: Any) -> None:
+            seen.append((ctx.topic, ctx.queue_id, ctx.group, ctx.count, ctx.code))
+
+        def after(self, ctx: Any) -> None:
+            seen.append(ctx.code)
+
+    bench = Bench(tmp_path, send_hooks=(Audit(),)).open()
+    halves(bench, [b"1", b"2"])
+    assert seen == [("orders", 2, "web", 2, None), 0]
+    assert bench.ask(Code.SEND_HALVES, {"t": "orders"}, b"junk").code != 0 and len(seen) == 2
+    bench.close()
