@@ -222,6 +222,22 @@ def test_status_and_health_name_every_part(cli: Cli, mq: rmq.Cluster) -> None:
     assert (broker["broker"], broker["id"], broker["address"]) == ("broker-a", 0, mq.addresses["broker-a"][0])
 
 
+def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -> None:
+    topic = name("drained")
+    mq.admin.create_topic(topic, queues=1)
+    try:
+        assert cli.look("broker", "drain", "broker-a") == {"broker": "broker-a", "address": str(mq.admin.masters()["broker-a"]), "draining": True, "was": False}
+        assert mq.status()["broker-a/0"]["draining"] and [queue.permission for queue in mq.admin.route(topic).queues] == [4]
+        with rmq.Producer("drained", cluster=mq.name) as producer, pytest.raises(rmq.TopicNotFound):
+            producer.send(topic, b"refused")
+    finally:
+        assert not cli.look("broker", "undrain", "broker-a")["draining"]
+    with rmq.Producer("taken-back", cluster=mq.name) as producer:
+        producer.send(topic, b"taken")
+    assert "no broker 'broker-z' is registered" in cli.fails("broker", "drain", "broker-z")
+    assert "removes expired segments" in CliRunner().invoke(main, ["-y", *cli.general, "broker", "clean", "broker-a"]).output
+
+
 def test_failures_name_the_cluster_or_the_rule(cli: Cli) -> None:
     assert "rmq-ray up" in Cli("--address", cli.general[1], "--cluster", "nowhere").fails("topic", "list")
     assert "does not exist" in cli.fails("consume", "no-such-topic")
