@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from rmq_ray.client.combining import Messages
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.sharing import FRAMES_ALONE_MAX
@@ -66,6 +68,22 @@ def test_however_many_threads_send_everything_is_stored_once_where_its_result_sa
     for body, result in zip(bodies, results, strict=True):
         assert cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body == body
     assert cluster.broker.messages == 600
+
+
+def test_groups_that_ended_leave_nothing_to_the_garbage_collector(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        producer.send("orders", b"warm")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in pool.map(lambda n: producer.send("orders", b"%d" % n), range(400), timeout=40):
+                pass
+            assert cluster.broker.messages == 401
+            assert len(cluster.broker.arrivals) < 390, "nothing was shared"
+            groups = [found for found in gc.get_objects() if isinstance(found, Messages)]
+        finally:
+            gc.enable()
+    assert len(groups) <= 2, "a group lives as long as its threads"
 
 
 def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster) -> None:
