@@ -87,7 +87,12 @@ class ScanPlan:
     @property
     def rows(self) -> int:
         """Messages planned; fewer come out only where quarantined records are skipped."""
-        return sum(split.end - split.start for split in self.splits)
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Messages of each split."""
+        return [split.end - split.start for split in self.splits]
 
 
 class ScanReader:

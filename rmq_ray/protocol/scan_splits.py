@@ -6,7 +6,7 @@ each broker's store). Invariant: the splits of a queue cover its range once, in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rmq_ray.errors import ClientError, OffsetOutOfRange
 from rmq_ray.model.ids import MessageQueue
@@ -66,6 +66,25 @@ def cut(ranges: Mapping[MessageQueue, tuple[int, int]], rows: int) -> Iterator[t
         start, end = ranges[queue]
         for low in range(start, end, rows):
             yield queue, low, min(end, low + rows)
+
+
+def bundled(sizes: Sequence[int], bundles: int, rows_max: int = ROWS_PER_SPLIT_MAX) -> list[list[int]]:
+    """Numbers of the splits of each task, neighbours together, so that about ``bundles`` come out: none has more than a quarter above its share
+    of the rows, or than ``rows_max``, save single splits. Small queues, and what a queue leaves over behind its last split, need no tasks of their own.
+
+    >>> bundled([100, 2, 100, 1, 50, 50], 3)
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    most = min(rows_max, -(-sum(sizes) * 5 // (4 * max(1, bundles))))
+    found: list[list[int]] = []
+    rows = most + 1  # the first one begins a bundle
+    for number, size in enumerate(sizes):
+        if rows + size > most:
+            found.append([])
+            rows = 0
+        found[-1].append(number)
+        rows += size
+    return found
 
 
 def _check(position: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:

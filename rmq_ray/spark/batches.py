@@ -20,6 +20,7 @@ from rmq_ray.client.topic_state import State, TopicState
 from rmq_ray.errors import ClusterError, OffsetOutOfRange, RmqError, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LATEST_OFFSET, Where, normal
+from rmq_ray.protocol.scan_splits import bundled
 from rmq_ray.protocol.stream_offsets import StreamPosition, limited
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.spark.read import SPLITS_PER_CORE, frame_of
@@ -124,7 +125,7 @@ class Batches:
             splits = [replace(split, epoch=min(split.epoch, end.epochs.get(split.queue.broker_name) or split.epoch)) for split in splits]
         plan = replace(plan, splits=tuple(splits))
         self._lost(sum(high - low for low, high in ranges.values()) - plan.rows, "of a batch")
-        return frame_of(self.session, plan, self.reading.rows, self.reading.kafka_compat)
+        return frame_of(self.session, plan, self.reading.rows, self.reading.kafka_compat, bundled(plan.sizes, wanted))
 
     def commit(self, end: StreamPosition) -> None:
         """Tell the brokers how far the group is, so that its lag can be seen. The checkpoint counts, so a failure is only logged."""

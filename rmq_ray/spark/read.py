@@ -19,7 +19,7 @@ from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan_positions import Where
-from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX
+from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, bundled
 from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
 
     ``columns``: only these are decoded (Spark does not pass its own pruning on: ``select`` behind this saves nothing). ``tags``: only messages
     with one of these tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``kafka_compat``: the
-    columns of Spark's Kafka source instead (``KAFKA_FIELDS``). ``splits``: how many pieces at least; default two for each core of the session;
-    ``rows_min``, ``rows_max``: of a piece. ``fail_on_data_loss`` False: where retention has overtaken the start, what is left is read.
+    columns of Spark's Kafka source instead (``KAFKA_FIELDS``). ``splits``: about how many tasks; default two for each core of the
+    session; ``rows_min``, ``rows_max``: of one (small queues share one). ``fail_on_data_loss`` False: where retention has
+    overtaken the start, what is left is read.
     ``cluster`` names one of this Ray cluster; ``name_servers`` and ``secret`` reach one without Ray.
 
     The segments are kept from retention for an hour, which is how long the DataFrame may be used. Raises ``TopicNotFound``,
@@ -102,16 +103,17 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     discovery = discovery_for(cluster, name_servers, secret)
     options = ScanOptions(rows_min, rows_max, fail_on_data_loss, pattern is not None)
     plan = plan_scan(discovery, name, start, end, count, discovery.broker_names(), options)
-    return frame_of(session, plan, wanted, kafka_compat)
+    return frame_of(session, plan, wanted, kafka_compat, bundled(plan.sizes, count, rows_max))
 
 
-def frame_of(session: SparkSession, plan: ScanPlan, rows: Rows | None = None, kafka_compat: bool = False) -> DataFrame:
-    """The rows of a plan as a DataFrame: one task for each split."""
+def frame_of(session: SparkSession, plan: ScanPlan, rows: Rows | None = None, kafka_compat: bool = False, bundles: list[list[int]] | None = None) -> DataFrame:
+    """The rows of a plan as a DataFrame. ``bundles``: the numbers of the splits of each task; None: one for each split."""
     wanted = rows or Rows(tuple(FIELDS))
-    numbers = session.range(0, len(plan.splits), 1, max(1, len(plan.splits)))
+    bundles = [[number] for number in range(len(plan.splits))] if bundles is None else bundles
+    numbers = session.range(0, len(bundles), 1, max(1, len(bundles)))
     fields = KAFKA_FIELDS if kafka_compat else {name: FIELDS[name] for name in wanted.columns}
     ddl = ", ".join(f"{name} {kind}" for name, kind in fields.items())
-    return numbers.mapInArrow(_reader(plan, wanted, kafka_compat), ddl)
+    return numbers.mapInArrow(_reader(plan, bundles, wanted, kafka_compat), ddl)
 
 
 def wanted_rows(columns: Sequence[str] | None, tags: Any, key: Any, kafka_compat: bool) -> Rows:
@@ -143,8 +145,10 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     return list(columns)
 
 
-def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """The function that Spark ships to its workers: split numbers in, rows out."""
+def _reader(
+    plan: ScanPlan, bundles: list[list[int]], rows: Rows, kafka_compat: bool
+) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """The function that Spark ships to its workers: numbers of bundles in, rows out."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         from rmq_ray.client.scan_plan import open_reader
@@ -153,8 +157,7 @@ def _reader(plan: ScanPlan, rows: Rows, kafka_compat: bool) -> Callable[[Iterato
         reader = open_reader(plan)
         try:
             for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    split = plan.splits[number]
+                for split in [plan.splits[number] for bundle in batch.column(0).to_pylist() for number in bundles[bundle]]:
                     for records, sizes in reader.read(split, CHUNK_BYTES):
                         found = to_rows(split.queue.topic, split.queue.broker_name, records, sizes, rows)
                         yield kafka_columns(found) if kafka_compat else found

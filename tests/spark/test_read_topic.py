@@ -157,7 +157,7 @@ def test_a_query_goes_on_when_a_broker_is_killed_in_the_middle_of_its_stream(
     reading = importlib.import_module("rmq_ray.spark.read")
     monkeypatch.setattr(reading, "CHUNK_BYTES", 100_000)  # travels to the workers with the function
     plan = plan_scan(mq.discovery, "killed", "earliest", "latest", 1)
-    read, seen, go_on = reading._reader(elsewhere(plan), Rows(("body",)), False), tmp_path / "seen", tmp_path / "go-on"
+    read, seen, go_on = reading._reader(elsewhere(plan), [[0]], Rows(("body",)), False), tmp_path / "seen", tmp_path / "go-on"
 
     def paused(batches: Iterator[Any]) -> Iterator[Any]:
         """In the worker: after the fifth chunk nothing more is asked for until the broker is dead."""

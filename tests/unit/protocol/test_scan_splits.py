@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmq_ray.errors import ClientError, OffsetOutOfRange
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_splits import cut, resolve, rows_per_split
+from rmq_ray.protocol.scan_splits import bundled, cut, resolve, rows_per_split
 
 A, B, C = (MessageQueue("t", "broker-a", n) for n in range(3))
 BOUNDS = {B: (0, 7), A: (5, 12), C: (3, 3)}
@@ -78,3 +78,18 @@ def test_the_splits_of_a_queue_cover_its_range_once_and_in_order(spans: dict[int
 def test_at_least_one_split_must_be_wanted() -> None:
     with pytest.raises(ClientError, match="at least 1 split, not 0"):
         rows_per_split({A: (0, 5)}, 0)
+
+
+@given(st.lists(st.integers(1, 1_000), max_size=60), st.integers(1, 40), st.integers(1, 2_000))
+def test_bundles_hold_every_split_once_in_order_and_no_more_rows_than_allowed(sizes: list[int], wanted: int, rows_max: int) -> None:
+    found = bundled(sizes, wanted, rows_max)
+    assert [number for bundle in found for number in bundle] == list(range(len(sizes)))
+    for bundle in found:
+        rows = sum(sizes[number] for number in bundle)
+        assert len(bundle) == 1 or (rows <= rows_max and rows * wanted * 4 < sum(sizes) * 5 + 4 * wanted)
+
+
+def test_small_queues_and_leftovers_share_a_task() -> None:
+    assert len(bundled([10] * 64, 4)) == 4
+    assert bundled([250_000, 320, 249_680, 249_040, 250_960], 4) == [[0, 1], [2], [3], [4]]
+    assert bundled([], 4) == []
