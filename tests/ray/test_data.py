@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from rmq_ray import data as mqd
 from rmq_ray.data import write as writing
 from rmq_ray.errors import DuplicateMismatch
 from rmq_ray.model.arrow import SCHEMA
+from tests.support.waiting import eventually
 
 ROWS = 3_000
 
@@ -150,6 +153,27 @@ def test_a_checkpoint_of_positions_gives_each_shard_its_rows_once(mq: rmq.Cluste
         for table in mqd.iter_batches(topic, shard=(rank, 2), idle_s=0.5, after=positions, **where):
             learnt += [int(body) for body in table["body"].to_pylist()]
     assert sorted(learnt) == list(range(ROWS))
+
+
+def test_workers_of_one_group_share_the_queues_and_miss_nothing(mq: rmq.Cluster) -> None:
+    name, group = f"shared-{uuid.uuid4().hex[:8]}", f"sharing-{uuid.uuid4().hex[:8]}"
+    mq.admin.create_topic(name, queues=4)
+    learnt: list[set[int]] = [set(), set()]
+
+    def work(number: int) -> None:
+        for table in mqd.iter_batches(name, group=group, columns=["body"], max_wait_s=0.2, cluster=mq.name, idle_s=5):
+            learnt[number].update(int(body) for body in table["body"].to_pylist())
+
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
+    for worker in workers:
+        worker.start()
+    sent = itertools.count()
+    with rmq.Producer(cluster=mq.name) as p:
+        eventually(lambda: p.send(name, b"%d" % next(sent)) and all(learnt), 60)  # until both have queues
+    for worker in workers:
+        worker.join(60)
+    assert learnt[0] | learnt[1] == set(range(next(sent)))
+    assert {row["lag"] for row in mq.admin.group_lag(group)} == {0}
 
 
 def test_members_of_a_group_leave_out_what_a_checkpoint_has(mq: rmq.Cluster, topic: str) -> None:
