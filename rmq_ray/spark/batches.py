@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery
+from rmq_ray.client import outage
 from rmq_ray.client.scan_plan import ScanOptions, plan_scan
 from rmq_ray.client.topic_state import State, TopicState
-from rmq_ray.errors import ClusterError, OffsetOutOfRange, RmqError, SparkError, TopicNotFound
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ClusterError, OffsetOutOfRange, RemotingError, RmqError, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LATEST_OFFSET, Where, normal
 from rmq_ray.protocol.scan_splits import bundled
@@ -177,12 +179,20 @@ class Batches:
 
 
 def state_of(asked: TopicState, discovery: RayDiscovery | StaticDiscovery) -> State:
-    """The state of the topics now. A topic that is not there may be that of brokers that are down: they are waited for, 30 s."""
-    try:
-        return asked.now()
-    except TopicNotFound:
-        asked.wait_for(discovery.broker_names())
-        return asked.now()
+    """The state of the topics now. Name servers and brokers that restart are asked again, 30 s. A topic that is not there may be that of brokers
+    that are down: they are waited for as long.
+    """
+    give_up = SYSTEM_CLOCK.monotonic_ms() + outage.PATIENCE_MS
+    while True:  # ends: at give_up
+        try:
+            return asked.now()
+        except TopicNotFound:
+            asked.wait_for(discovery.broker_names())
+            return asked.now()
+        except RemotingError as error:
+            if not error.retriable or SYSTEM_CLOCK.monotonic_ms() >= give_up:
+                raise
+        SYSTEM_CLOCK.sleep_ms(outage.PAUSE_MS)
 
 
 def topics_of(topic: str | Sequence[str]) -> tuple[str, ...]:

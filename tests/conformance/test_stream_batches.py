@@ -13,7 +13,7 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.client.topic_state import TopicState
-from rmq_ray.errors import ClientError, ClusterError, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, ConnectionLost, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.scan_positions import LikeGroup
@@ -106,6 +106,23 @@ def test_a_topic_whose_only_broker_is_down_is_waited_for_and_not_taken_for_one_t
         with pytest.raises(ClusterError, match="broker-a did not come back .* orders may be theirs"):
             stream.begin()
         stream.close()
+
+
+def test_a_name_server_that_restarts_is_asked_again(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, asked, faults = batches(cluster), TopicState.now, [ConnectFailed("refused"), ConnectionLost("reset")]
+
+    def now(self: TopicState) -> Any:
+        if faults:
+            raise faults.pop()
+        return asked(self)
+
+    monkeypatch.setattr(TopicState, "now", now)
+    assert stream.ends() == dict.fromkeys(QUEUES, 10) and not faults
+    monkeypatch.setattr(outage, "PATIENCE_MS", 0)
+    faults.append(ConnectFailed("refused"))
+    with pytest.raises(ConnectFailed):
+        stream.ends()
+    stream.close()
 
 
 def test_positions_of_a_group_are_told_and_seen(cluster: LiveCluster, asked: TopicState) -> None:
