@@ -112,19 +112,21 @@ class ControllerShell:
         election = self._elections.of(config.broker_name)
         if not election.others_have_everything(config.broker_id):
             raise PromotionRefused(f"no other replica of {config.broker_name} is in sync and serves: {key} is not emptied", config.broker_name)
-        gateway.kill(member.name, for_good=True)
         self._identities.pop(key, None)
         await election.forget_store(config.broker_id)
-        await self._crew.create(replace(member, arguments=(config, self._plan.secret, True, None)))
+        await self._crew.renew(replace(member, arguments=(config, self._plan.secret, True, None)))
 
     # --- life ---
 
     async def stop(self) -> None:
         """Stop every member gracefully, brokers first, and remove the actors. The controller itself is removed by the caller."""
         self._state = State.STOPPING
+        masters = self._elections.masters()
         await self._elections.close()
-        everybody = [*name_servers_of(self._plan), *others_of(self._plan, {}, may_create_stores=False)]
-        for member in reversed(everybody):
+        others = others_of(self._plan, {}, may_create_stores=False)
+        others.sort(key=lambda member: member.key not in masters)  # masters first: their slaves get the rest
+        brokers, holds = [member for member in others if member.key], [member for member in others if not member.key]
+        for member in [*brokers, *holds, *name_servers_of(self._plan)]:
             handle = gateway.find(member.name)
             if handle is None:
                 continue
@@ -153,7 +155,7 @@ class ControllerShell:
             await self._crew.look_after(member)
 
     async def _bring_up(self) -> None:
-        await self._elections.open()
+        await self._elections.open(all_start=not self._restarted)
         servers = name_servers_of(self._plan)
         for member in servers:
             await self._crew.create(member)

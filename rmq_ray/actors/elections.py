@@ -37,6 +37,7 @@ CALL_S = 1.0
 NODES_S = 1.0
 LEDGER_PAUSE_S = 1.0
 LEDGER_WAIT_MS = 10_000
+START_GRACE_MS = 15_000.0
 HOLD_MS = 8_000  # sends are refused so long, at most, while the heir fetches the rest
 DRAIN_MS = 5_000
 PROMOTE_MS = 45_000
@@ -46,12 +47,12 @@ AskReplica = Callable[[int, str, tuple[Any, ...], float], Awaitable[Any]]
 
 
 class Election:
-    """Of one broker name. ``entry``: what the ledger had; ``ask``: calls a replica's actor."""
+    """Of one broker name. ``entry``: what the ledger had; ``ask``: calls a replica's actor; ``grace_ms``: see ``Succession``."""
 
-    def __init__(self, rules: Rules, entry: Entry, ledger: Ledger, ask: AskReplica, clock: Clock) -> None:
+    def __init__(self, rules: Rules, entry: Entry, ledger: Ledger, ask: AskReplica, clock: Clock, grace_ms: float = 0.0) -> None:
         self.name = rules.broker_name
         self.stores = dict(entry.stores)
-        self.rules = Succession(rules, entry.standing, clock.monotonic_ms())
+        self.rules = Succession(rules, entry.standing, clock.monotonic_ms(), grace_ms)
         self._ledger = ledger
         self._ask = ask
         self._clock = clock
@@ -257,8 +258,11 @@ class Elections:
         self._elections: dict[str, Election] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self) -> None:
-        """Lock and read the ledger; waits while a controller that ends now still has it. Raises the ledger's errors."""
+    async def open(self, *, all_start: bool) -> None:
+        """Lock and read the ledger; waits while a controller that ends now still has it. ``all_start``: the replicas' actors are made now, too.
+
+        Raises the ledger's errors.
+        """
         if self._ledger is None:
             return
         until_ms = SYSTEM_CLOCK.monotonic_ms() + LEDGER_WAIT_MS
@@ -270,9 +274,10 @@ class Elections:
                 if SYSTEM_CLOCK.monotonic_ms() > until_ms:
                     raise
                 await asyncio.sleep(LEDGER_PAUSE_S / 10)
+        grace_ms = START_GRACE_MS if all_start else 0.0
         for name in self._plan.replicas:
             entry = await asyncio.to_thread(self._ledger.read, name)
-            self._elections[name] = Election(rules_of(self._plan, name), entry, self._ledger, partial(self._ask, name), SYSTEM_CLOCK)
+            self._elections[name] = Election(rules_of(self._plan, name), entry, self._ledger, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
 
     def start(self) -> None:
         """Attend every replica from now on."""
@@ -296,6 +301,10 @@ class Elections:
     def status(self) -> dict[str, dict[str, object]]:
         """Broker name -> ``Election.status``."""
         return {name: election.status() for name, election in self._elections.items()}
+
+    def masters(self) -> frozenset[str]:
+        """Keys of the replicas that reign."""
+        return frozenset(names.replica_key(name, master) for name, election in self._elections.items() if (master := election.serving_master) is not None)
 
     def stores(self) -> dict[str, str]:
         """Key of each replica -> identity of its store, as far as it is known."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
 
-GATHER_MS = 1_000  # members that live, but have not answered the fence yet, are waited for
+GATHER_MS = 1_000  # members that live, but have not answered the fence yet or still read their disk, are waited for
 MORE_REPORTS_MS = 5_000  # how long a copy that may lack bytes waits for another one
 
 

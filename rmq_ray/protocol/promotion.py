@@ -40,15 +40,16 @@ class _Replica:
 
 
 class Succession:
-    """Of one broker name. ``known``: what the ledger had, None = nothing. All times are monotonic ms of one clock."""
+    """Of one broker name. ``known``: what the ledger had, None = nothing. ``grace_ms``: so long every replica needs to start. All times are monotonic ms."""
 
-    def __init__(self, rules: Rules, known: Standing | None, now_ms: float) -> None:
+    def __init__(self, rules: Rules, known: Standing | None, now_ms: float, grace_ms: float = 0.0) -> None:
         self.rules = rules
         self.standing = known
         self.why = ""
         """Why nobody reigns now, in words; empty while all is well."""
         self._replicas = {number: _Replica() for number in range(rules.replicas)}
-        self._alive_ms = self._since_ms = now_ms
+        self._since_ms = now_ms
+        self._alive_ms = now_ms + grace_ms
         self._served = False
         self._outdated = False
         self._wanted: tuple[int, ...] | None = None
@@ -183,7 +184,8 @@ class Succession:
             for number, seen in self._replicas.items()
             if seen.report is not None and seen.call == epoch and self._heard(number, now_ms)
         }
-        expected = {number for number in standing.assignment.sync_state_set if self._heard(number, now_ms)} - answers.keys()
+        ready = {number for number, answer in answers.items() if answer.report.role is not Role.WAITING or answer.report.error or self._order is not None}
+        expected = {number for number in standing.assignment.sync_state_set if self._heard(number, now_ms)} - ready
         found = elect(self.rules, standing, answers, expected, self._order, self._since_ms, now_ms)
         if isinstance(found, str):
             self.why = found

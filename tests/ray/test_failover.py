@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +132,38 @@ def test_without_automatic_failover_a_dead_master_is_waited_for_until_somebody_d
         with rmq.Producer(cluster=by_hand.name, send_timeout_ms=20_000) as producer:
             assert producer.send("handed", b"1000000").status is rmq.SendStatus.SEND_OK
     assert settled(by_hand)["master"] == 1 - old
+
+
+@pytest.mark.ray
+def test_a_cluster_that_was_stopped_starts_with_the_same_master_and_all_messages(tmp_path: Path) -> None:
+    settings = {"store_path": str(tmp_path), "replicas": 1, "store_settings": SMALL, "failover_settings": {"failover_after_ms": 5_000}}
+    first = rmq.start("again", **settings)
+    try:
+        settled(first)
+        told = first.promote(BROKER)
+        with rmq.Producer(cluster=first.name, send_timeout_ms=20_000) as producer:
+            first.admin.create_topic("kept", queues=1)
+            producer.send("kept", b"x")
+        settled(first)
+    finally:
+        first.stop()
+    again = rmq.start("again", **settings)
+    try:
+        found = election(again)
+        assert (found["master"], found["master_epoch"] > told["master_epoch"]) == (told["master"], True)
+        collector = Collector()
+        with rmq.PushConsumer("kept-group", listener=collector, subscriptions={"kept": "*"}, start_from="first", cluster=again.name):
+            assert collector.wait_for(1) == [b"x"]
+    finally:
+        again.stop()
+
+
+@pytest.mark.ray
+def test_a_ledger_that_another_controller_has_keeps_a_cluster_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "controller").mkdir()
+    (tmp_path / "controller" / "cluster.json").write_text('{"cluster": "other", "format": 1}')
+    with pytest.raises(rmq.StoreError, match="ledger of cluster 'other'"):
+        rmq.start("foreign", store_path=str(tmp_path), replicas=1, store_settings=SMALL)
 
 
 def _wake(pid: int) -> None:
