@@ -13,8 +13,8 @@ Decides: both sets, the lease, and the log offset up to which every member has t
 Does not decide: what is sent to whom, what a client is told. Pure: log offsets and times come in. Called by: the master's side of replication.
 
 Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the master's counts) are in the set, under a controller in
-the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before. Nobody ceases to be waited for
-before the controller can elect him no more.
+the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before. Nobody
+ceases to be waited for before the controller can elect him no more.
 """
 
 from __future__ import annotations

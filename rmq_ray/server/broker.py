@@ -74,6 +74,7 @@ class Broker:
         self._replica: Replica | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
+        self._resting = asyncio.Lock()
         self._reign = reign
         self._host = ("", 0)
         if reign is not None:
@@ -182,9 +183,10 @@ class Broker:
 
     async def stop_following(self) -> None:
         """On return nothing is asked of any master, and the log stays as it is."""
-        replica, self._replica = self._replica, None
-        if replica is not None:
-            await replica.stop()
+        async with self._resting:  # whoever asks second waits for the first
+            replica, self._replica = self._replica, None
+            if replica is not None:
+                await replica.stop()
 
     # --- the end ---
 

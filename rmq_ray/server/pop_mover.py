@@ -119,8 +119,8 @@ class PopMover:
         return topic, self._turn % max(1, min(config.write_queues, queues))
 
     def _settle(self, store: MessageStore) -> None:
-        """Originals whose copies are on the disk are done."""
-        durable, waiting = store.flushed_offset, self._unsettled
+        """Originals whose copies are on the disk, and at whoever is master next, are done."""
+        durable, waiting = self._path.keeper.covered(store.flushed_offset), self._unsettled
         while waiting and waiting[0][0] <= durable:
             _, one = waiting.popleft()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -202,10 +203,8 @@ def test_a_start_that_dies_while_it_finishes_the_cut_can_be_repeated() -> None:
         disk = MortalDisk()
         disk.names, disk.stable_names, disk.directories = parted.disk.names, parted.disk.stable_names, parted.disk.directories
         disk.left = step
-        try:
+        with contextlib.suppress(Killed):
             follower(disk)
-        except Killed:
-            pass
         disk.left = None
         again = follower(disk.after_kill())
         assert again.end_offset == parted.point
