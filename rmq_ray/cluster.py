@@ -172,6 +172,9 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
             said = ", ".join(f"{key!r}: 'custom_resource'" for key in homeless)
             raise ClusterError(f"this Ray cluster has several nodes: say which node holds each broker's disk with resources={{{said}}}", homeless)
         handle = gateway.create(ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan))
+        _wait_until_serving(name, handle, timeout_s)
+        awaiting.for_registrations(names.broker(name, copy.broker_name, copy.broker_id) for _, copy in plan.all_copies() if plan.ledger)
+        return Cluster(name)
     _wait_until_serving(name, handle, timeout_s)
     return Cluster(name)
 
@@ -208,8 +211,7 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     awaiting.for_brokers(topology, handle, found, known_stores.read(topology), deadline)
-    identities = {copy.actor: gateway.call(handle, "store_identity", copy.actor) for copy in topology.copies}
-    known_stores.remember(topology, {actor: str(identity) for actor, identity in identities.items() if identity})
+    known_stores.remember(topology, awaiting.identities(topology, handle, found))
     return Cluster(topology.cluster)
 
 

@@ -9,19 +9,21 @@ Invariant: every wait has the caller's deadline (ms of the monotonic clock).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.controller import State
 from rmq_ray.actors.survey import Survey
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, StoreMissing
+from rmq_ray.errors import ClusterError, RmqError, StoreMissing
 from rmq_ray.topology.specs import BrokerSpec, Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 POLL_MS = 50
 CALL_S = 5.0
+REGISTERED_S = 5.0
+IDENTITY_MS = 5_000
 
 
 def for_controller(name: str, handle: Any, timeout_s: float) -> None:
@@ -60,6 +62,31 @@ def for_brokers(topology: Topology, handle: Any, found: Survey, known: Mapping[s
                 log.warning("%s begins with an empty store and copies its master's log", copy.actor)
                 gateway.call(handle, "renew_store", copy.actor)
                 _for_copy(_actor(topology, copy), deadline)
+        for_registrations(_actor(topology, copy) for copy in (spec, *spec.replicas) if copy.actor not in absent)
+
+
+def for_registrations(actors: Iterable[str]) -> None:
+    """Until the name servers know these copies by their roles, so that addresses are complete; those that take longer are left to themselves."""
+    for actor in actors:
+        handle = gateway.find(actor)
+        try:
+            if handle is not None:
+                gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
+        except RmqError as error:
+            log.info("%s is not registered yet: %s", actor, error)
+
+
+def identities(topology: Topology, handle: Any, found: Survey) -> dict[str, str]:
+    """Copy -> its store, of those that are there: the controller hears it from each within a moment."""
+    absent = {step.actor for step in found.steps if step.awaited}
+    wanted = [copy.actor for copy in topology.copies if copy.actor not in absent]
+    learnt: dict[str, str] = {}
+    deadline = SYSTEM_CLOCK.monotonic_ms() + IDENTITY_MS
+    while True:  # ends: all known, or at the deadline
+        learnt |= {actor: str(identity) for actor in wanted if actor not in learnt and (identity := gateway.call(handle, "store_identity", actor))}
+        if len(learnt) == len(wanted) or SYSTEM_CLOCK.monotonic_ms() > deadline:
+            return learnt
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
 
 
 def _actor(topology: Topology, spec: BrokerSpec) -> str:

@@ -9,6 +9,7 @@ answer; a second creation never makes a new store.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from rmq_ray.errors import ClusterError
 
 log = logging.getLogger("rmq_ray.controller")
 PING_TIMEOUT_S = 1.0
+GONE_MS, GONE_POLL_S = 10_000, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,27 @@ class Crew:
         self._members: dict[str, Member] = {}
         self._handles: dict[str, Any] = {}
         self._watches: dict[str, Watch] = {}
+        self._renewed: set[str] = set()
 
     async def create(self, member: Member) -> None:
         """Make this actor, or attach to the one that runs; from now on it belongs here. ``ClusterError`` while Ray cannot."""
         self._members[member.name] = member.again
         self._watches.setdefault(member.name, Watch())
         self._handles[member.name] = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
+
+    async def renew(self, member: Member) -> None:
+        """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray does not let it go in time."""
+        self._renewed.add(member.name)  # else the supervisor makes it anew, with the old arguments
+        try:
+            gateway.kill(member.name, for_good=True)
+            deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
+            while await gateway.find_again(member.name) is not None:
+                if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                    raise ClusterError(f"{member.name} was killed {GONE_MS // 1000} s ago and is still there: try again", member.name)
+                await asyncio.sleep(GONE_POLL_S)
+            await self.create(member)
+        finally:
+            self._renewed.discard(member.name)
 
     def handle(self, name: str) -> Any:
         """Of a member. ``ClusterError`` where it was never created."""
@@ -99,6 +116,8 @@ class Crew:
 
     async def look_after(self, member: Member) -> None:
         """One ping, and what follows from it."""
+        if member.name in self._renewed:
+            return
         try:
             ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
             if ping is Ping.MISSING and (found := await gateway.find_again(member.name)) is not None:
@@ -112,6 +131,6 @@ class Crew:
         if action is Action.KILL:
             log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
             gateway.kill_handle(self.handle(member.name))
-        elif action is Action.CREATE:
+        elif action is Action.CREATE and member.name not in self._renewed:
             log.error("%s is gone: created again on its old store", member.name)
             await self.create(member)

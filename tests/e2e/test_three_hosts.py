@@ -1,4 +1,7 @@
-"""From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray up`, producers, consumers, a power cut, `ray up` again.
+"""From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray up`, producers, consumers, bulk reads, Spark, a power
+cut, a slave that takes over, `ray up` again.
+
+broker-a has a copy on each host, broker-b only one: the disk of db2.
 
 Three hosts and the desk of whoever works with them are namespaces with sshd (tools/hosts.py). The launcher file is the one at the top level; only
 addresses, user and key are put in, and what would install Python packages or end Ray processes is left out.
@@ -31,10 +34,19 @@ segment_bytes = 4194304
 [[name_servers]]
 resource = "store_head"
 directory = "/mnt/disk/name-server"
+[controller]
+store = "/mnt/disk/controller"
 [[brokers]]
 name = "broker-a"
 resource = "store_db1"
+replication = "sync"
 store = { path = "/mnt/disk/store" }
+[[brokers.replicas]]
+resource = "store_db2"
+store = { path = "/mnt/disk/replica" }
+[[brokers.replicas]]
+resource = "store_head"
+store = { path = "/mnt/disk/replica" }
 [[brokers]]
 name = "broker-b"
 resource = "store_db2"
@@ -91,8 +103,12 @@ def rmq_ray(hosts: machines.Hosts, *arguments: str, check: bool = True) -> str:
 
 
 def rmq_up(hosts: machines.Hosts) -> dict[str, Any]:
-    said = rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90")
-    return dict(json.loads(said[said.index("{\n") :]))  # Ray itself prints the death of nodes to standard output
+    return dict(json.loads(rmq_ray(hosts, "up", "--config", "/mnt/home/rmq.toml", "--wait", "90")))
+
+
+def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
+    """Its copies by number, as `broker list` shows them."""
+    return [row for row in json.loads(rmq_ray(hosts, "--cluster", "hosts", "broker", "list")) if row["broker"] == broker]
 
 
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
@@ -107,31 +123,51 @@ def started(hosts: machines.Hosts) -> dict[str, Any]:
     ray_up(hosts)
     said = rmq_up(hosts)
     rmq_ray(hosts, "--cluster", "hosts", "topic", "create", "orders", "--queues", "4")  # on both brokers; a first send would make it on one
-    assert job(hosts, "produce", "0", str(MESSAGES)) == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
+    assert job(hosts, f"produce:0:{MESSAGES}") == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
     return said
 
 
 @pytest.mark.slow
-def test_ray_up_and_rmq_up_bring_two_brokers_to_two_hosts_and_disks(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+def test_ray_up_and_rmq_up_bring_masters_and_slaves_to_their_hosts_and_disks(hosts: machines.Hosts, started: dict[str, Any]) -> None:
     assert started["state"] == "started"
-    assert [started[name]["0"].partition(":")[0] for name in ("broker-a", "broker-b")] == [ADDRESSES["db1"], ADDRESSES["db2"]]
-    identities = [json.loads((hosts.directory / name / "disk" / "store" / "rmq_ray" / "identity").read_text()) for name in ("db1", "db2")]
-    assert [identity["broker_name"] for identity in identities] == ["broker-a", "broker-b"]
-    assert json.loads((hosts.directory / "head" / "home" / "rmq.stores.json").read_text()) == {i["broker_name"]: i["identity"] for i in identities}
+    places = {name: {number: address.partition(":")[0] for number, address in started[name].items()} for name in ("broker-a", "broker-b")}
+    assert places == {"broker-a": {"0": ADDRESSES["db1"], "1": ADDRESSES["db2"], "2": ADDRESSES["head"]}, "broker-b": {"0": ADDRESSES["db2"]}}
+    stores = {"broker-a": "db1/disk/store", "broker-a/1": "db2/disk/replica", "broker-a/2": "head/disk/replica", "broker-b": "db2/disk/store"}
+    identities = {actor: json.loads((hosts.directory / path / "rmq_ray" / "identity").read_text()) for actor, path in stores.items()}
+    assert {actor: identity["broker_name"] for actor, identity in identities.items()} == {actor: actor.partition("/")[0] for actor in stores}
+    assert json.loads((hosts.directory / "head" / "home" / "rmq.stores.json").read_text()) == {a: i["identity"] for a, i in identities.items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "options", "first"), [("db1", ["--no-restart"], MESSAGES), ("head", [], 2 * MESSAGES)])
-def test_a_host_that_lost_its_power_comes_back_with_every_message(
-    hosts: machines.Hosts, started: dict[str, Any], lost: str, options: list[str], first: int
-) -> None:
-    processes = hosts.pids(lost)
-    hosts.cut_power(lost)
+def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_back(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+    found = job(hosts, "plan", "scan:db1:db2")
+    assert found["rows"] == MESSAGES and found["copies"] == {"broker-a": 3, "broker-b": 1}
+    assert found["scans"] == {host: [MESSAGES, MESSAGES] for host in ("db1", "db2")}
+    processes = hosts.pids("db1")
+    hosts.cut_power("db1")
     assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
-    hosts.boot(lost)
-    ray_up(hosts, *options)
+    after = job(hosts, f"produce:{MESSAGES}:{2 * MESSAGES}", "scan:db2")
+    assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, "the dead master's splits are read at a slave"
+    _, *others = copies(hosts, "broker-a")
+    (reigning,) = [row for row in others if row["role"] == "master"]
+    assert reigning["epoch"] > 1
+    hosts.boot("db1")
+    ray_up(hosts, "--no-restart")
     again = rmq_up(hosts)
-    assert again == {**started, "state": "was running"}  # the same addresses, too
-    end = first + MESSAGES
-    after = job(hosts, "produce", str(first), str(end), "consume")
-    assert after["stored"] == MESSAGES and after["numbers"] == list(range(end))
+    assert again["state"] == "was running" and again["broker-a"]["0"] == reigning["address"] and len(again["broker-a"]) == 3
+    assert json.loads(rmq_ray(hosts, "--cluster", "hosts", "health"))
+    back = copies(hosts, "broker-a")[0]
+    assert (back["role"], back["in_sync"], back["address"]) == ("slave", True, started["broker-a"]["0"])
+    whole = job(hosts, f"produce:{2 * MESSAGES}:{3 * MESSAGES}", f"consume:{3 * MESSAGES}", "spark")
+    assert whole["numbers"] == list(range(3 * MESSAGES)) and whole["spark"][1] == 3 * MESSAGES
+
+
+@pytest.mark.slow
+def test_a_head_that_lost_its_power_comes_back_with_every_message(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+    hosts.cut_power("head")
+    hosts.boot("head")
+    ray_up(hosts)
+    again = rmq_up(hosts)
+    assert (again["state"], again["name_servers"], len(again["broker-a"])) == ("was running", started["name_servers"], 3)
+    after = job(hosts, f"produce:{3 * MESSAGES}:{4 * MESSAGES}", f"consume:{4 * MESSAGES}")
+    assert after["stored"] == MESSAGES and after["numbers"] == list(range(4 * MESSAGES))

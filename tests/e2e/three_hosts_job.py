@@ -1,12 +1,18 @@
-"""What people run on the head of a cluster: producer and consumer actors from a script.
+"""What people run on the head of a cluster: producer and consumer actors from a script, bulk reads, Spark. Writes what it found to /mnt/answer.json.
 
-python three_hosts_job.py produce 0 2000         producer actors send messages 0..1999, prints how many are stored
-python three_hosts_job.py consume 4000           consumer actors gather messages until so many different ones came, prints them
+    python three_hosts_job.py produce:0:2000       producer actors send messages 0..1999; says how many are stored
+    python three_hosts_job.py consume:4000         consumer actors gather messages until so many different ones came
+    python three_hosts_job.py plan                 plans a bulk read and keeps the plan
+    python three_hosts_job.py scan:db1:db2         reads what was planned on these hosts: beside the log where it can, and through the stream
+    python three_hosts_job.py spark                reads the topic into Spark
+
+Several words are done one after the other.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -15,9 +21,14 @@ from typing import Any
 import ray
 
 import rmq_ray as rmq
+from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.scan_plan import open_reader, plan_scan
+from rmq_ray.client.scan_stream import StreamSplitReader
+from rmq_ray.clock import SYSTEM_CLOCK
 
 CLUSTER, TOPIC = "hosts", "orders"
 ACTORS, BATCH = 2, 100
+PLAN = Path("/mnt/plan.pickle")
 
 
 class Gather:
@@ -34,18 +45,33 @@ class Gather:
 
 
 def produce(first: int, end: int) -> dict[str, Any]:
-    """Each actor sends every second number; ``send_batch`` raises unless all of a batch is stored."""
+    """Each actor sends every second number; a batch that a dead host did not acknowledge is sent again, so numbers may come twice."""
     actors = [rmq.ProducerActor.options(num_cpus=0).remote(cluster=CLUSTER) for _ in range(ACTORS)]
-    waiting: list[Any] = []
+    waiting = []
     for index, actor in enumerate(actors):
         numbers = list(range(first + index, end, ACTORS))
-        batches = [[rmq.Message(TOPIC, b"%d" % number) for number in numbers[at : at + BATCH]] for at in range(0, len(numbers), BATCH)]
-        waiting += [actor.send_batch.remote(batch) for batch in batches]
-    results = [result for found in ray.get(waiting, timeout=60) for result in found]
-    return {
-        "stored": sum(result.count for result in results if result.status is rmq.SendStatus.SEND_OK),
-        "brokers": sorted({result.queue.broker_name for result in results}),
-    }
+        waiting.append(actor.run.remote(stored, [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]))
+    found = ray.get(waiting, timeout=90)
+    return {"stored": sum(count for count, _ in found), "brokers": sorted(set().union(*(brokers for _, brokers in found)))}
+
+
+def stored(producer: rmq.Producer, batches: list[list[int]]) -> tuple[int, set[str]]:
+    """(messages that are acknowledged, brokers that have them): inside the actor."""
+    count, brokers = 0, set()
+    for numbers in batches:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                results = producer.send_batch([rmq.Message(TOPIC, b"%d" % number) for number in numbers])
+                if all(result.status is rmq.SendStatus.SEND_OK for result in results):
+                    break
+            except rmq.RmqError as error:
+                if time.monotonic() > deadline:
+                    raise error
+            time.sleep(0.1)
+        count += sum(result.count for result in results)
+        brokers |= {result.queue.broker_name for result in results}
+    return count, brokers
 
 
 def consume(expected: int) -> dict[str, Any]:
@@ -63,10 +89,48 @@ def consume(expected: int) -> dict[str, Any]:
         workers.stop()
 
 
+def plan() -> dict[str, Any]:
+    """Kept in a file: a later word reads it, whoever is master then."""
+    made = plan_scan(discovery_for(CLUSTER, None, b""), TOPIC, "earliest", "latest", 4)
+    PLAN.write_bytes(pickle.dumps(made))
+    return {"rows": made.rows, "copies": {split.queue.broker_name: len(split.addresses) for split in made.splits}}
+
+
+def rows_read(data: bytes, beside: bool) -> int:
+    made = pickle.loads(data)
+    reader: Any = open_reader(made) if beside else StreamSplitReader(made.cluster, made.secret, SYSTEM_CLOCK)
+    try:
+        return sum(len(sizes) for split in made.splits for _, sizes in reader.read(split, 1 << 20))
+    finally:
+        reader.close()
+
+
+def scan(*hosts: str) -> dict[str, Any]:
+    """host -> [rows read beside the log where that is there, rows read through the stream]."""
+    data = PLAN.read_bytes()
+    tasks = {
+        host: [ray.remote(rows_read).options(num_cpus=0, resources={f"store_{host}": 0.001}).remote(data, beside) for beside in (True, False)] for host in hosts
+    }
+    return {"scans": {host: ray.get(both, timeout=90) for host, both in tasks.items()}}
+
+
+def spark() -> dict[str, Any]:
+    """How many messages, and how many different ones."""
+    from rmq_ray import spark as mqs
+
+    session = mqs.session("hosts", executor_cores=1, quick_start=True, configs={"spark.sql.shuffle.partitions": 1})
+    try:
+        rows = mqs.read_topic(session, TOPIC, cluster=CLUSTER).selectExpr("count(*)", "count(distinct body)").collect()[0]
+        return {"spark": [int(rows[0]), int(rows[1])]}
+    finally:
+        mqs.stop()
+
+
 if __name__ == "__main__":
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    first, end = int(sys.argv[2]), int(sys.argv[3])
-    answer = produce(first, end)
-    if "consume" in sys.argv:
-        answer |= consume(end)
+    answer: dict[str, Any] = {}
+    for word in sys.argv[1:]:
+        name, *arguments = word.split(":")
+        work: Any = {"produce": produce, "consume": consume, "plan": plan, "scan": scan, "spark": spark}[name]
+        answer |= work(*(int(argument) if argument.isdigit() else argument for argument in arguments))
     Path("/mnt/answer.json").write_text(json.dumps(answer))
