@@ -261,4 +261,5 @@ class Reign:
         latest = self.assignment
         if self.leads(epoch) and latest is not None:
             log.info("replica %d is master of %s in epoch %d", self.replica, told.broker_name, epoch)
-            seat.approve(latest.sync_state_set)
+            if latest != told:
+                seat.approve(latest.sync_state_set)
