@@ -195,23 +195,26 @@ class _Run:
         for queue in mine:
             if queue in self.after:
                 consumer.seek(queue, self.after[queue])
+            self.behind[queue] = consumer.position(queue)  # so that a position names queues, too, of which nothing has come
 
     def _collect(self, consumer: PullConsumer, wait_s: float) -> Any:
         """A table; None: nothing came."""
         import pyarrow as pa
 
         tables: list[Any] = []
+        seen: Offsets = {}
         rows, deadline_ms = 0, SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
         left_s = wait_s
         while rows < self.batch_size and left_s >= 0:  # once at least
             batch = consumer.poll(self.batch_size - rows, timeout=min(POLL_S, left_s))
-            self.behind.update(batch.next_offsets)
+            seen.update(batch.next_offsets)
             if len(batch):
                 if (table := self._table(batch)).num_rows:
                     tables.append(table)
                     rows += table.num_rows
                 self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
             left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
+        self.behind.update(seen)  # not before: after an error in a later poll these rows are handed to nobody
         return pa.concat_tables(tables) if tables else None
 
     def _table(self, batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ class Batch:
 class Consumer:
     """Has ``rows`` messages. Refuses the first commits, as when another member of the group has taken the queue over."""
 
-    rows, refusals = 5, 0
+    rows, refusals, breaks_at = 5, 0, -1
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number = 0
@@ -59,7 +60,12 @@ class Consumer:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         self.asked.append((queue, offset))
 
+    def position(self, queue: MessageQueue) -> int:
+        return dict(self.asked[1:]).get(queue, 11)
+
     def poll(self, count: int, timeout: float) -> Batch:
+        if self.number == self.breaks_at:
+            raise ConnectionError("the broker is gone")
         if self.number == self.rows:
             return Batch(None)
         self.number += 1
@@ -130,6 +136,15 @@ def test_by_hand_nothing_is_committed_until_it_is_said_also_behind_the_end_of_th
     assert played[-1].closed
 
 
+def test_rows_that_an_error_kept_from_the_loop_are_not_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Consumer, "breaks_at", 3)
+    batches = begin(commit="manual", batch_size=2)
+    assert bodies([next(batches)]) == [0, 1]
+    with pytest.raises(ConnectionError):
+        next(batches)
+    assert batches.position == '{"orders":{"broker-a":{"0":2}}}'
+
+
 def test_rows_before_a_position_are_left_out_and_the_greatest_one_of_several_counts() -> None:
     batches = begin(after=['{"orders":{"broker-a":{"0":2}}}', {"orders": {"broker-a": {"0": 3}, "broker-b": {"1": 7}}}])
     assert bodies(batches) == [3, 4]
@@ -139,7 +154,9 @@ def test_rows_before_a_position_are_left_out_and_the_greatest_one_of_several_cou
 def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -> None:
     found = []
     for rank in range(2):
-        next(begin(shard=(rank, 2), after='{"orders":{"broker-a":{"0":2,"1":4}}}'))
+        batches = begin(shard=(rank, 2), after='{"orders":{"broker-a":{"0":2,"1":4}}}')
+        next(batches)
+        assert json.loads(batches.position)["orders"]["broker-b"] == {str(rank): 11}, "queues of which nothing has come have their place, too"
         queues, *seeks = played[-1].asked
         found += queues
         assert seeks == [(QUEUES[rank], (2, 4)[rank])]
