@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class ReignedCluster(LiveCluster):
         self.elections = 0
 
     # --- for tests, from their own thread ---
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """An election waits for promises, and for disks that are read."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(3 * WAIT_S)
 
     @property
     def master(self) -> int:
