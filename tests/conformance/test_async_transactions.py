@@ -47,7 +47,7 @@ def pending(cluster: LiveCluster) -> int:
 
 def run(cluster: LiveCluster, group: str, work: Callable[[AsyncProducer], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        async with AsyncProducer(group, discovery=cluster, **settings) as producer:
+        async with AsyncProducer(group, discovery=cluster, send_timeout_ms=20_000, **settings) as producer:
             await asyncio.wait_for(work(producer), 30)
 
     asyncio.run(main())
