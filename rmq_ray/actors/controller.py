@@ -204,6 +204,8 @@ class ControllerShell:
 
     async def _ask_replica(self, broker_name: str, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
         handle = self._crew.handle(names.broker(self._plan.cluster, broker_name, replica))
+        if method in ("attend", "fence"):
+            arguments = (*arguments, gateway.my_handle())
         return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)
 
     def _known(self) -> dict[str, str]:

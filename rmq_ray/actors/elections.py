@@ -15,23 +15,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.plan import ClusterPlan
-from rmq_ray.actors.shell import spawn
+from rmq_ray.actors.shell import exit_hard, spawn
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import FlushMode, ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.electing import Rules
 from rmq_ray.protocol.promotion import Call, Succession
+from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.ledger import Entry, Ledger
 
 log = logging.getLogger("rmq_ray.controller")
+T = TypeVar("T")
 ATTEND_S = 0.3
 CALL_S = 1.0
 NODES_S = 1.0
@@ -44,16 +46,18 @@ PROMOTE_MS = 45_000
 POLL_S = 0.02
 AskReplica = Callable[[int, str, tuple[Any, ...], float], Awaitable[Any]]
 """(replica, method, arguments, time-out in s) -> its answer; ``RmqError`` where there is none."""
+WriteLedger = Callable[[str, Entry], Awaitable[None]]
+"""(broker name, what is to be on the disk); raises the ledger's errors."""
 
 
 class Election:
-    """Of one broker name. ``entry``: what the ledger had; ``ask``: calls a replica's actor; ``grace_ms``: see ``Succession``."""
+    """Of one broker name. ``entry``: what the ledger had; ``write``: durable on return; ``ask``: calls a replica's actor; ``grace_ms``: see ``Succession``."""
 
-    def __init__(self, rules: Rules, entry: Entry, ledger: Ledger, ask: AskReplica, clock: Clock, grace_ms: float = 0.0) -> None:
+    def __init__(self, rules: Rules, entry: Entry, write: WriteLedger, ask: AskReplica, clock: Clock, grace_ms: float = 0.0) -> None:
         self.name = rules.broker_name
         self.stores = dict(entry.stores)
         self.rules = Succession(rules, entry.standing, clock.monotonic_ms(), grace_ms)
-        self._ledger = ledger
+        self._write = write
         self._ask = ask
         self._clock = clock
         self._deciding = asyncio.Lock()
@@ -66,12 +70,19 @@ class Election:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What must run for as long as the controller does."""
-        return [self._run(), self._watch_nodes(), *(self._attend(replica) for replica in range(self.rules.rules.replicas))]
+        return [self._run(), *(self._attend(replica) for replica in range(self.rules.rules.replicas))]
 
     def stir(self) -> None:
         """Call every replica now."""
         for stirred in self._stirred:
             stirred.set()
+
+    def nodes_died(self, dead: Collection[str]) -> None:
+        """Ray says that these nodes are dead (ids)."""
+        for replica, node in self._nodes.items():
+            if node in dead:
+                self.rules.node_died(replica)
+                self._news.set()
 
     # --- what others ask for ---
 
@@ -144,25 +155,12 @@ class Election:
                 await asyncio.wait_for(self._stirred[replica].wait(), ATTEND_S)
             self._stirred[replica].clear()
 
-    async def _watch_nodes(self) -> None:
-        while True:
-            await asyncio.sleep(NODES_S)
-            try:
-                dead = await gateway.dead_nodes()
-            except RmqError as error:
-                log.info("whether nodes live is not known now: %s", error)
-                continue
-            for replica, node in self._nodes.items():
-                if node in dead:
-                    self.rules.node_died(replica)
-                    self._news.set()
-
     async def _call(self, replica: int, known: bool) -> bool:
         """One call; whether it was answered. ``known``: so was the one before, so it still runs on the same node."""
         call: Call = self.rules.call_for(replica)
         method = "attend" if isinstance(call, Assignment) else "fence"
         try:
-            report: ReplicaReport = await self._ask(replica, method, (call, gateway.my_handle()), CALL_S)
+            report: ReplicaReport = await self._ask(replica, method, (call,), CALL_S)
             if not known:
                 self._nodes[replica] = await self._ask(replica, "node", (), CALL_S)
         except RmqError as error:
@@ -197,7 +195,7 @@ class Election:
             stores, self._unwritten = dict(self.stores), False
             entry = Entry(found or self.rules.standing, stores)
             try:
-                await asyncio.to_thread(self._ledger.write, self.name, entry)
+                await self._write(self.name, entry)
             except StoreError as error:
                 self._unwritten = True
                 self._trouble = f"the ledger cannot be written: {error}"
@@ -255,6 +253,7 @@ class Elections:
         self._plan = plan
         self._ask = ask
         self._ledger = None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
+        self._thread: ThreadOffload | None = None
         self._elections: dict[str, Election] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -268,7 +267,7 @@ class Elections:
         until_ms = SYSTEM_CLOCK.monotonic_ms() + LEDGER_WAIT_MS
         while True:
             try:
-                await asyncio.to_thread(self._ledger.open)
+                await self._beside(self._ledger.open)
                 break
             except StoreInUse:
                 if SYSTEM_CLOCK.monotonic_ms() > until_ms:
@@ -276,12 +275,14 @@ class Elections:
                 await asyncio.sleep(LEDGER_PAUSE_S / 10)
         grace_ms = START_GRACE_MS if all_start else 0.0
         for name in self._plan.replicas:
-            entry = await asyncio.to_thread(self._ledger.read, name)
-            self._elections[name] = Election(rules_of(self._plan, name), entry, self._ledger, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
+            entry = await self._beside(partial(self._ledger.read, name))
+            self._elections[name] = Election(rules_of(self._plan, name), entry, self._write, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
 
     def start(self) -> None:
         """Attend every replica from now on."""
         self._tasks = [spawn(work, f"election of {name}") for name, election in self._elections.items() for work in election.tasks()]
+        if self._elections:
+            self._tasks.append(spawn(self._watch_nodes(), "nodes"))
 
     async def close(self) -> None:
         """Decide nothing more, and give the ledger back."""
@@ -289,7 +290,9 @@ class Elections:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.close)
+            await self._beside(self._ledger.close)
+        if self._thread is not None:
+            self._thread.close()
 
     def of(self, broker_name: str) -> Election:
         """``ClusterError`` where that broker has no slaves."""
@@ -309,6 +312,27 @@ class Elections:
     def stores(self) -> dict[str, str]:
         """Key of each replica -> identity of its store, as far as it is known."""
         return {names.replica_key(name, replica): store for name, election in self._elections.items() for replica, store in election.stores.items()}
+
+    async def _watch_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(NODES_S)
+            try:
+                dead = await gateway.dead_nodes()
+            except RmqError as error:
+                log.info("whether nodes live is not known now: %s", error)
+                continue
+            for election in self._elections.values():
+                election.nodes_died(dead)
+
+    async def _write(self, broker_name: str, entry: Entry) -> None:
+        assert self._ledger is not None
+        await self._beside(partial(self._ledger.write, broker_name, entry))
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """The disk has one thread of its own: nothing that hangs elsewhere delays it."""
+        if self._thread is None:
+            self._thread = ThreadOffload("ledger", exit_hard, threads=1)
+        return await self._thread.run(work)
 
 
 def rules_of(plan: ClusterPlan, broker_name: str) -> Rules:

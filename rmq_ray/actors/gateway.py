@@ -14,9 +14,11 @@ import ray
 import ray.exceptions
 
 from rmq_ray.actors import names
+from rmq_ray.actors.shell import exit_hard
 from rmq_ray.actors.supervise import Ping
-from rmq_ray.errors import ClusterError, ConfigError, RmqError
+from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.server.offload import ThreadOffload
 
 T = TypeVar("T")
 HEAD = "node:__internal_head__"
@@ -24,6 +26,7 @@ HEAD = "node:__internal_head__"
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
+_control_plane: ThreadOffload | None = None  # of this process
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
 
 
@@ -179,33 +182,31 @@ async def ping_handle(handle: Any, timeout_s: float) -> Ping:
 
 async def find_again(name: str) -> Any | None:
     """For an actor that Ray calls dead: the handle of one that has its name now, None where there is none. ``ClusterError`` while Ray cannot say."""
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(find, name), LOOK_UP_TIMEOUT_S)
-    except TimeoutError:
-        raise ClusterError(f"Ray did not say within {LOOK_UP_TIMEOUT_S:.0f} s whether {name} exists", name) from None
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        raise ClusterError(f"Ray cannot say whether {name} exists: {error}", name) from None
+    return await _beside(lambda: find(name), LOOK_UP_TIMEOUT_S, f"look-up of {name}")
 
 
 async def create_in_thread(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
     """``create`` beside the loop: Ray's control plane may not answer. ``ClusterError`` then."""
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(create, shell, name, arguments, resource=resource), CALL_TIMEOUT_S)
-    except TimeoutError:
-        raise ClusterError(f"Ray did not create {name} within {CALL_TIMEOUT_S:.0f} s", name) from None
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        raise ClusterError(f"Ray cannot create {name} now: {error}", name) from None
+    return await _beside(lambda: create(shell, name, arguments, resource=resource), CALL_TIMEOUT_S, f"creation of {name}")
 
 
 async def dead_nodes() -> frozenset[str]:
     """Ids of nodes that Ray has declared dead. ``ClusterError`` while its control plane cannot say."""
-    try:
-        found: list[dict[str, Any]] = await asyncio.wait_for(asyncio.to_thread(ray.nodes), LOOK_UP_TIMEOUT_S)
-    except TimeoutError:
-        raise ClusterError(f"Ray did not list its nodes within {LOOK_UP_TIMEOUT_S:.0f} s") from None
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        raise ClusterError(f"Ray cannot list its nodes: {error}") from None
+    found: list[dict[str, Any]] = await _beside(ray.nodes, LOOK_UP_TIMEOUT_S, "list of nodes")
     return frozenset(str(node["NodeID"]) for node in found if not node.get("Alive"))
+
+
+async def _beside(work: Callable[[], T], timeout_s: float, what: str) -> T:
+    """Ask Ray's control plane in one of two threads of its own: while it is dead they hang, and nothing else does."""
+    global _control_plane
+    if _control_plane is None:
+        _control_plane = ThreadOffload("control-plane", exit_hard, threads=2, waiting_max=64)
+    try:
+        return await asyncio.wait_for(_control_plane.run(work), timeout_s)
+    except TimeoutError:
+        raise ClusterError(f"Ray's control plane did not answer within {timeout_s:.0f} s: {what}", what) from None
+    except (ray.exceptions.RayError, OSError, RuntimeError, BrokerBusy) as error:
+        raise ClusterError(f"Ray's control plane does not answer: {what}: {error}", what) from None
 
 
 def my_node() -> str:
