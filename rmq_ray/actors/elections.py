@@ -39,6 +39,7 @@ CALL_S = 1.0
 NODES_S = 1.0
 LEDGER_PAUSE_S = 1.0
 LEDGER_WAIT_MS = 10_000
+CLOSE_S = 2.0
 START_GRACE_MS = 15_000.0
 HOLD_MS = 8_000  # sends are refused so long, at most, while the heir fetches the rest
 DRAIN_MS = 5_000
@@ -67,6 +68,8 @@ class Election:
         self._unwritten = entry.standing is None
         self._trouble = ""
         self._promoting = False
+        self.over = False
+        """Its tasks end; a cancellation may be lost in the moment in which a call is answered."""
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What must run for as long as the controller does."""
@@ -140,20 +143,16 @@ class Election:
     # --- the three kinds of tasks ---
 
     async def _run(self) -> None:
-        while True:
+        while not self.over:
             async with self._deciding:
                 await self._decide()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), ATTEND_S)
-            self._news.clear()
+            await _either(self._news, ATTEND_S)
 
     async def _attend(self, replica: int) -> None:
         known = False
-        while True:
+        while not self.over:
             known = await self._call(replica, known)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred[replica].wait(), ATTEND_S)
-            self._stirred[replica].clear()
+            await _either(self._stirred[replica], ATTEND_S)
 
     async def _call(self, replica: int, known: bool) -> bool:
         """One call; whether it was answered. ``known``: so was the one before, so it still runs on the same node."""
@@ -286,9 +285,12 @@ class Elections:
 
     async def close(self) -> None:
         """Decide nothing more, and give the ledger back."""
+        for election in self._elections.values():
+            election.over = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         if self._ledger is not None:
             await self._beside(self._ledger.close)
         if self._thread is not None:
@@ -333,6 +335,14 @@ class Elections:
         if self._thread is None:
             self._thread = ThreadOffload("ledger", exit_hard, threads=1)
         return await self._thread.run(work)
+
+
+async def _either(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for the event, so long at most; it is cleared then."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    event.clear()
 
 
 def rules_of(plan: ClusterPlan, broker_name: str) -> Rules:

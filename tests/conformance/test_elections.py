@@ -1,0 +1,238 @@
+"""The controller's side of elections beside replicas that are played: a real ledger, real calls in one loop, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_ray.actors import elections
+from rmq_ray.actors.elections import Election
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.protocol.electing import Rules
+from rmq_ray.store.files import FileSystem
+from rmq_ray.store.ledger import Entry, Ledger
+
+RULES = Rules("b", 2, synchronous=False, durable=False, failover_after_ms=400)
+
+
+class Stage:
+    """Two replicas that do at once what they are told, and the ledger of their controller."""
+
+    def __init__(self, root: Path) -> None:
+        self.ledger = Ledger(str(root / "ledger"), "default", FileSystem())
+        self.ledger.open()
+        self.reports = {n: ReplicaReport(n, Role.SLAVE, f"host:{n}", f"store-{n}", 0, 0, 0, True, 0) for n in range(2)}
+        self.silent: set[int] = set()
+        self.told: list[tuple[int, str, object]] = []
+        self.holds: list[tuple[int, int]] = []
+        self.disk_fails = False
+        self.election = self.controller()
+
+    def controller(self) -> Election:
+        return Election(RULES, self.ledger.read("b"), self.write, self.ask, SYSTEM_CLOCK)
+
+    async def write(self, name: str, entry: Entry) -> None:
+        if self.disk_fails:
+            raise StoreFailed("the disk fails", name)
+        self.ledger.write(name, entry)
+
+    async def ask(self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        if replica in self.silent:
+            raise ClusterError("no answer")
+        if method == "node":
+            return f"node-{replica}"
+        if method == "hold_sends":
+            self.holds.append(arguments)
+            return self.reports[replica]
+        told = arguments[0]
+        self.check_written(told)
+        self.told.append((replica, method, told))
+        self.reports[replica] = after(self.reports[replica], told)
+        return self.reports[replica]
+
+    def check_written(self, told: object) -> None:
+        """Nobody is told what is not on the disk."""
+        standing = self.ledger.read("b").standing
+        if isinstance(told, Assignment) and told.master_epoch:
+            assert standing is not None
+            assert not told.newer_than(standing.assignment)
+        elif isinstance(told, int):
+            assert standing is not None
+            assert standing.assignment.master_epoch >= told
+
+    async def until(self, check: Callable[[], object], timeout_s: float = 8.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not check():
+                await asyncio.sleep(0.005)
+
+    def reigns(self, replica: int) -> Callable[[], bool]:
+        return lambda: self.election.serving_master == replica
+
+
+def after(report: ReplicaReport, told: object) -> ReplicaReport:
+    """What a replica says once it has done what it was told."""
+    if isinstance(told, int):
+        return replace(report, role=Role.SLAVE, master_epoch=0)
+    assert isinstance(told, Assignment)
+    if told.master == report.replica:
+        return replace(report, role=Role.MASTER, master_epoch=told.master_epoch, log_epoch=told.master_epoch, newest_epoch=told.master_epoch)
+    return replace(report, role=Role.SLAVE, master_epoch=0, log_epoch=told.master_epoch, newest_epoch=told.master_epoch)
+
+
+def played(root: Path, scene: Callable[[Stage], Awaitable[None]]) -> Stage:
+    """Run a scene with the election's tasks."""
+    stage = Stage(root)
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(work) for work in stage.election.tasks()]
+        try:
+            await scene(stage)
+            assert not [task for task in tasks if task.done()]
+        finally:
+            stage.election.over = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    stage.ledger.close()
+    return stage
+
+
+def test_the_first_reign_is_on_the_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        entry = stage.ledger.read("b")
+        assert entry.standing is not None
+        assert entry.standing.assignment == Assignment("b", 1, 0, "host:0", (0, 1), 1)
+        assert entry.stores == {0: "store-0", 1: "store-1"}
+
+    told = played(tmp_path, scene).told
+    assert [what for _, what, _ in told].count("fence") >= 2
+
+
+def test_while_the_ledger_cannot_be_written_nobody_is_told_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "LEDGER_PAUSE_S", 0.02)
+
+    async def scene(stage: Stage) -> None:
+        stage.disk_fails = True
+        await stage.until(lambda: "ledger cannot be written" in str(stage.election.status()["why"]))
+        assert all(what == "attend" and told.master_epoch == 0 for _, what, told in stage.told)  # type: ignore[attr-defined]
+        stage.disk_fails = False
+        await stage.until(stage.reigns(0))
+        assert stage.election.status()["why"] == ""
+
+    assert played(tmp_path, scene).told
+
+
+def test_a_replica_with_another_store_counts_for_nothing(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.reports[1] = replace(stage.reports[1], store="another")
+        stage.silent = {0}
+        await stage.until(lambda: "another" in str(stage.election.status()["why"]))
+        assert stage.election.rules.standing is not None
+        assert stage.election.rules.standing.assignment.master_epoch == 1
+
+    assert played(tmp_path, scene)
+
+
+def test_a_silent_master_is_replaced_and_follows_when_it_is_heard_again(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.silent = {0}
+        await stage.until(stage.reigns(1))
+        stage.silent = set()
+        await stage.until(lambda: stage.reports[0].role is Role.SLAVE)
+        assert stage.election.serving_master == 1
+
+    assert played(tmp_path, scene)
+
+
+def test_a_master_on_a_dead_node_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "ATTEND_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.silent = {0}
+        stage.election.nodes_died({"node-0"})
+        await stage.until(stage.reigns(1), timeout_s=1.0)
+
+    assert played(tmp_path, scene)
+
+
+def test_a_controller_that_starts_again_leaves_a_serving_master_alone(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        again = stage.controller()
+        assert again.serving_master is None
+        tasks = [asyncio.create_task(work) for work in again.tasks()]
+        await stage.until(lambda: again.serving_master == 0)
+        again.over = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        entry = stage.ledger.read("b")
+        assert entry.standing is not None
+        assert entry.standing.assignment.master_epoch == 1
+
+    assert played(tmp_path, scene)
+
+
+def test_a_proposal_is_answered_when_it_is_on_the_disk_and_refused_when_it_is_old(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        told = await stage.election.propose(0, 1, 1, (0,))
+        assert told == Assignment("b", 1, 0, "host:0", (0,), 2)
+        stage.check_written(told)
+        assert await stage.election.propose(0, 1, 1, (0, 1)) is None
+        assert await stage.election.propose(1, 1, 2, (0, 1)) is None
+
+    assert played(tmp_path, scene)
+
+
+def test_by_hand_the_heir_first_gets_all_that_the_master_has(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.reports[0] = replace(stage.reports[0], end=500)
+        promotion = asyncio.create_task(stage.election.promote(None, False))
+        await stage.until(lambda: stage.holds)
+        assert not promotion.done()
+        stage.reports[1] = replace(stage.reports[1], end=500)
+        told = await promotion
+        assert (told["master"], told["master_epoch"]) == (1, 2)
+
+    assert played(tmp_path, scene).holds[0] == (1, elections.HOLD_MS)
+
+
+def test_by_hand_an_heir_that_does_not_catch_up_is_refused_and_sends_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "DRAIN_MS", 100)
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.reports[0] = replace(stage.reports[0], end=500)
+        with pytest.raises(PromotionRefused, match="still lacks 500 bytes"):
+            await stage.election.promote(1, False)
+        assert stage.election.serving_master == 0
+
+    assert played(tmp_path, scene).holds[-1] == (1, 0)
+
+
+def test_two_promotions_at_once_are_refused(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        first = asyncio.create_task(stage.election.promote(1, False))
+        await asyncio.sleep(0)
+        with pytest.raises(PromotionRefused, match="under way"):
+            await stage.election.promote(1, False)
+        assert (await first)["master"] == 1
+
+    assert played(tmp_path, scene)
