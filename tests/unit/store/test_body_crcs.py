@@ -1,10 +1,12 @@
-"""CRCs of many bodies: short ones of one length take another way than all others, to the same values."""
+"""CRCs of many bodies: short ones of one length, and long ones at equal distances, take other ways than all others, to the same values."""
 
 from __future__ import annotations
 
+import random
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,3 +38,13 @@ def test_bodies_of_one_length_have_the_crc_of_the_format(length: int, count: int
 def test_bodies_that_end_with_zeros_or_are_empty_lose_nothing() -> None:
     for bodies in ([b"\0\0\0", b"a\0\0", b"\0b\0"], [b"", b""], [b"\0"]):
         assert found(bodies, 2) == expected(bodies)
+
+
+@pytest.mark.parametrize("moved", [None, 1, 5])
+def test_long_bodies_of_one_length_at_equal_distances_and_at_others_have_their_own_checksums(moved: int | None) -> None:
+    buffer = random.Random(5).randbytes(20_000)
+    begins = np.arange(3, 3 + 6 * 1_500, 1_500)
+    if moved is not None:
+        begins[moved] += 7
+    found = body_crcs(memoryview(buffer), begins, begins + 1_024).tolist()
+    assert found == [zlib.crc32(buffer[begin : begin + 1_024]) & 0x7FFFFFFF for begin in begins.tolist()]
