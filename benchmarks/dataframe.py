@@ -28,7 +28,7 @@ BODY_BYTES = 1_024
 TAGS = 7
 PIECE = 50_000
 """Rows that are made once and sent again and again."""
-TURNS = 6  # Spark compiles what runs often: the first two or three take longer
+TURNS = 9  # JVMs compile what runs often: the way through Python, with its many classes of Arrow, gets quicker for eight turns or so
 TICKS_S = os.sysconf("SC_CLK_TCK")
 TARGETS = {"JSON lines": 1.0, "Parquet": 0.5, "Spark's Kafka source": 1.5}
 
