@@ -29,13 +29,17 @@ RequestHandler = Callable[[Command, Address], Command | None]
 
 
 class BrokerLink:
-    """See the module. ``look_up`` once before anything else."""
+    """See the module. ``look_up`` once before anything else. ``on_silent(address)``: requests wait there and nothing comes; any thread."""
 
-    def __init__(self, discovery: Discovery, limits: RemotingLimits, clock: Clock, on_request: RequestHandler) -> None:
+    def __init__(
+        self, discovery: Discovery, limits: RemotingLimits, clock: Clock, on_request: RequestHandler,
+        on_silent: Callable[[Address], None] = lambda _address: None,
+    ) -> None:  # fmt: skip
         self._discovery = discovery
         self._limits = limits
         self._clock = clock
         self._on_request = on_request
+        self._on_silent = on_silent
         self._cluster: ClusterAddress | None = None
         self._brokers: ConnectionPool | None = None
         self._name_servers: ConnectionPool | None = None
@@ -186,7 +190,7 @@ class BrokerLink:
         return self._servers != asked
 
     def _pool(self, role: str) -> ConnectionPool:
-        return ConnectionPool(self.credentials(role), self._limits, self._clock, self._handle, _lost)
+        return ConnectionPool(self.credentials(role), self._limits, self._clock, self._handle, _lost, lambda connection: self._on_silent(connection.address))
 
     def _handle(self, command: Command, connection: Connection) -> Command | None:
         return self._on_request(command, connection.address)

@@ -60,8 +60,8 @@ class ClientInstance:
     def __init__(self, discovery: Discovery, client_id: str, limits: RemotingLimits, clock: Clock) -> None:
         self.client_id = client_id
         self.clock = clock
-        self.link = BrokerLink(discovery, limits, clock, self._on_request)
-        self.routes = RouteCache(self._fetch_route, self._route_changed)
+        self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent)
+        self.routes = RouteCache(self._fetch_route, self._route_changed, self.link.drop)
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
@@ -260,6 +260,12 @@ class ClientInstance:
         for consumer in list(self._consumers.values()):
             if topic in consumer.subscribed_topics():
                 consumer.route_changed(topic)
+
+    def _silent(self, address: Address) -> None:
+        """Requests wait there and nothing comes, as from an idle broker or from one that hangs: another copy may reign meanwhile. A reader's thread."""
+        topic = self.routes.topic_of_copies(address)
+        if topic is not None:
+            self.timers.soon(f"silence of {address}", lambda: self.routes.refresh_all({topic}))
 
     def _refresh_routes(self) -> None:
         topics: set[str] = set()

@@ -28,12 +28,18 @@ class RouteCache:
     """Routes by topic, and the addresses of all brokers in them.
 
     ``fetch(topic)``: the route as a name server tells it, None when it knows none, ``RemotingError`` when none answers.
-    ``on_changed(topic)``: called, without a lock, after the cache took a different route.
+    ``on_changed(topic)``: called, without a lock, after the cache took a different route. ``on_replaced(address)``: before that, with a master's
+    address that another one has taken the place of.
     """
 
-    def __init__(self, fetch: Callable[[str], TopicRoute | None], on_changed: Callable[[str], None] = lambda _topic: None) -> None:
+    def __init__(
+        self, fetch: Callable[[str], TopicRoute | None], on_changed: Callable[[str], None] = lambda _topic: None,
+        on_replaced: Callable[[Address], None] = lambda _address: None,
+    ) -> None:  # fmt: skip
         self._fetch = fetch
         self._on_changed = on_changed
+        self._on_replaced = on_replaced
+        self._replaced: list[Address] = []
         self._lock = threading.Lock()
         self._routes: dict[str, TopicRoute] = {}
         self._publish: dict[str, PublishInfo] = {}
@@ -89,6 +95,11 @@ class RouteCache:
         """Every known broker's address, each once, in the order of broker names."""
         pairs = [(broker_id, address) for name in sorted(self._brokers) for broker_id, address in self._brokers[name].items()]
         return list(dict.fromkeys(address for broker_id, address in pairs if broker_id == MASTER_ID or not masters_only))
+
+    def topic_of_copies(self, address: Address) -> str | None:
+        """A topic in whose route the broker at this address has other copies, too; None when there are none."""
+        names = {name for name, known in list(self._brokers.items()) if len(known) > 1 and address in known.values()}
+        return next((topic for topic, route in list(self._routes.items()) for data in route.brokers if data.broker_name in names), None) if names else None
 
     def topics(self) -> list[str]:
         """Topics with a cached route."""
@@ -156,7 +167,10 @@ class RouteCache:
         try:
             changed = action()
         finally:
+            replaced, self._replaced = self._replaced, []
             self._lock.release()
+            for address in replaced:
+                self._on_replaced(address)
         if changed:
             self._on_changed(topic)
         return changed
@@ -179,7 +193,10 @@ class RouteCache:
             return False
         route = normalized(route)
         for data in route.brokers:  # also where this topic's route is the known one: another topic's may have been fetched while a broker was away
-            self._brokers[data.broker_name] = {broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())}
+            before = self.broker_address(data.broker_name)
+            known = self._brokers[data.broker_name] = {broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())}
+            if before is not None and known.get(MASTER_ID, before) != before:
+                self._replaced.append(before)
         if route == self._routes.get(topic):
             return False
         self._publish[topic] = publish_info(topic, route)

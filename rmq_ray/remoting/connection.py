@@ -34,12 +34,14 @@ from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter
 log = logging.getLogger("rmq_ray.remoting")
 
 SLICE_MS = 500
+SILENT_SLICES = 3  # so many without a byte, and requests wait: the owner is told, and again after as many
 READ_BYTES = 64 << 10
 _LENGTH = struct.Struct(">i")
 _CLOSE_WAIT_S = 5.0
 
 RequestCallback = Callable[[Command, "Connection"], Command | None]
 LostCallback = Callable[["Connection", RemotingError], None]
+SilentCallback = Callable[["Connection"], None]
 
 
 class Connection:
@@ -47,8 +49,8 @@ class Connection:
 
     ``credentials`` None: no handshake, for open ports. ``on_request(command, connection)`` answers the server's requests in the
     reader thread (None = no answer) and must be quick; ``on_lost(connection, error)`` is called once when the connection breaks,
-    but not after ``close``. Close it: its reader thread keeps it alive. A thread of the process that computes without end delays
-    every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
+    but not after ``close``; ``on_silent(connection)`` every 1.5 s while requests wait and nothing comes. Close it: its reader thread keeps
+    it alive. A thread of the process that computes without end delays every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Connection:
         clock: Clock,
         on_request: RequestCallback | None = None,
         on_lost: LostCallback | None = None,
+        on_silent: SilentCallback | None = None,
     ) -> None:
         self.address = address
         self._name = str(address)
@@ -66,6 +69,8 @@ class Connection:
         self._clock = clock
         self._on_request = on_request
         self._on_lost = on_lost
+        self._on_silent = on_silent
+        self._silent = 0
         self._pid = os.getpid()
         self._dead: str | None = None
         self._closed_here = False
@@ -271,6 +276,9 @@ class Connection:
     def _look_around(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._waiting.expire(now_ms)
+        self._silent = self._silent + 1 if self._heard_ms and len(self._waiting) else 0
+        if self._on_silent is not None and self._silent and self._silent % SILENT_SLICES == 0:
+            self._on_silent(self)
         if self._heard_ms == 0.0 or self._outbox.active or len(self._waiting):
             self._heard_ms, self._outbox.active = now_ms, False
         elif now_ms - self._heard_ms > self._limits.idle_timeout_ms:

@@ -17,7 +17,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.connection import Connection, LostCallback, RequestCallback
+from rmq_ray.remoting.connection import Connection, LostCallback, RequestCallback, SilentCallback
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
@@ -54,12 +54,14 @@ class ConnectionPool:
         clock: Clock,
         on_request: RequestCallback | None = None,
         on_lost: LostCallback | None = None,
+        on_silent: SilentCallback | None = None,
     ) -> None:
         self._credentials = credentials
         self._limits = limits
         self._clock = clock
         self._on_request = on_request
         self._on_lost = on_lost
+        self._on_silent = on_silent
         self._slots: dict[Address, _Slot] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -133,7 +135,7 @@ class ConnectionPool:
     def _open(self, slot: _Slot, address: Address, budget_ms: int) -> Connection:
         try:
             limits = self._limits.but(connect_timeout_ms=budget_ms)
-            slot.connection = Connection(address, self._credentials, limits, self._clock, self._on_request, self._on_lost)
+            slot.connection = Connection(address, self._credentials, limits, self._clock, self._on_request, self._on_lost, self._on_silent)
             slot.failure = None
         except RemotingError as error:
             slot.connection, slot.failure = None, error

@@ -23,6 +23,7 @@ from rmq_ray.model.reigns import Role
 from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
+from rmq_ray.server.broker import Broker
 from tests.support.collecting import Collector
 from tests.support.reigned import ReignedCluster
 from tests.support.waiting import eventually
@@ -98,6 +99,35 @@ def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path)
             outage = next(at for at, _ in acknowledged if at > promoted) - promoted
             eventually(lambda: {body for _, body in acknowledged} <= set(collector.bodies))
         assert promoted > killed and outage < 1.0, "0.05 s on an idle machine"
+
+
+def hang(broker: Broker) -> None:
+    """It answers nobody any more, and closes nothing."""
+    broker.handle = lambda command, peer: None  # type: ignore[method-assign]
+    for peer in broker._listener.peers:
+        peer._handle = broker.handle
+
+
+def test_clients_leave_a_master_that_hangs_once_another_one_reigns(tmp_path: Path) -> None:
+    """It keeps its port and its connections, and answers nothing: only the routes tell that it was replaced."""
+    with ReignedCluster(tmp_path, 2, {"copies_min": 2}) as cluster:
+        cluster.settled()
+        collector = Collector()
+        hanging = cluster.replicas[0]
+        with Producer("p", discovery=cluster, send_timeout_ms=60_000) as producer:
+            producer.send("orders", b"before")
+            with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
+                collector.wait_for(1)
+                cluster.settled()
+                del cluster.replicas[0]
+                hang(hanging)
+                sent = producer.send_async("orders", b"meanwhile")
+                assert cluster.elect() == 1
+                assert sent.result(15).status is SendStatus.SEND_OK
+                collector.wait_for(2, 15)
+                assert sorted(collector.bodies) == [b"before", b"meanwhile"]
+        cluster.replicas[0] = hanging
+        cluster.kill(0)
 
 
 def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: Path) -> None:

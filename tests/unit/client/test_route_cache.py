@@ -136,3 +136,27 @@ def test_who_cannot_get_the_lock_gives_up_without_fetching(monkeypatch: pytest.M
     leave.set()
     holder.join(5)
     assert cache.route("orders") is not None and cache.route("bills") is None
+
+
+def test_a_master_that_another_one_took_the_place_of_is_told_once() -> None:
+    server = NameServer(orders=route("a", ids=(0, 1)), invoices=route("a", ids=(0, 1)))
+    replaced: list[Address] = []
+    cache = RouteCache(server, on_replaced=replaced.append)
+    cache.refresh("orders")
+    server.routes["orders"] = TopicRoute(server.routes["orders"].queues, (BrokerData("c", "a", {1: "a.host:10912"}),))
+    cache.refresh("orders")
+    assert not replaced, "away, not replaced: it may come back there"
+    server.routes["orders"] = route("a", ids=(0, 1))
+    cache.refresh("orders")
+    server.routes["orders"] = TopicRoute(server.routes["orders"].queues, (BrokerData("c", "a", {0: "a.host:10912", 1: "a.host:10911"}),))
+    cache.refresh("orders")
+    cache.refresh("orders")
+    assert replaced == [Address("a.host", 10911)]
+
+
+def test_a_topic_is_found_whose_broker_has_copies() -> None:
+    cache = RouteCache(NameServer(orders=route("a", ids=(0, 1)), alone=route("b", port=20000)))
+    cache.refresh("orders")
+    cache.refresh("alone")
+    assert cache.topic_of_copies(Address("a.host", 10911)) == cache.topic_of_copies(Address("a.host", 10912)) == "orders"
+    assert cache.topic_of_copies(Address("b.host", 20000)) is None and cache.topic_of_copies(Address("c.host", 1)) is None
