@@ -262,7 +262,10 @@ def settled(mq: rmq.Cluster) -> dict[str, Any]:
             return bool(found["serving"]) and len(found["sync_state_set"]) == len(found["replicas"])
         return False
 
-    until(check)
+    try:
+        until(check)
+    except TimeoutError:
+        raise TimeoutError(f"the broker does not come to rest: {found}") from None
     return found
 
 
