@@ -38,13 +38,11 @@ from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.registration import Registration
 from rmq_ray.server.reign import NO_ID, Reign
 from rmq_ray.server.replica import Replica
-from rmq_ray.server.seat import BrokerSeat, close_core
-from rmq_ray.server.store_keeper import KeeperState
+from rmq_ray.server.seat import BrokerSeat, end_core
 from rmq_ray.store.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
 READ_THREADS = 2
-STORE_EVERYTHING = 1 << 62  # a log offset behind every log
 
 
 def _raise(reason: object) -> None:
@@ -212,13 +210,11 @@ class Broker:
             if self._ticking is not None:
                 self._ticking.cancel()
             if core is not None and offload is not None:
-                failed = core.keeper.error if core.keeper.state is KeeperState.FAILED else None  # while those who waited were waited for
-                await close_core(core, offload)
-                if failed is not None:
-                    raise failed
-                core.acks.durable(STORE_EVERYTHING)
+                await end_core(core, offload, alone=self._reign is None)
         finally:
-            if core is not None:
+            if core is not None and self._reign is not None:
+                core.acks.abandon()  # whose connections end without an answer ask the next master
+            elif core is not None:
                 core.acks.fail_all()
             await self._listener.close()
             for threads in (self._reads, offload):

@@ -17,12 +17,14 @@ from rmq_ray.model.reigns import ReplicaReport, Role
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.reign import Reign
+from rmq_ray.server.store_keeper import KeeperState
 from rmq_ray.store.message_store import StoreState
 
 if TYPE_CHECKING:
     from rmq_ray.server.broker import Broker
 
 log = logging.getLogger("rmq_ray.server.reign")
+EVERYTHING = 1 << 62  # a log offset behind every log
 
 
 async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
@@ -30,6 +32,16 @@ async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
     core.pulls.parked.wake_all()
     await core.pulls.parked.hold.close()
     await offload.run(core.close())
+
+
+async def end_core(core: BrokerCore, offload: ThreadOffload, *, alone: bool) -> None:
+    """The stop of a broker: close, and acknowledge what is on disk, where nobody else must have it. Raises the store's error."""
+    failed = core.keeper.error if core.keeper.state is KeeperState.FAILED else None  # while those who waited were waited for
+    await close_core(core, offload)
+    if failed is not None:
+        raise failed
+    if alone and not core.replication.sync:
+        core.acks.durable(EVERYTHING)
 
 
 class BrokerSeat:

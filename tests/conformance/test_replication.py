@@ -12,6 +12,7 @@ import pytest
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig, FlushMode, ReplicationMode
+from rmq_ray.errors import SendUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
@@ -138,6 +139,20 @@ def test_a_slave_that_hangs_costs_a_timeout_and_then_its_place_in_the_set(tmp_pa
         eventually(lambda: producer.send("orders", b"x").status is SendStatus.SEND_OK)
         cluster.caught_up()
         assert same_log(cluster)
+
+
+def test_a_master_that_stops_acknowledges_nothing_that_its_slaves_lack(tmp_path: Path) -> None:
+    settings = SYNC | {"in_sync_lag_ms": 60_000, "slave_timeout_ms": 1_500}
+    with ReplicatedCluster(tmp_path, 0, settings) as cluster, Valve(cluster) as valve, Producer("p", discovery=cluster) as producer:
+        cluster.start_slave(1, master=valve.address)
+        cluster.in_sync(1)
+        producer.send("orders", b"one")
+        valve.shut()
+        found = producer.send_async("orders", b"two")
+        eventually(lambda: cluster.store().end_offset > cluster.store().visible_offset)
+        cluster.stop_master()
+        error = found.exception(5)
+        assert isinstance(error, SendUnknown) if error is not None else found.result().status is not SendStatus.SEND_OK
 
 
 def test_with_two_slaves_one_that_hangs_holds_up_nobody_for_long(tmp_path: Path) -> None:
