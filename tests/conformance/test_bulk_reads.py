@@ -211,6 +211,7 @@ def test_a_damaged_record_costs_exactly_itself_on_both_ways_even_at_the_end(tmp_
         queue = MessageQueue("damaged", "broker-a", 0)
         with Producer("p", discovery=cluster) as p:
             results = [p.send("damaged", b"%06d" % n + bytes(2_000), queue=queue) for n in range(30)]
+            p.send("another", b"what was written last is answered from memory")
         store = cluster.store()
         for number in (10, 27, 28, 29):
             at = store.log_offset_of("damaged", 0, results[number].queue_offset)
