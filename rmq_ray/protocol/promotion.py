@@ -184,7 +184,8 @@ class Succession:
             for number, seen in self._replicas.items()
             if seen.report is not None and seen.call == epoch and self._heard(number, now_ms)
         }
-        ready = {number for number, answer in answers.items() if answer.report.role is not Role.WAITING or answer.report.error or self._order is not None}
+        hurry = self.rules.synchronous or self._order is not None  # then nothing is lost without those that still read their disk
+        ready = {number for number, answer in answers.items() if hurry or answer.report.role is not Role.WAITING or answer.report.error}
         alive = {number for number in standing.assignment.sync_state_set if self._heard(number, now_ms) and not self._replicas[number].node_dead}
         expected = alive - ready
         found = elect(self.rules, standing, answers, expected, self._order, self._since_ms, now_ms)
