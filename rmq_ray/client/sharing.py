@@ -1,77 +1,98 @@
-"""Threads that ask at once share frames: who finds enough frames out joins a group, and the group leaves with the next answer.
+"""Threads that ask at once share frames: who finds enough frames out joins a group, and the group leaves when a frame was answered.
 
     thread 1, 2   alone: one item, one frame each, written by the calling thread
-    thread 3..n   join the open group and sleep ── an answer comes ──> its threads wake one another; the last one ships the group, and so on
+    thread 3..n   join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again: who makes the
+                  open group half of all threads here, or is the last one to wake, ships it
 
-One thread's request is one round trip, as ever; the more threads, the more items a frame. A group leaves when one of the frames out is answered and that
-one's threads are awake, at most 2 ms later: those who ask again at once share the next frame. Decides who goes alone, who joins, who wakes whom and
-when a group leaves. Does not decide what an item is or how a group travels: ``combining`` (messages), ``half_sending``, ``ending``.
+One thread's request is one round trip, as ever; the more threads, the more items a frame. With many threads two frames take turns: one is at the broker
+while the threads of the other wake and gather. A group leaves at most 2 ms after an answer that freed a place, however long threads take. Decides who
+goes alone, who joins, who wakes whom and when a group leaves. Does not decide what an item is or how a group travels: ``combining``
+(messages), ``half_sending``, ``ending``.
 
-Waking in a chain is what makes this cheap: threads that are woken together queue for the interpreter lock and are switched to twice each.
+    seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
-Invariants: while a key has an open group, a frame of that key is out, whose end ships the group; a thread waits on a
-lock of its own, which is released once per group, by the thread before it; each frame out belongs to exactly one ``leave``.
+One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each.
+
+Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose end ships the group; a seat's lock is released by
+whoever made it AWAKE, once; each frame out belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its turn) goes on
+within half a second: who is READY for longer takes its turn by itself.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rmq_ray.clock import Clock
 
 FRAMES_ALONE_MAX = 2
-"""Frames of a key out before threads share. Measured with 64 threads that send: 1 and 2 give 34,000 messages a second, 4 gives
-23,000, 8 gives 22,000, no sharing 17,000; with 2 the next frame is on its way while one is answered."""
+"""Frames of a key out before threads share, and while they do: the next frame is on its way while one is answered."""
+AWAKE_MAX = 2
+"""Threads on their way out at once: while one has the interpreter lock, the next one's core wakes."""
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
 Item = TypeVar("Item")
 
 
+class Turn(Enum):
+    """Where a thread in a group stands; see the drawing."""
+
+    WAITING = 1
+    READY = 2
+    AWAKE = 3
+
+
+WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
+
+
+class Seat:
+    """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
+
+    __slots__ = ("lock", "taken", "turn")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.turn = WAITING
+        self.taken = False
+
+
 class Group(Generic[Item]):
     """Items of several threads that will be one frame. Guarded by the sharing's lock until it leaves."""
 
-    __slots__ = ("bytes", "clock", "done", "ended_ms", "items", "key", "left", "locks")
+    __slots__ = ("bytes", "clock", "done", "items", "key", "seats", "sharing")
 
     def __init__(self, key: Any, clock: Clock) -> None:
         self.key = key
         self.clock = clock
-        self.ended_ms = 0.0
         self.done = False
         self.items: list[Item] = []
-        self.locks: list[threading.Lock | None] = []
+        self.seats: list[Seat | None] = []
         """Of the threads, in the order in which they wake; None for one that does not wait any more."""
         self.bytes = 0
-        self.left = False
+        self.sharing: Sharing[Any, Any] | None = None
 
     def ended(self) -> None:
-        """The frame is answered or given up, and what it came to is written down: wake the first thread."""
-        self.ended_ms = self.clock.monotonic_ms()
+        """The frame is answered or given up, and what it came to is written down: its threads stand in line."""
         self.done = True
-        self.wake_from(0)
-
-    def wake_from(self, index: int) -> bool:
-        """Wake the next thread that waits; False when there is none."""
-        for at in range(index, len(self.locks)):
-            lock = self.locks[at]
-            if lock is not None:
-                lock.release()
-                return True
-        return False
+        if self.sharing is not None:
+            self.sharing.line_up(self)
 
 
 G = TypeVar("G", bound=Group[Any])
 
 
 class _Mine(threading.local):
-    lock: threading.Lock | None = None
+    seat: Seat | None = None
 
 
 class Sharing(ABC, Generic[Item, G]):
-    """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group; ``alone_max``: frames of a key out before threads share."""
+    """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group."""
 
     alone_max: ClassVar[int] = FRAMES_ALONE_MAX
 
@@ -82,7 +103,12 @@ class Sharing(ABC, Generic[Item, G]):
         self._lock = threading.Lock()
         self._mine = _Mine()
         self._out: dict[Any, int] = {}
+        self._inside: dict[Any, int] = {}
         self._open: dict[Any, G] = {}
+        self._ready: deque[Seat] = deque()
+        self._awake = 0
+        """Threads that are AWAKE: each will look at the line."""
+        self._freed_ms = 0.0
 
     @abstractmethod
     def _ship(self, group: G) -> None:
@@ -93,74 +119,140 @@ class Sharing(ABC, Generic[Item, G]):
         with self._lock:
             out = self._out.get(key, 0)
             group = self._open.get(key)
+            self._inside[key] = self._inside.get(key, 0) + 1
             full = group is not None and (group.bytes + size > self._bytes_max or len(group.items) >= self._items_max)
-            if out < self.alone_max or full:
+            if full or (group is None and out < self.alone_max and not self._awake):
                 self._out[key] = out + 1
                 return None
             if group is None:
                 group = self._open[key] = make()
+                group.sharing = self
+            index = len(group.items)
             group.items.append(item)
-            group.locks.append(self._own_lock())
+            group.seats.append(self._own_seat())
             group.bytes += size
-            return group, len(group.items) - 1
+            due = self._due(key)
+        if due is not None:
+            self._ship(due)
+        return group, index
 
     def left(self, key: Any) -> None:
-        """A frame of ``key`` is answered: the open group takes its place, if there is one."""
+        """A frame of ``key`` that went alone is answered: the open group takes its place, if there is one."""
         with self._lock:
-            group = self._open.pop(key, None)
-            if group is None:
-                out = self._out.get(key, 0) - 1
-                if out > 0:
-                    self._out[key] = out
-                else:
-                    self._out.pop(key, None)
-        if group is not None:
-            self._ship(group)
+            self._count_down(self._inside, key)
+            self._free(key)
+            due = self._due(key)
+        if due is not None:
+            self._ship(due)
 
     def sleep(self, group: G, index: int, patience_ms: float) -> bool:
-        """Until the group is done; then the next thread wakes, or the next group leaves. False: not done within ``patience_ms``."""
-        lock = self._own_lock()
+        """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
+        seat = group.seats[index]
+        assert seat is not None
         woken = False
         deadline = self._clock.monotonic_ms() + patience_ms
         try:
             while (left := deadline - self._clock.monotonic_ms()) > 0:
-                woken = lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
-                if group.done:
+                woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
+                if woken or self._look_around(group, seat):
                     break
-                self._rescue(group)
         finally:
-            if not woken:
-                self._mine.lock = None  # it may still be released for this group
-            self._go(group, index)
+            self._go(group, index, seat, woken)
         return group.done
 
-    def _go(self, group: G, index: int) -> None:
-        """This thread waits no more: the group's next one wakes; after the last one, or when that takes long, the next group is shipped."""
-        if group.done:
-            last = not group.wake_from(index + 1) or self._clock.monotonic_ms() - group.ended_ms > SHIP_WITHIN_MS
-        else:  # interrupted, or out of time
-            group.locks[index] = None
-            last = not any(group.locks)
-        if last and not group.left and self._first_to_leave(group):
-            self.left(group.key)
-
-    def _first_to_leave(self, group: G) -> bool:
+    def line_up(self, group: G) -> None:
+        """Of a group that ended: its threads wake after those who are in line."""
         with self._lock:
-            first, group.left = not group.left, True
-            return first
+            self._free(group.key)
+            for seat in group.seats:
+                if seat is not None:
+                    seat.turn = READY
+                    self._ready.append(seat)
+            woken = [seat for seat in (self._next_in_line(), self._next_in_line()) if seat is not None]
+        for seat in woken:
+            seat.lock.release()
 
-    def _rescue(self, group: G) -> None:
-        """Nothing was answered for long: ship an open group anyway. Whoever should have (an interrupted thread) is counted out."""
+    # --- a thread that waits ---------------------------------------------------------------------------------------------
+
+    def _go(self, group: G, index: int, seat: Seat, woken: bool) -> None:
+        """This thread waits no more: the next in line wakes; a group that is due leaves."""
+        follower: Seat | None = None
         with self._lock:
-            if self._open.get(group.key) is not group:
-                return
-            del self._open[group.key]
-            self._out[group.key] = 1
+            self._count_down(self._inside, group.key)
+            seat.taken = False
+            if seat.turn is AWAKE:
+                self._awake -= 1
+                follower = self._next_in_line()
+            elif seat.turn is READY:
+                self._ready.remove(seat)
+            else:
+                group.seats[index] = None
+            if not woken:
+                self._mine.seat = None  # its lock may still be released for this turn
+            due = self._due(group.key)
+        if follower is not None:
+            follower.lock.release()
+        if due is not None:
+            self._ship(due)
+
+    def _look_around(self, group: G, seat: Seat) -> bool:
+        """Nobody woke this thread for long. True when its frame has ended all the same; else an open group that nothing will ship leaves: whoever
+        should have (an interrupted thread) is counted out.
+        """
+        key = group.key
+        with self._lock:
+            if seat.turn is READY:  # whoever should have woken it is gone
+                self._ready.remove(seat)
+                seat.turn = AWAKE
+                self._awake = 1
+            if group.done or self._open.get(key) is not group:
+                return group.done
+            del self._open[key]
+            self._out[key], self._inside[key] = 1, len(group.items)
         self._ship(group)
+        return False
 
-    def _own_lock(self) -> threading.Lock:
-        lock = self._mine.lock
-        if lock is None:
-            lock = self._mine.lock = threading.Lock()
-            lock.acquire()
-        return lock
+    def _own_seat(self) -> Seat:
+        seat = self._mine.seat
+        if seat is None or seat.taken:  # taken: a finalizer or signal handler asks inside this thread's wait
+            seat = Seat()
+            if self._mine.seat is None:
+                self._mine.seat = seat
+        seat.taken, seat.turn = True, WAITING
+        return seat
+
+    # --- under the lock --------------------------------------------------------------------------------------------------
+
+    def _due(self, key: Any) -> G | None:
+        """The open group if it is to leave now; it counts as out then."""
+        group = self._open.get(key)
+        out = self._out.get(key, 0)
+        if group is None or out >= self.alone_max:
+            return None
+        gathering = self._awake > 0 and 2 * len(group.items) < self._inside.get(key, 0)
+        if gathering and self._clock.monotonic_ms() - self._freed_ms < SHIP_WITHIN_MS:
+            return None
+        del self._open[key]
+        self._out[key] = out + 1
+        return group
+
+    def _free(self, key: Any) -> None:
+        self._count_down(self._out, key)
+        self._freed_ms = self._clock.monotonic_ms()
+
+    def _next_in_line(self) -> Seat | None:
+        """Who wakes now; None when nobody is to."""
+        if not self._ready or self._awake >= AWAKE_MAX:
+            return None
+        seat = self._ready.popleft()
+        seat.turn = AWAKE
+        self._awake += 1
+        return seat
+
+    @staticmethod
+    def _count_down(counts: dict[Any, int], key: Any) -> None:
+        left = counts.get(key, 0) - 1
+        if left > 0:
+            counts[key] = left
+        else:
+            counts.pop(key, None)

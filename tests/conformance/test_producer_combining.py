@@ -137,7 +137,7 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 9)
         (group,) = combiner._open.values()
         for index in (0, 4, 8):  # as if their threads had been interrupted: they poll, and abandon their locks
-            combiner._go(group, index)
+            combiner._go(group, index, group.seats[index], False)
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
         assert producer.send("orders", b"after")
@@ -164,6 +164,7 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
             core.combiner.leave(queue)
         for place in places:
             assert place is not None
-            core.combiner._go(*place)  # type: ignore[misc]
+            group, index = place  # type: ignore[misc]
+            core.combiner._go(group, index, group.seats[index], False)
         eventually(lambda: core.combiner._out == {})
         assert producer.send("orders", b"after")
