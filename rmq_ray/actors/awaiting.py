@@ -69,9 +69,13 @@ def for_registrations(actors: Iterable[str]) -> None:
     """Until the name servers know these copies by their roles, so that addresses are complete; those that take longer are left to themselves."""
     for actor in actors:
         handle = gateway.find(actor)
+        deadline = SYSTEM_CLOCK.monotonic_ms() + REGISTERED_S * 1000
         try:
-            if handle is not None:
-                gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
+            while handle is not None and SYSTEM_CLOCK.monotonic_ms() < deadline:
+                if gateway.call(handle, "status", timeout_s=CALL_S)["broker_id"] >= 0:  # before it is told its role, it has none
+                    gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
+                    break
+                SYSTEM_CLOCK.sleep_ms(POLL_MS)
         except RmqError as error:
             log.info("%s is not registered yet: %s", actor, error)
 

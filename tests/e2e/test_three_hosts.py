@@ -113,7 +113,7 @@ def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
 
 
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
-    hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=120)
+    hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=240)
     return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
 
 

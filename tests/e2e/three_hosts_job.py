@@ -28,6 +28,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 
 CLUSTER, TOPIC = "hosts", "orders"
 ACTORS, BATCH = 2, 100
+PLACES = ("store_head", "store_db2")  # Ray gives work to a host that lost its power until it has declared it dead
 PLAN = Path("/mnt/plan.pickle")
 
 
@@ -46,10 +47,10 @@ class Gather:
 
 def produce(first: int, end: int) -> dict[str, Any]:
     """Each actor sends every second number; a batch that a dead host did not acknowledge is sent again, so numbers may come twice."""
-    actors = [rmq.ProducerActor.options(num_cpus=0).remote(cluster=CLUSTER) for _ in range(ACTORS)]
+    actors = [rmq.ProducerActor.options(num_cpus=0, resources={place: 0.001}).remote(cluster=CLUSTER) for place in PLACES]
     waiting = []
     for index, actor in enumerate(actors):
-        numbers = list(range(first + index, end, ACTORS))
+        numbers = list(range(first + index, end, len(PLACES)))
         waiting.append(actor.run.remote(stored, [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]))
     found = ray.get(waiting, timeout=90)
     return {"stored": sum(count for count, _ in found), "brokers": sorted(set().union(*(brokers for _, brokers in found)))}
