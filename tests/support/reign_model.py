@@ -478,6 +478,7 @@ class World:
         self.cut: set[frozenset[int]] = set()
         self.loss = self.random.choice([0.0, 0.0, 0.02, 0.1])
         self.crash_between = self.random.choice([0.0, 0.05, 0.3])
+        self.slow = 0.03
         self.acknowledged: set[int] = set()
         self.lost: set[int] = set()
         self.begins: dict[int, int] = {}
@@ -500,7 +501,7 @@ class World:
         """A message: late, lost, or cut off."""
         if frozenset((sender, receiver)) in self.cut or self.random.random() < self.loss:
             return
-        delay = self.random.uniform(0.2, 15) if self.random.random() > 0.03 else self.random.uniform(50, 1_500)
+        delay = self.random.uniform(0.2, 15) if self.random.random() > self.slow else self.random.uniform(50, 1_500)
         if receiver == CONTROLLER:
             self.after(delay, lambda: what() if frozenset((sender, receiver)) not in self.cut else None)
         else:
@@ -512,6 +513,8 @@ class World:
         if epoch in self.begins:
             raise WorldBroken(f"epoch {epoch} began at {self.begins[epoch]} and at {replica.number}")
         self.begins[epoch] = replica.number
+        if epoch < max(self.begins):
+            return  # it slept since it was elected: without a lease it acknowledges nothing, and is deposed by the first call
         has = {number for _, number in replica.disk.log}
         lost = self.acknowledged - has
         if lost and self.synchronous:
@@ -567,7 +570,7 @@ class World:
 
     def peace(self) -> None:
         self.cut.clear()
-        self.loss = self.crash_between = 0.0
+        self.loss = self.crash_between = self.slow = 0.0
         for replica in self.replicas:
             if replica.paused:
                 replica.resume()
