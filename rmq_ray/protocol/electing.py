@@ -100,8 +100,8 @@ def _too_few(
     absent = sorted(set(range(rules.replicas)) - ready.keys())
     if _whole(rules, voting) or not absent:
         return ""
-    alone = len(voting) == 1 and missing != []
-    if waited_ms >= MORE_REPORTS_MS and not (rules.synchronous and alone):
+    alone = rules.synchronous and len(voting) == 1  # what it lost may have been acknowledged: the ledger can be ahead of the set that a master knew
+    if waited_ms >= MORE_REPORTS_MS and not alone:
         return ""
     return f"the hosts of {sorted(voting)} booted since they wrote, they may lack acknowledged messages: {absent} should report, or promote by force"
 

@@ -264,6 +264,18 @@ def test_a_lone_master_that_booted_looks_for_a_copy_that_has_more() -> None:
     assert write(rules, 430).assignment.master == 1
 
 
+def test_a_lone_synchronous_master_that_booted_waits_for_every_replica_or_for_people() -> None:
+    """A host lost its power, another one's process is away: what both had acknowledged is on the other disk."""
+    rules = reigning(members=(0,))
+    tell(rules, 400, r0=says(0, sound=False, end=80))
+    opened(rules, 410)
+    tell(rules, 60_000, r0=says(0, sound=False, end=80), r1=says(1, end=70))
+    assert rules.step(60_000) is None
+    assert "promote by force" in rules.why
+    rules.order(rules.heir(0, force=True, now_ms=60_000), force=True, now_ms=60_000)
+    assert write(rules, 60_010).assignment.master == 0
+
+
 def test_an_unsound_replica_is_not_taken_into_the_set_without_all_bytes() -> None:
     rules = vacant()
     tell(rules, 3_050, r0=says(0, sound=False, end=99), r1=says(1, end=100), r2=says(2, sound=False, end=100))
