@@ -127,7 +127,7 @@ class History:
 
     def run(self) -> list[str]:
         """The whole history; what broke a promise."""
-        with simulated(self.scheduler, lambda _credentials, _limits, _clock, on_request, on_lost: SimPool(self.network, on_request, on_lost)):
+        with simulated(self.scheduler, lambda _credentials, _limits, _clock, on_request, on_lost, _on_silent: SimPool(self.network, on_request, on_lost)):
             for broker in self.brokers:
                 broker.start()
             self.scheduler.spawn(self.producer, self._produce)
