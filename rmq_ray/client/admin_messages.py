@@ -39,7 +39,7 @@ class AdminMessages(AdminLink):
             answer = self._ask(address, command, f"broker {broker} did not look for {key!r} in topic {topic!r}", (ResponseCode.QUERY_NOT_FOUND,))
             if answer.code == ResponseCode.SUCCESS:
                 rows += _rows(broker, body_of(answer))
-        return sorted(rows, key=lambda row: -int(row["store_ms"]))[:limit]
+        return sorted(rows, key=lambda row: (-int(row["store_ms"]), -int(row["log_offset"])))[:limit]
 
     def message_trace(self, message_id: str, *, topic: str = TRACE_TOPIC) -> list[dict[str, Any]]:
         """What traced clients wrote of a message, by its message id or a business key: rows in the order of their times.

@@ -71,4 +71,4 @@ def _message(topic: str, row: dict[str, Any]) -> Message:
 
 
 def _oldest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (row["store_ms"], row["queue_offset"]))
+    return sorted(rows, key=lambda row: (row["store_ms"], row["log_offset"]))
