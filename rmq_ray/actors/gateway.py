@@ -6,6 +6,7 @@ Errors of Ray become ours here; no other module names ``ray.exceptions``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.server.offload import ThreadOffload
 
+log = logging.getLogger("rmq_ray.actors")
 T = TypeVar("T")
 HEAD = "node:__internal_head__"
 """The resource that Ray gives the head node."""
@@ -107,12 +109,20 @@ def _result(reference: Any, method: str, timeout_s: float) -> Any:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster out of CPU or the actor stopped?", method) from None
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
+        raise _ours(error, method) from None
+
+
+def _ours(error: ray.exceptions.RayError, method: str) -> RmqError:
+    """What a failed actor call is here: an ``RmqError`` always. What is none of ours stands in the log with the traceback of that process."""
+    if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, RmqError):
-            raise error.cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+            return error.cause
+        log.error("actor call %s failed: %s", method, error)
+        return ClusterError(f"actor call {method} failed: {error.cause!r}; the log has its traceback", method)
+    if isinstance(error, ray.exceptions.RayActorError):
+        return ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method)
+    return ClusterError(f"Ray did not carry out the actor call {method}: {type(error).__name__}: {error}", method)
 
 
 def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float) -> dict[str, Any]:
@@ -141,12 +151,8 @@ async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float
         return await asyncio.wait_for(getattr(handle, method).remote(*arguments), timeout_s)
     except TimeoutError:
         raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s", method) from None
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, RmqError):
-            raise error.cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method) from None
+    except ray.exceptions.RayError as error:
+        raise _ours(error, method) from None
 
 
 async def expected_identity(cluster: str, key: str) -> str | None:
@@ -177,6 +183,9 @@ async def ping_handle(handle: Any, timeout_s: float) -> Ping:
         return Ping.UNAVAILABLE
     except ray.exceptions.ActorDiedError:
         return Ping.MISSING
+    except ray.exceptions.RayError as error:
+        log.warning("a ping failed, which counts as silence: %s", error)
+        return Ping.SILENT
     return Ping.ANSWERED
 
 
