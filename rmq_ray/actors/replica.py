@@ -3,8 +3,8 @@
 Decides nothing. The controller calls ``attend`` and ``fence`` every 300 ms and hands its own handle over with each call, so that this actor needs no
 look-up to propose another sync state set.
 
-Invariants: one proposal is under way at a time, the newest; it carries the version of the assignment that the broker knew when it wanted it, and the
-controller takes none of an older version.
+Invariants: one proposal is under way at a time, the newest; it carries the version of the assignment that the broker has taken, not of one that it
+was told and ignores, and the controller takes none of an older version.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ReplicaShell(BrokerShell):
     def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None) -> None:
         self._broker_name, self._replica = config.broker_name, config.broker_id
         self._controller: Any = None
-        self._version = 0
+        self._reign = Reign(config.broker_id, self._propose)
         self._wanted: tuple[int, int, tuple[int, ...]] | None = None
         self._asked = asyncio.Event()
-        super().__init__(config, secret, may_create, identity, Reign(config.broker_id, self._propose))
+        super().__init__(config, secret, may_create, identity, self._reign)
         spawn(self._tell_proposals(), "proposals")
 
     async def _opened(self) -> None:
@@ -64,7 +64,6 @@ class ReplicaShell(BrokerShell):
         return my_node()
 
     async def _take(self, assignment: Assignment) -> ReplicaReport:
-        self._version = assignment.version
         return self._with_fault(await self._broker.attend(assignment))
 
     def _with_fault(self, report: ReplicaReport) -> ReplicaReport:
@@ -72,8 +71,10 @@ class ReplicaShell(BrokerShell):
         return replace(report, error=f"{type(self._error).__name__}: {self._error}") if self._error is not None and not report.error else report
 
     def _propose(self, master_epoch: int, wanted: tuple[int, ...]) -> None:
-        self._wanted = (master_epoch, self._version, wanted)
-        self._asked.set()
+        known = self._reign.assignment
+        if known is not None and known.master_epoch == master_epoch:
+            self._wanted = (master_epoch, known.version, wanted)
+            self._asked.set()
 
     async def _tell_proposals(self) -> None:
         while True:

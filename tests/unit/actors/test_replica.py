@@ -1,0 +1,50 @@
+"""What a replica's actor proposes: never more than its broker knows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rmq_ray.actors import replica as module
+from rmq_ray.actors.broker import BrokerShell
+from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.server.reign import Reign
+
+
+class Paper:
+    """In place of a broker that has the reign alone."""
+
+    def __init__(self, reign: Reign) -> None:
+        self.reign = reign
+
+    async def attend(self, assignment: Assignment) -> ReplicaReport:
+        return self.reign.attend(assignment)
+
+
+def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignment_that_it_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    async def call(_controller: object, *arguments: Any, timeout_s: float) -> None:
+        asked.append(arguments)
+
+    def begun(shell: Any, _config: object, _secret: object, _may_create: object, _identity: object, reign: Reign) -> None:
+        shell._broker, shell._error = Paper(reign), None
+
+    monkeypatch.setattr(module, "call_async", call)
+    monkeypatch.setattr(BrokerShell, "__init__", begun)
+
+    async def story() -> None:
+        shell = ReplicaShell(BrokerConfig(StoreConfig("/nowhere"), broker_name="b"), b"", True)
+        await shell.attend(Assignment("b", 3, 0, "host:0", (0, 1), 2), "controller")
+        await shell.attend(Assignment("b", 2, 0, "host:0", (0,), 9), "controller")  # late
+        shell._reign.propose(3, (0,))
+        await asyncio.sleep(0.01)
+        shell._reign.propose(2, (0, 1))  # of a reign that is over
+        await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+    assert asked == [("propose", "b", 0, 3, 2, (0,))]
