@@ -3,7 +3,7 @@
     send of a thread ──alone, or in a group──> HalfLoad ──SEND_HALVES──> the queue's broker
 
 Decides the form, and that a half is repeated on its own broker only. Does not decide what the sender remembers of it (``transaction_engine``) or who
-shares with whom (``sharing``). Halves with an immunity or a given queue of their own go alone.
+shares with whom (``sharing``). Halves with an immunity, a given queue or long properties of their own go alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rmq_ray.remoting.halves import HalvesHeader
 from rmq_ray.remoting.records import pack_send, pack_send_one
 from rmq_ray.store.frame_encoder import encode_frame, encode_single
 
+SHARED_TEXT_MAX = 7_000  # characters of properties: a longer half goes alone, so that a refusal of it is nobody else's
 _KEY_CHARS = 32  # of UNIQ_KEY, which ends each text
 
 
@@ -104,7 +105,7 @@ class HalfSending:
         mark(message, key)
         pinned = message.queue is not None
         queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
-        if pinned or immunity_s is not None or timeout_ms != self._timeout_ms:
+        if pinned or immunity_s is not None or timeout_ms != self._timeout_ms or len(message.text) > SHARED_TEXT_MAX:
             return self._alone(message, queue, pinned, timeout_ms, immunity_s)
         place = self._combiner.enter(message, queue)
         if place is not None:

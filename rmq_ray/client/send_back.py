@@ -6,7 +6,7 @@
 Decides which of the two ways is taken and what the copy of the second one carries. The broker decides delay and dead letter:
 both ways tell it how often the message failed and how often it may. Does not keep messages: False means that the caller does.
 
-Invariants: True only when a broker said that it stored the copy. At worst (an answer was lost) there are two copies.
+Invariants: True only when a broker said that it stored the copy. A lost answer may leave one copy more for each request that was tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.listener import DEAD_LETTER_LEVEL
 from rmq_ray.client.received import MessageExt
 from rmq_ray.clock import Clock
-from rmq_ray.errors import RemotingError
+from rmq_ray.errors import ConnectionLost, RemotingError, RequestTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import (
     CONSUME_START_TIME,
@@ -72,8 +72,11 @@ class SendBack:
         kept: list[MessageExt] = []
         for start in range(0, len(messages), BUNDLE_MAX):  # ends: a bundle each round
             some = messages[start : start + BUNDLE_MAX]
-            done = self._ask_for_all(some, delay_level) if len(some) > 1 else [False]
-            kept += [message for message, taken in zip(some, done, strict=True) if not taken and not self.send_back(message, delay_level)]
+            done = self._ask_for_all(some, delay_level) if len(some) > 1 else [False] * len(some)
+            if done is None:
+                kept += some  # perhaps a broker keeps them: again later, at most once more each
+            else:
+                kept += [message for message, taken in zip(some, done, strict=True) if not taken and not self.send_back(message, delay_level)]
         return kept
 
     def dead_letter(self, message: MessageExt) -> bool:
@@ -88,8 +91,8 @@ class SendBack:
         command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=self._fields(message, delay_level))
         return self._accepted(message, message.queue.broker_name, command)
 
-    def _ask_for_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[bool]:
-        """One request for messages of one broker: which of them it keeps. None of them where it cannot be asked so: then each is asked for by itself."""
+    def _ask_for_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[bool] | None:
+        """One request for messages of one broker: which of them it keeps; the others are asked for by themselves. None: no answer, nobody knows."""
         name, nothing = messages[0].queue.broker_name, [False] * len(messages)
         address = self._client.broker_address(name)
         if address is None:
@@ -98,6 +101,9 @@ class SendBack:
         try:
             answer = self._client.invoke(address, Command(RequestCode.BUNDLE, body=msgpack.packb(parts)), TIMEOUT_MS)
             codes = [int(code) for code, _, _ in msgpack.unpackb(answer.body_bytes())] if answer.code == ResponseCode.SUCCESS else []
+        except (ConnectionLost, RequestTimeout) as error:
+            log.warning("%d messages were perhaps sent back to %s: %s", len(messages), name, error)
+            return None
         except (RemotingError, ValueError, TypeError) as error:
             log.warning("%d messages not sent back to %s together: %s", len(messages), name, error)
             return nothing

@@ -181,7 +181,7 @@ class Sharing(ABC, Generic[Item, G]):
             self._count_down(self._inside, group.key)
             seat.taken = False
             if seat.turn is AWAKE:
-                self._awake -= 1
+                self._awake = max(0, self._awake - 1)  # who looked around may have counted anew
                 follower = self._next_in_line()
             elif seat.turn is READY:
                 self._ready.remove(seat)

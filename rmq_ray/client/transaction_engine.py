@@ -34,7 +34,8 @@ from rmq_ray.remoting.halves import End
 from rmq_ray.remoting.headers import EndTransactionHeader
 
 log = logging.getLogger("rmq_ray.client.transaction")
-KNOWN_MAX = 10_000  # transactions of this process whose state it remembers
+KNOWN_MAX = 10_000  # decisions of this process that it remembers until they are acknowledged
+OPEN_MAX = 200_000  # halves that are not decided: more than one transaction may have
 ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
 
 
@@ -55,6 +56,7 @@ class TransactionEngine:
         self._ends = Ends(core.instance, core.group)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
+        self._open: OrderedDict[str, None] = OrderedDict()
         self._brokers: set[str] = set()
         self._checks = TransactionChecks(core.instance, core.group, self.known)
         core.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
@@ -79,7 +81,7 @@ class TransactionEngine:
     def known(self, key: str) -> LocalTransactionState | None:
         """What this process itself knows: UNKNOWN while the transaction is open, its decision until it is acknowledged, None = nothing."""
         with self._lock:
-            return self._known.get(key)
+            return LocalTransactionState.UNKNOWN if key in self._open else self._known.get(key)
 
     def send_half(self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it will be rolled back."""
@@ -98,7 +100,10 @@ class TransactionEngine:
         if message.special:
             raise ClientError("a transactional message is neither delayed nor sent to a retry or system topic, and always waits for its store")
         key = self._core.identity.unique_key(self._core.clock.now_ms())
-        self._remember(key, LocalTransactionState.UNKNOWN)
+        with self._lock:
+            self._open[key] = None
+            if len(self._open) > OPEN_MAX:
+                self._open.popitem(last=False)
         return key
 
     def not_begun(self, key: str, error: BaseException) -> None:
@@ -206,6 +211,7 @@ class TransactionEngine:
 
     def _remember(self, key: str, state: LocalTransactionState) -> None:
         with self._lock:
+            self._open.pop(key, None)
             self._known[key] = state
             self._known.move_to_end(key)
             if len(self._known) > KNOWN_MAX:
@@ -213,6 +219,7 @@ class TransactionEngine:
 
     def _forget(self, key: str) -> None:
         with self._lock:
+            self._open.pop(key, None)
             self._known.pop(key, None)
 
 

@@ -110,7 +110,8 @@ class TopicBatches(Iterator[Any]):
     @property
     def position(self) -> str:
         """Where each queue goes on behind all tables that were handed out, as JSON: ``{"orders": {"broker-a": {"0": 23}}}``; with what ``after`` said."""
-        return offsets_json({**self._run.after, **self._run.behind})
+        after = self._run.after
+        return offsets_json({**after, **{queue: max(offset, after.get(queue, 0)) for queue, offset in self._run.behind.items()}})
 
     def commit(self) -> None:
         """The group is through with all tables that were handed out. A queue that moved to another member meanwhile is left to it."""

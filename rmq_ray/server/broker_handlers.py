@@ -53,7 +53,7 @@ def make_handlers(core: BrokerCore, make_hold: Callable[[OnWake], Hold], store_h
     sends = SendHandlers(
         path, core.writer, tables.groups, identity, core.repeats, core.config.store.body_bytes_max, store_host, core.config.reject_transactions
     )
-    ends = TransactionHandlers(path, core.transactions, identity, core.answer_from)
+    ends = TransactionHandlers(path, core.transactions, identity, core.answer_from, core.config.store.body_bytes_max)
     bundles = BundleHandler(core.handle)
     recalls = RecallHandler(path, core.timed, identity, core.clock, core.answer_from)
     replies = ReplyHandlers(path, core.writer, core.members, identity, store_host, core.answer, core.config.store_replies)

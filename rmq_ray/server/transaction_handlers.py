@@ -34,16 +34,19 @@ from rmq_ray.store.record import Record, decode_record, encode_record, offset_me
 STATES = {int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED, int(SysFlag.TRANSACTION_ROLLBACK): EndState.ROLLED_BACK}
 Outcome = tuple[int, str | None]
 """Response code and remark."""
+READ_BYTES_MAX = 16 << 20  # of halves that one request has read; what comes after is told to come again
+_LATER = b"later"
 
 
 class TransactionHandlers:
     """37, 20062."""
 
-    def __init__(self, path: SendPath, transactions: Transactions, identity: Identity, answer_from: AnswerFrom) -> None:
+    def __init__(self, path: SendPath, transactions: Transactions, identity: Identity, answer_from: AnswerFrom, body_bytes_max: int) -> None:
         self._path = path
         self._transactions = transactions
         self._identity = identity
         self._later = answer_from
+        self._body_bytes_max = body_bytes_max
 
     def end(self, command: Command, peer: Peer) -> Command | None:
         """END_TRANSACTION: commit (8), rollback (12) or unknown (0, which changes nothing)."""
@@ -80,7 +83,12 @@ class TransactionHandlers:
             return None
 
         def read() -> list[bytes | None]:
-            return [store.record_at(end.log_offset) for end in ends]
+            found: list[bytes | None] = []
+            size = 0
+            for end in ends:
+                found.append(store.record_at(end.log_offset) if size < READ_BYTES_MAX else _LATER)
+                size += len(found[-1] or b"")
+            return found
 
         def build(found: Sequence[bytes | None]) -> Command | None:
             return self._ended(command, peer, [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)], answered)
@@ -96,10 +104,17 @@ class TransactionHandlers:
         try:
             if state is None:
                 raise Refused(f"commitOrRollback is {end.state}; 8 commits, 12 rolls back, 0 leaves it open", ResponseCode.SYSTEM_ERROR)
+            if raw is _LATER:
+                raise Refused(f"this request ends halves of more than {READ_BYTES_MAX} bytes; end this one again", ResponseCode.SYSTEM_BUSY)
             half, properties = _checked(raw, group, end)
             target = real_target(properties)
             if target is None:  # refused when the half came; another broker may have written this one
                 raise Refused(f"the half message at log offset {end.log_offset} names no lawful topic and queue", ResponseCode.SYSTEM_ERROR)
+            if state is EndState.COMMITTED and len(half.body) > self._body_bytes_max:
+                raise Refused(
+                    f"the body has {len(half.body)} bytes, this broker takes {self._body_bytes_max}: raise body_bytes_max, or roll it back",
+                    ResponseCode.MESSAGE_ILLEGAL,
+                )
         except Refused as error:
             return error.response_code, error.message
         return Ending(half, properties, self._transactions.window.current(half.queue_offset), state, target)

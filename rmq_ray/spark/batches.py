@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery
 from rmq_ray.client import outage
-from rmq_ray.client.scan_plan import ScanOptions, plan_scan
+from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.client.topic_state import State, TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, OffsetOutOfRange, RemotingError, RmqError, SparkError, TopicNotFound
@@ -68,6 +68,7 @@ class Batches:
         self.rows_lost = 0
         self._discovery = discovery
         self._told: dict[MessageQueue, int] = {}
+        self._pinned: list[tuple[StreamPosition, ScanPlan]] = []
         self._opened: TopicState | None = None
 
     @property
@@ -126,11 +127,18 @@ class Batches:
         if self.reading.fail_on_data_loss:  # readers refuse what lies behind a cut that came after the plan
             splits = [replace(split, epoch=min(split.epoch, end.epochs.get(split.queue.broker_name) or split.epoch)) for split in splits]
         plan = replace(plan, splits=tuple(splits))
+        self._pinned.append((end, plan))
         self._lost(sum(high - low for low, high in ranges.values()) - plan.rows, "of a batch")
         return frame_of(self.session, plan, self.reading.rows, self.reading.kafka_compat, bundled(plan.sizes, wanted))
 
     def commit(self, end: StreamPosition) -> None:
-        """Tell the brokers how far the group is, so that its lag can be seen. The checkpoint counts, so a failure is only logged."""
+        """The batch up to there is done: retention may take what it read. Tell the brokers how far the group is, so that its lag can be seen. The
+        checkpoint counts, so a failure is only logged.
+        """
+        done = [pinned for pinned in self._pinned if all(offset <= end.offsets.get(queue, -1) for queue, offset in pinned[0].offsets.items())]
+        self._pinned = [pinned for pinned in self._pinned if pinned not in done]
+        for _, plan in done:
+            plan.release()
         news = {queue: offset for queue, offset in end.offsets.items() if self._told.get(queue) != offset}
         if self.reading.group is None or not news:
             return

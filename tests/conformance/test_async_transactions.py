@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rmq_ray.client import transaction_engine
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.transaction_listener import TransactionListener
@@ -36,6 +37,15 @@ def never(_message: Any) -> LocalTransactionState:
 
 def stored(cluster: LiveCluster, topic: str) -> list[bytes]:
     return sorted(bytes(record.body) for record in read_log(cluster, topic).values())
+
+
+def test_a_process_knows_every_transaction_that_it_has_open_however_many(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_engine, "KNOWN_MAX", 1)
+    with Producer("many-open", discovery=cluster) as producer, producer.transaction(never) as tx:
+        keys = [tx.send("many-open", b"%d" % number).transaction_id for number in range(3)]
+        engine = producer._core.transactions  # type: ignore[union-attr]
+        assert [engine.known(str(key)) for key in keys] == [UNKNOWN] * 3  # type: ignore[attr-defined]
+    assert eventually(lambda: stored(cluster, "many-open") == [b"0", b"1", b"2"])
 
 
 def pending(cluster: LiveCluster) -> int:

@@ -12,7 +12,7 @@ import pytest
 from rmq_ray.client.received import MessageExt, Page
 from rmq_ray.client.send_back import BUNDLE_MAX, SendBack
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import ConnectionLost
+from rmq_ray.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
@@ -62,17 +62,25 @@ def test_what_a_bundle_refused_is_asked_for_by_itself_and_what_nobody_takes_is_k
 @pytest.mark.parametrize(
     "outcome",
     [
-        lambda command, _: ConnectionLost("gone", "x"),
+        lambda command, _: ConnectFailed("refused", "x"),
         lambda command, _: command.answer(16),
         lambda command, _: command.answer(body=b"\xc1"),
         bundles(lambda _: [0]),
     ],
-    ids=["lost", "refused", "unreadable", "too few"],
+    ids=["unreachable", "refused", "unreadable", "too few"],
 )
 def test_where_there_are_no_bundles_each_message_goes_by_itself(outcome: Any) -> None:
     client = ScriptedClient()
     client.answer(RequestCode.BUNDLE, outcome)
     assert back(client).send_back_all(failed(client, 3), 0) == [] and len(client.requests(BACK)) == 3
+
+
+@pytest.mark.parametrize("outcome", [ConnectionLost("gone", "x"), RequestTimeout("late", "x")])
+def test_a_bundle_without_an_answer_may_be_kept_and_is_not_asked_for_again_at_once(outcome: Exception) -> None:
+    client = ScriptedClient()
+    client.answer(RequestCode.BUNDLE, lambda command, _: outcome)
+    messages = failed(client, 3)
+    assert back(client).send_back_all(messages, 0) == messages and client.requests(BACK) == []
 
 
 def test_one_message_needs_no_bundle_and_none_nothing() -> None:

@@ -151,6 +151,12 @@ def test_rows_before_a_position_are_left_out_and_the_greatest_one_of_several_cou
     assert batches.position == '{"orders":{"broker-a":{"0":5},"broker-b":{"1":7}}}'
 
 
+def test_a_position_never_goes_back_behind_the_one_it_began_with() -> None:
+    batches = begin(after='{"orders":{"broker-a":{"0":9}}}')
+    assert bodies(batches) == []
+    assert batches.position == '{"orders":{"broker-a":{"0":9}}}', "five rows before it came, and were left out"
+
+
 def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -> None:
     found = []
     for rank in range(2):

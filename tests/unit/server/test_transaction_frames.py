@@ -18,6 +18,7 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.halves import End, HalvesHeader, pack_ends, unpack_end_answers
 from rmq_ray.remoting.records import pack_send, unpack_send_answer
+from rmq_ray.server import transaction_handlers
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.frame_encoder import encode_frame
 from tests.support.broker_bench import Bench
@@ -89,6 +90,24 @@ def test_each_end_is_answered_for_itself_and_those_that_come_again_change_nothin
 def test_a_frame_that_comes_again_is_stored_once(bench: Bench) -> None:
     assert halves(bench, [b"1", b"2"], sequence=5) == halves(bench, [b"1", b"2"], sequence=5)
     assert bench.core.status()["half_messages"] == 2
+
+
+def test_ends_beyond_what_one_request_may_have_read_are_told_to_come_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    three = halves(bench, [b"1" * 500, b"2" * 500, b"3" * 500])
+    monkeypatch.setattr(transaction_handlers, "READ_BYTES_MAX", 1_000)
+    assert ends(bench, three) == [0, 0, ResponseCode.SYSTEM_BUSY]
+    assert ends(bench, three) == [0, 0, ResponseCode.SYSTEM_BUSY] and ends(bench, three[2:]) == [0]
+
+
+def test_a_body_that_is_too_large_by_now_refuses_its_own_end_only(tmp_path: Path) -> None:
+    before = Bench(tmp_path).open()
+    small, large = halves(before, [b"1"])[0], halves(before, [b"2" * 5_000], sequence=1)[0]
+    restarted(before, tmp_path).core.close()()
+    settings = before.config.store.but(body_bytes_max=4_096)
+    after = Bench(tmp_path, clock=before.clock, store=settings).open(create=False)
+    assert ends(after, [small, large]) == [0, ResponseCode.MESSAGE_ILLEGAL]
+    assert orders(after) == [b"1"] and ends(after, [large._replace(state=ROLLBACK)]) == [0]
+    after.close()
 
 
 def test_a_half_of_a_frame_is_asked_about_and_its_copy_ends_like_any(bench: Bench) -> None:
