@@ -13,8 +13,8 @@ Decides: both sets, the lease, and the log offset up to which every member has t
 Does not decide: what is sent to whom, what a client is told. Pure: log offsets and times come in. Called by: the master's side of replication.
 
 Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the master's counts) are in the set, under a controller in
-the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before. Nobody
-ceases to be waited for before the controller can elect him no more.
+the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before, in this
+reign or an earlier one. Nobody ceases to be waited for before the controller can elect him no more.
 """
 
 from __future__ import annotations
@@ -221,11 +221,14 @@ class Followers:
         return self._asked if self._approved is None else self._asked | self._approved
 
     def _may_enter(self, follower: Follower, now_ms: float) -> bool:
-        """Under a controller the set would change twice for a slave that comes back as far behind as it left."""
+        """Under a controller the set would change twice for a slave that comes back as far behind as it left; and what the log had when the master was
+        elected may have been acknowledged before, so who is not electable yet must have that, too.
+        """
         if self._approved is None:
             return self._held(follower) >= self.confirmed
         on_time = now_ms - follower.caught_up_ms <= self._lag_ms
-        return on_time and (self._held(follower) >= self.confirmed if self._waits else follower.caught_up)
+        needed = self.confirmed if follower.broker_id in self._approved else max(self.confirmed, self._began[0])
+        return on_time and (self._held(follower) >= needed if self._waits else follower.caught_up)
 
     def _held(self, follower: Follower) -> int:
         return follower.flushed if self._flush_counts else follower.written

@@ -237,7 +237,7 @@ class Replica:
 
     def _note(self, store: FollowerStore, piece: LogPiece) -> None:
         self._master_end = piece.end
-        if self._reign is not None and not store.report.sound and store.end_offset >= piece.confirmed:
+        if self._reign is not None and not store.report.sound and store.end_offset >= piece.end:  # ``confirmed`` is 0 while a reign begins
             self._thread.submit(store.absolve, self._absolved)
         if store.end_offset >= piece.end:
             self._caught_up_ms = self._clock.monotonic_ms()

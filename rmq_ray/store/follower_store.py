@@ -188,7 +188,7 @@ class FollowerStore(MessageStore):
         return self.report.sound
 
     def absolve(self) -> None:
-        """The log has everything that its master has confirmed."""
+        """The log has everything that its master's has."""
         if not self.report.sound:
             absolve(self._around.files, self._config.path)
             self.report.sound = True

@@ -261,7 +261,7 @@ class Replica:
         self.lease[slave] = max(follows_ms, self.lease.get(slave, -1e9))
         self.held[slave] = flushed if self.world.durable else end
         self.confirm()
-        if slave not in self.needed() and self.held[slave] >= self.confirmed and slave not in self.local:
+        if slave not in self.needed() and self.held[slave] >= max(self.confirmed, self.base) and slave not in self.local:
             self.local[slave] = self.assignment.version
             self.want()
         if end < len(self.disk.log):
@@ -334,7 +334,7 @@ class Replica:
             self.take_lineage(epochs)
         if at <= len(self.disk.log) <= at + len(data):
             self.disk.log.extend(data[len(self.disk.log) - at :])
-        if not self.sound and data:
+        if not self.sound and data and len(self.disk.log) >= at + len(data):
             self.disk.clean = self.sound = True
         if self.world.durable:
             self.disk.flushed = len(self.disk.log)

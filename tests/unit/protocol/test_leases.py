@@ -36,6 +36,17 @@ def test_a_master_alone_in_its_set_leads_and_shows_what_it_has() -> None:
     assert table.lease_until_ms == inf and table.confirmed == 500 and table.has_begun and not table.enough
 
 
+def test_a_slave_that_lacks_what_earlier_reigns_acknowledged_is_not_proposed_however_early_it_polls() -> None:
+    table = master((1,), found=1_000)
+    assert table.confirmed == 0, "nobody has reported yet"
+    joins(table, 2, 500, 1_000, 10)
+    assert table.in_sync == () and table.proposal(20) is None, "replica 2 was outside the set: it may lack acknowledged messages"
+    joins(table, 1, 700, 1_000, 30)
+    assert table.in_sync == (1,), "a member may be behind: it is waited for"
+    table.reported(2, 1_000, 1_000, 1_000, 40)
+    assert table.in_sync == (1, 2)
+
+
 def test_the_lease_counts_from_the_answer_that_the_poll_followed_not_from_the_poll() -> None:
     table = master((1,))
     assert table.lease_until_ms == -inf, "an approved slave that never polled promised nothing"
