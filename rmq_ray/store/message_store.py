@@ -132,6 +132,8 @@ class MessageStore(StoreVisibility):
             clean = durable = self._stop_threads()
             if clean and self._checkpointer is not None:
                 clean = self._write_last_checkpoint(self._checkpointer)
+            if self._parts.log.failure is not None:  # this host may open it again, as a follower's: what was not synced must not look as if it was
+                self._parts.forget_unsynced()
             self._parts.close()
             if clean:
                 self._lock_file.mark_stopped()
@@ -144,9 +146,7 @@ class MessageStore(StoreVisibility):
         """After a failure: forget what the page cache says of unsynced bytes, read the disk again, go on. Slow as ``recover``."""
         if self._parts is not None:
             self._stop_threads()
-            for segment in self._parts.chain.segments():
-                if segment.end > self._parts.log.durable:
-                    segment.file.forget_cached(0, segment.end - segment.start)
+            self._parts.forget_unsynced()
             self._parts.close()
             self._parts = None
         self._state = StoreState.OPEN

@@ -86,6 +86,12 @@ class StoreParts:
     reader: LogReader
     retention: Retention
 
+    def forget_unsynced(self) -> None:
+        """After a failed write or sync: the next read of bytes that may not be on disk asks the disk, not the page cache."""
+        for segment in self.chain.segments():
+            if segment.end > self.log.durable:
+                segment.file.forget_cached(0, segment.end - segment.start)
+
     def close(self) -> None:
         """Let go of every file; what was not flushed stays so."""
         self.chain.close()

@@ -24,6 +24,7 @@ from rmq_ray.errors import (
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import SCHEDULE_TOPIC
+from rmq_ray.store.follower_store import FollowerStore
 from rmq_ray.store.message_store import MessageStore, StoredMessage, StoreState
 from rmq_ray.store.record import BLANK_MAGIC, decode_record
 from rmq_ray.store.record_batch import pack_mark
@@ -447,6 +448,23 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
     rig.settle()
     lost_power = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
     assert lost_power.bodies() == [b"a", b"b"]
+
+
+def test_a_store_that_failed_and_is_opened_again_believes_the_disk_not_the_page_cache() -> None:
+    """A master whose disk failed is deposed: closed, and opened in the same process as a copy of its heir's log."""
+    rig = StoreRig(config=SYNC)
+    rig.send([b"a"], 0)
+    rig.settle()
+    rig.store.flush()
+    safe = rig.store.durable_offset
+    rig.send([b"b"], 1)
+    rig.disk.fail_next("datasync", "commitlog")
+    assert not rig.store.flush_step()
+    assert not rig.store.shutdown(), "not durable"
+    deposed = FollowerStore(rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk)
+    deposed.open(create=False)
+    assert deposed.recover().end == safe, "what the kernel shows, but never wrote, does not count as held"
+    deposed.shutdown()
 
 
 def test_a_full_disk_refuses_and_recovers_by_itself() -> None:
