@@ -130,7 +130,8 @@ def restart(around: Surroundings, identity: str, unclean: bool) -> tuple[StorePa
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
-    power_lost = unclean and not same_boot and config.flush is FlushMode.ASYNC_FLUSH and seen > 0
+    ever_written = seen > 0 or parts.epochs.current > 0  # the epoch is on disk before the first record, and long before anything notes that record
+    power_lost = unclean and not same_boot and config.flush is FlushMode.ASYNC_FLUSH and ever_written
     report.sound = judge(files, root, power_lost or (cut_at is None and report.end < durable))
     _settle_epoch(around, identity, parts.epochs, report, report.end < seen)
     parts.windows.expire(around.clock.now_ms())
