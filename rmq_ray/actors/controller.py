@@ -2,7 +2,8 @@
 
 It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the end. Members that hang are killed (Ray restarts them),
 members that are gone are created again, never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
-(``elections``); a controller that starts again reads it and goes on.
+(``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and supervises whoever runs at once, and tries
+again what did not come up.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rmq_ray.ports import ClusterAddress
 
 log = logging.getLogger("rmq_ray.controller")
 PING_INTERVAL_S = 1.0
+AGAIN_S = 1.0
 POLL_S = 0.05
 MEMBER_START_S = 120.0
 REGISTERED_S = 2.0
@@ -72,7 +74,7 @@ class ControllerShell:
         return self._plan
 
     async def state(self) -> tuple[str, RmqError | None]:
-        """(state, what made it FAILED)."""
+        """(state, what made it FAILED, or after a restart keeps it STARTING)."""
         return self._state.value, self._error
 
     async def connection(self) -> ClusterAddress:
@@ -137,25 +139,37 @@ class ControllerShell:
             gateway.kill(member.name, for_good=True)
 
     async def _run(self) -> None:
-        try:
-            await self._bring_up()
-        except RmqError as error:
-            if self._state is State.STARTING:
-                self._error, self._state = error, State.FAILED
-            log.error("cluster %s did not start: %s", self._plan.cluster, error)
-            return
-        if self._state is State.STARTING:
-            self._state = State.SERVING
-        while self._state is State.SERVING:
+        if self._restarted:
+            spawn(self._supervise(), "supervision")
+        while self._state is State.STARTING:
+            try:
+                await self._bring_up()
+                if self._state is State.STARTING:
+                    self._error, self._state = None, State.SERVING
+            except RmqError as error:
+                log.error("cluster %s did not start: %s", self._plan.cluster, error)
+                if self._state is State.STARTING:
+                    self._error = error
+                    self._state = State.STARTING if self._restarted else State.FAILED
+                    await asyncio.sleep(AGAIN_S)
+        if not self._restarted:
+            await self._supervise()
+
+    async def _supervise(self) -> None:
+        while self._state in (State.STARTING, State.SERVING):
             await asyncio.sleep(PING_INTERVAL_S)
-            await asyncio.gather(*(self._look_after(member) for member in self._crew.all()))
+            await asyncio.gather(*(self._look_after(member) for member in self._crew.supervised()))
 
     async def _look_after(self, member: Member) -> None:
-        if self._state is State.SERVING:
+        if self._state in (State.STARTING, State.SERVING):
             await self._crew.look_after(member)
 
     async def _bring_up(self) -> None:
         await self._elections.open(all_start=not self._restarted)
+        if self._restarted:
+            for member in others_of(self._plan, self._known(), may_create_stores=False):
+                await self._crew.attach(member)
+            self._elections.start()  # name servers may be away for long
         servers = name_servers_of(self._plan)
         for member in servers:
             await self._crew.create(member)

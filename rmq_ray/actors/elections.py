@@ -259,9 +259,9 @@ class Elections:
     async def open(self, *, all_start: bool) -> None:
         """Lock and read the ledger; waits while a controller that ends now still has it. ``all_start``: the replicas' actors are made now, too.
 
-        Raises the ledger's errors.
+        Raises the ledger's errors; then it may be called again. Once it has returned, it does nothing.
         """
-        if self._ledger is None:
+        if self._ledger is None or self._elections:
             return
         until_ms = SYSTEM_CLOCK.monotonic_ms() + LEDGER_WAIT_MS
         while True:
@@ -273,12 +273,16 @@ class Elections:
                     raise
                 await asyncio.sleep(LEDGER_PAUSE_S / 10)
         grace_ms = START_GRACE_MS if all_start else 0.0
+        found: dict[str, Election] = {}
         for name in self._plan.replicas:
             entry = await self._beside(partial(self._ledger.read, name))
-            self._elections[name] = Election(rules_of(self._plan, name), entry, self._write, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
+            found[name] = Election(rules_of(self._plan, name), entry, self._write, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
+        self._elections = found
 
     def start(self) -> None:
-        """Attend every replica from now on."""
+        """Attend every replica from now on; twice does nothing."""
+        if self._tasks:
+            return
         self._tasks = [spawn(work, f"election of {name}") for name, election in self._elections.items() for work in election.tasks()]
         if self._elections:
             self._tasks.append(spawn(self._watch_nodes(), "nodes"))

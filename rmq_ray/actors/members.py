@@ -75,6 +75,7 @@ class Crew:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
+        self._attached: dict[str, Member] = {}
         self._handles: dict[str, Any] = {}
         self._watches: dict[str, Watch] = {}
         self._renewed: set[str] = set()
@@ -84,6 +85,15 @@ class Crew:
         self._members[member.name] = member.again
         self._watches.setdefault(member.name, Watch())
         self._handles[member.name] = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
+
+    async def attach(self, member: Member) -> None:
+        """Keep the handle of this actor if it runs, before it can be known what it would be created with: it is killed when it hangs, not created.
+
+        ``ClusterError`` while Ray cannot say.
+        """
+        if member.name not in self._handles and (found := await gateway.find_again(member.name)) is not None:
+            self._attached[member.name], self._handles[member.name] = member, found
+            self._watches.setdefault(member.name, Watch())
 
     async def renew(self, member: Member) -> None:
         """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray does not let it go in time."""
@@ -110,6 +120,10 @@ class Crew:
         """In the order of their creation."""
         return list(self._members.values())
 
+    def supervised(self) -> Iterable[Member]:
+        """The same, and those that were only attached to."""
+        return list((self._attached | self._members).values())
+
     def histories(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills and creations."""
         return {name: {"kills": watch.kills, "creations": watch.creations} for name, watch in self._watches.items()}
@@ -131,6 +145,6 @@ class Crew:
         if action is Action.KILL:
             log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
             gateway.kill_handle(self.handle(member.name))
-        elif action is Action.CREATE and member.name not in self._renewed:
+        elif action is Action.CREATE and member.name in self._members and member.name not in self._renewed:
             log.error("%s is gone: created again on its old store", member.name)
             await self.create(member)

@@ -45,7 +45,12 @@ class Ledger:
         self._lock: DirectoryLock | None = None
 
     def open(self) -> None:
-        """Take the lock. ``StoreInUse`` where another controller has it, ``StoreForeign`` for another cluster's ledger, ``StoreCorrupt`` for what is none."""
+        """Take the lock; does nothing where it is held here already.
+
+        ``StoreInUse`` where another controller has it, ``StoreForeign`` for another cluster's ledger, ``StoreCorrupt`` for what is none.
+        """
+        if self._lock is not None:
+            return
         files, path = self._files, f"{self._root}/cluster.json"
         files.make_dirs(self._root)
         try:
