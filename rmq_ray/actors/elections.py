@@ -105,11 +105,18 @@ class Election:
         self._promoting = True
         try:
             heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
-            if self.serving_master is not None and not force:
-                await self._drain(heir)
-            self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
-            self._news.set()
-            return await self._promoted(heir)
+            old = self.rules.standing if self.serving_master is not None and not force else None
+            try:
+                if old is not None:
+                    await self._drain(heir, old.assignment)
+                self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
+                self._news.set()
+                return await self._promoted(heir)
+            except RmqError:
+                if old is not None:
+                    with contextlib.suppress(RmqError):  # at the latest after HOLD_MS sends go on by themselves
+                        await self._ask(_master_of(old.assignment), "hold_sends", (old.assignment.master_epoch, 0), CALL_S)
+                raise
         finally:
             self._promoting = False
 
@@ -209,12 +216,9 @@ class Election:
             self.rules.fsynced(found, self._clock.monotonic_ms())
             self.stir()
 
-    async def _drain(self, heir: int) -> None:
-        """Hold the master's sends until the heir has its whole log. ``PromotionRefused`` where that takes too long; then sends go on."""
-        standing = self.rules.standing
-        assert standing is not None and standing.assignment.master is not None
-        epoch, master = standing.assignment.master_epoch, standing.assignment.master
-        held: ReplicaReport = await self._ask(master, "hold_sends", (epoch, HOLD_MS), CALL_S)
+    async def _drain(self, heir: int, old: Assignment) -> None:
+        """Hold the old master's sends until the heir has its whole log. ``PromotionRefused`` where that takes too long."""
+        held: ReplicaReport = await self._ask(_master_of(old), "hold_sends", (old.master_epoch, HOLD_MS), CALL_S)
         if held.role is not Role.MASTER:
             return  # it has gone in this moment: there is nothing to hold
         until_ms = self._clock.monotonic_ms() + DRAIN_MS
@@ -225,7 +229,6 @@ class Election:
                 return
             self._stirred[heir].set()
             await asyncio.sleep(POLL_S)
-        await self._ask(master, "hold_sends", (epoch, 0), CALL_S)
         raise PromotionRefused(
             f"replica {heir} of {self.name} still lacks {behind} bytes after {DRAIN_MS / 1000:.0f} s: the old master goes on; try again, or use force",
             self.name,
@@ -339,6 +342,11 @@ class Elections:
         if self._thread is None:
             self._thread = ThreadOffload("ledger", exit_hard, threads=1)
         return await self._thread.run(work)
+
+
+def _master_of(assignment: Assignment) -> int:
+    assert assignment.master is not None
+    return assignment.master
 
 
 async def _either(event: asyncio.Event, timeout_s: float) -> None:

@@ -157,8 +157,8 @@ class Succession:
         if before is None or before.assignment.master_epoch != assignment.master_epoch or before.assignment.master is None:
             self._since_ms = self._alive_ms = now_ms
             self._served = False
-        if assignment.master is not None and self._order is not None:
-            self._order = None
+        if assignment.master is not None and before is not None and before.assignment.master is None:
+            self._order = None  # carried out; another sync state set of the reign that it ends leaves it alone
 
     # --- rules ---
 

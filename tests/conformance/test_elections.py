@@ -33,6 +33,7 @@ class Stage:
         self.told: list[tuple[int, str, object]] = []
         self.holds: list[tuple[int, int]] = []
         self.disk_fails = False
+        self.pause: asyncio.Event | None = None
         self.election = self.controller()
 
     def controller(self) -> Election:
@@ -41,6 +42,8 @@ class Stage:
     async def write(self, name: str, entry: Entry) -> None:
         if self.disk_fails:
             raise StoreFailed("the disk fails", name)
+        if self.pause is not None:
+            await self.pause.wait()
         self.ledger.write(name, entry)
 
     async def ask(self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
@@ -236,3 +239,31 @@ def test_two_promotions_at_once_are_refused(tmp_path: Path) -> None:
         assert (await first)["master"] == 1
 
     assert played(tmp_path, scene)
+
+
+def test_by_hand_the_heir_reigns_though_another_set_is_being_written(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.pause = asyncio.Event()
+        wish = asyncio.create_task(stage.election.propose(0, 1, 1, (0, 1)))
+        await asyncio.sleep(0.02)
+        promotion = asyncio.create_task(stage.election.promote(1, False))
+        await stage.until(lambda: stage.election.rules.ordered)
+        stage.pause.set()
+        assert (await promotion)["master"] == 1
+        await wish
+
+    assert played(tmp_path, scene)
+
+
+def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "PROMOTE_MS", 100)
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.pause = asyncio.Event()
+        with pytest.raises(PromotionRefused, match="does not serve"):
+            await stage.election.promote(1, False)
+        stage.pause.set()
+
+    assert played(tmp_path, scene).holds == [(1, elections.HOLD_MS), (1, 0)]

@@ -386,3 +386,17 @@ def test_the_status_says_who_reigns_who_lags_and_what_is_waited_for() -> None:
     status = rules.status(20)
     assert (status["state"], status["master"], status["sync_state_set"], status["why"]) == ("serving", 0, [0, 1, 2], "")
     assert status["replicas"][1]["lag_bytes"] == 60  # type: ignore[index]
+
+
+def test_an_order_survives_a_sync_state_set_that_was_being_written_when_it_came() -> None:
+    rules = reigning()
+    assert rules.proposed(1, 1, (0, 1))
+    found = rules.step(10)
+    rules.order(rules.heir(1, force=False, now_ms=10), force=False, now_ms=10)
+    assert found is not None
+    rules.fsynced(found, 20)
+    assert rules.ordered
+    opened(rules, 30)
+    tell(rules, 40, r0=says(0), r1=says(1), r2=says(2))
+    assert write(rules, 50).assignment.master == 1
+    assert not rules.ordered
