@@ -23,9 +23,9 @@ from rmq_ray.actors import gateway, names
 from rmq_ray.actors.plan import ClusterPlan
 from rmq_ray.actors.shell import exit_hard, spawn
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.config import FlushMode, ReplicationMode
+from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.electing import Rules
 from rmq_ray.protocol.promotion import Call, Succession
 from rmq_ray.server.offload import ThreadOffload
@@ -66,6 +66,7 @@ class Election:
         self._stirred = [asyncio.Event() for _ in range(rules.replicas)]
         self._nodes: dict[int, str] = {}
         self._unwritten = entry.standing is None
+        self._tried: Standing | None = None  # the disk may have it: completed before anything else is decided
         self._trouble = ""
         self._promoting = False
         self.over = False
@@ -195,7 +196,7 @@ class Election:
     async def _decide(self) -> None:
         """Write what the rules demand, until they demand nothing more. The caller holds the lock."""
         while True:
-            found = self.rules.step(self._clock.monotonic_ms())
+            found = self._tried = self._tried or self.rules.step(self._clock.monotonic_ms())
             if found is None and not (self._unwritten and self.stores):
                 return
             stores, self._unwritten = dict(self.stores), False
@@ -213,6 +214,7 @@ class Election:
                 continue
             assignment = found.assignment
             log.warning("%s: epoch %d, master %s, in sync %s", self.name, assignment.master_epoch, assignment.master, list(assignment.sync_state_set))
+            self._tried = None
             self.rules.fsynced(found, self._clock.monotonic_ms())
             self.stir()
 
@@ -361,5 +363,4 @@ def rules_of(plan: ClusterPlan, broker_name: str) -> Rules:
     """The settings that elections of this broker go by."""
     copies = plan.copies(broker_name)
     synchronous = copies[0].replication is ReplicationMode.SYNC_MASTER
-    durable = copies[0].store.flush is FlushMode.SYNC_FLUSH
-    return Rules(broker_name, len(copies), synchronous, durable, plan.failover.automatic, plan.failover.failover_after_ms)
+    return Rules(broker_name, len(copies), synchronous, plan.failover.automatic, plan.failover.failover_after_ms)

@@ -5,8 +5,9 @@ Every candidate was fenced before it reported: it follows nobody, so what it say
     SYNC_MASTER    acknowledged = held by every member: the furthest of those that reported has it all, if one of them has all that it ever had
     ASYNC_MASTER   nothing is promised beyond the elected copy: the furthest one that is there
 
-A copy whose host booted since it wrote may have lost its newest bytes (not with ``durable``: then they were on its disk before they counted). Where all
-members that report did, every replica is asked, and one outside the set that has more is better: it has what the others lost.
+A copy that is not sound may have lost its newest bytes: its host booted since it wrote (with flush="sync" that alone takes nothing that counted), or its
+disk lost what it once had. Where all members that report are so, every replica is asked, and one outside the set that has more is better: it has what
+the others lost.
 
 Decides nothing about when elections begin (``protocol.promotion``, the only caller). Pure.
 """
@@ -24,12 +25,11 @@ MORE_REPORTS_MS = 5_000  # how long a copy that may lack bytes waits for another
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of one broker name. ``replicas``: how many, numbered from 0. ``durable``: acknowledged means on every copy's disk (flush="sync")."""
+    """Settings of one broker name. ``replicas``: how many, numbered from 0."""
 
     broker_name: str
     replicas: int
     synchronous: bool
-    durable: bool
     automatic: bool = True
     failover_after_ms: int = 2_500
 
@@ -76,13 +76,13 @@ def elect(  # noqa: PLR0913 - all that an election looks at
     else:
         if why := _too_few(rules, standing, ready, voting, expected, now_ms - since_ms):
             return why
-        elected = _furthest(voting if _whole(rules, voting) else ready, standing.former if order is None else order.heir)
+        elected = _furthest(voting if _whole(voting) else ready, standing.former if order is None else order.heir)
         if order is None and (why := _not_allowed(rules, standing, voting, elected)):
             return why
     wait_ms = _promise(standing, answers, elected, members, now_ms)
     if wait_ms > 0:
         return f"replica {elected} may be promoted in {wait_ms / 1000:.1f} s: until then the old master may count on it"
-    return _elected(rules, standing, ready, elected)
+    return _elected(standing, ready, elected)
 
 
 def _too_few(
@@ -98,17 +98,17 @@ def _too_few(
     if expected and waited_ms < GATHER_MS:
         return f"replicas {sorted(expected)} live and have not answered yet"
     absent = sorted(set(range(rules.replicas)) - ready.keys())
-    if _whole(rules, voting) or not absent:
+    if _whole(voting) or not absent:
         return ""
     alone = rules.synchronous and len(voting) == 1  # what it lost may have been acknowledged: the ledger can be ahead of the set that a master knew
     if waited_ms >= MORE_REPORTS_MS and not alone:
         return ""
-    return f"the hosts of {sorted(voting)} booted since they wrote, they may lack acknowledged messages: {absent} should report, or promote by force"
+    return f"{sorted(voting)} lost bytes, or their hosts booted since they wrote; acknowledged ones may lack: {absent} should report, or promote by force"
 
 
-def _whole(rules: Rules, voting: Mapping[int, ReplicaReport]) -> bool:
+def _whole(voting: Mapping[int, ReplicaReport]) -> bool:
     """Whether one of these copies has all that it ever had: then the furthest member has all that was acknowledged."""
-    return rules.durable or any(report.sound for report in voting.values())
+    return any(report.sound for report in voting.values())
 
 
 def _furthest(voting: Mapping[int, ReplicaReport], preferred: int | None) -> int:
@@ -133,12 +133,12 @@ def _promise(standing: Standing, answers: Mapping[int, Answer], elected: int, me
     return max((answers[number].heard_ms + answers[number].report.promise_ms - now_ms for number in promised), default=0.0)
 
 
-def _elected(rules: Rules, standing: Standing, ready: Mapping[int, ReplicaReport], elected: int) -> Standing:
+def _elected(standing: Standing, ready: Mapping[int, ReplicaReport], elected: int) -> Standing:
     """The new set: members whose copies have what was acknowledged, for certain."""
     old = standing.assignment
     place = (ready[elected].log_epoch, ready[elected].end)
     complete = set(old.sync_state_set) if standing.former is not None and elected in old.sync_state_set else set()
-    trusted = {number for number, report in ready.items() if number in complete and (rules.durable or report.sound)}
+    trusted = {number for number, report in ready.items() if number in complete and report.sound}
     equal = {number for number, report in ready.items() if (report.log_epoch, report.end) == place}
     chosen = tuple(sorted(trusted | equal | {elected}))
     assignment = Assignment(old.broker_name, old.master_epoch, elected, ready[elected].address, chosen, old.version + 1)

@@ -19,7 +19,7 @@ from rmq_ray.protocol.electing import Rules
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.ledger import Entry, Ledger
 
-RULES = Rules("b", 2, synchronous=False, durable=False, failover_after_ms=400)
+RULES = Rules("b", 2, synchronous=False, failover_after_ms=400)
 
 
 class Stage:
@@ -33,6 +33,7 @@ class Stage:
         self.told: list[tuple[int, str, object]] = []
         self.holds: list[tuple[int, int]] = []
         self.disk_fails = False
+        self.fails_late = False
         self.pause: asyncio.Event | None = None
         self.election = self.controller()
 
@@ -45,6 +46,8 @@ class Stage:
         if self.pause is not None:
             await self.pause.wait()
         self.ledger.write(name, entry)
+        if self.fails_late:
+            raise StoreFailed("the disk fails behind the rename", name)
 
     async def ask(self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
         await asyncio.sleep(0)
@@ -267,3 +270,21 @@ def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(tmp_path: Pat
         stage.pause.set()
 
     assert played(tmp_path, scene).holds == [(1, elections.HOLD_MS), (1, 0)]
+
+
+def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "LEDGER_PAUSE_S", 0.02)
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        stage.fails_late, stage.silent = True, {0}
+        await stage.until(lambda: "behind the rename" in str(stage.election.status()["why"]))
+        stage.silent = set()
+        await stage.until(stage.reigns(0))  # no need for an election any more
+        stage.fails_late = False
+        await stage.until(lambda: stage.reigns(0)() and stage.election.status()["master_epoch"] == 2)
+        told = await stage.election.propose(0, 2, 2, (0,))
+        assert told is not None
+        stage.check_written(told)
+
+    assert played(tmp_path, scene)

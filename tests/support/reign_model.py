@@ -135,7 +135,7 @@ class Replica:
             if kept < len(self.disk.log):
                 del self.disk.log[kept:]
             self.disk.flushed = kept
-            self.disk.clean = False
+            self.disk.clean = self.disk.clean and self.world.durable  # what counted was on the disk
 
     # --- the controller's calls ---
 
@@ -471,7 +471,7 @@ class World:
         self.random = random.Random(seed)
         self.flaws = flaws or Flaws()
         self.synchronous, self.durable, self.count = synchronous, durable, count
-        self.rules = Rules("b", count, synchronous, durable, automatic)
+        self.rules = Rules("b", count, synchronous, automatic)
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.sequence = self.lives = self.numbers = 0
