@@ -79,7 +79,7 @@ def elect(  # noqa: PLR0913 - all that an election looks at
         elected = _furthest(voting if _whole(voting) else ready, standing.former if order is None else order.heir)
         if order is None and (why := _not_allowed(rules, standing, voting, elected)):
             return why
-    wait_ms = _promise(standing, answers, elected, members, now_ms)
+    wait_ms = _promise(rules, standing, answers, elected, now_ms)
     if wait_ms > 0:
         return f"replica {elected} may be promoted in {wait_ms / 1000:.1f} s: until then the old master may count on it"
     return _elected(standing, ready, elected)
@@ -125,11 +125,15 @@ def _not_allowed(rules: Rules, standing: Standing, voting: Mapping[int, ReplicaR
     return f"replica {elected} has more than the master {former} that came back, and automatic fail-over is off: promote one by hand"
 
 
-def _promise(standing: Standing, answers: Mapping[int, Answer], elected: int, members: set[int], now_ms: float) -> float:
+def _promise(rules: Rules, standing: Standing, answers: Mapping[int, Answer], elected: int, now_ms: float) -> float:
     """How long the old master may still hold a lease, in ms. None who answered a fence does."""
-    if elected == standing.former or standing.former is None or standing.former in answers:
+    members = standing.assignment.sync_state_set
+    if standing.former is None:  # whoever is silent may be the old master (an order by force does not wait for him), with any of these for slaves
+        promised = list(answers) if set(range(rules.replicas)) - answers.keys() else []
+    elif elected == standing.former or standing.former in answers:
         return 0.0
-    promised = [elected] if elected in members else [number for number in answers if number in members]
+    else:
+        promised = [elected] if elected in members else [number for number in answers if number in members]
     return max((answers[number].heard_ms + answers[number].report.promise_ms - now_ms for number in promised), default=0.0)
 
 

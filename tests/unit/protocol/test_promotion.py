@@ -374,6 +374,28 @@ def test_by_force_a_replica_outside_the_set_is_elected_when_no_promise_runs() ->
     assert (found.master, found.sync_state_set) == (2, (2,))
 
 
+def test_by_force_after_a_lost_ledger_the_heir_waits_for_promises_to_whoever_is_silent() -> None:
+    rules = Succession(RULES, None, 0.0)
+    heard = {f"r{n}": says(n) for n in range(3)}
+    tell(rules, 10, **heard)
+    opened(rules, 20)
+    rules.order(1, force=True, now_ms=5_000)
+    tell(rules, 5_000, r1=says(1, promise_ms=700), r2=says(2, promise_ms=900))
+    assert rules.step(5_890) is None
+    assert "may be promoted in" in rules.why, "the silent replica 0 may reign, with both for slaves"
+    assert write(rules, 5_900).assignment.master == 1
+
+
+def test_by_force_after_a_lost_ledger_nobody_is_waited_for_where_all_have_answered() -> None:
+    rules = Succession(RULES, None, 0.0)
+    heard = {f"r{n}": says(n, promise_ms=LEASE_MS) for n in range(3)}
+    tell(rules, 10, **heard)
+    opened(rules, 20)
+    rules.order(1, force=True, now_ms=30)
+    tell(rules, 40, **heard)
+    assert write(rules, 50).assignment.master == 1
+
+
 def test_an_order_is_given_up_after_a_while() -> None:
     rules = reigning()
     rules.order(2, force=False, now_ms=10)
