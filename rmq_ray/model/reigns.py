@@ -52,7 +52,7 @@ class Standing:
 class ReplicaReport:
     """What one replica says of itself. Log offsets in bytes. ``role`` MASTER: it serves sends under ``master_epoch``.
 
-    ``sound``: its log has all that it ever wrote (stopped cleanly, or the host has not booted since). ``promise_ms``: so long it still may not be promoted,
+    ``sound``: its log has all that it ever wrote or, with flush="sync", synced. ``promise_ms``: so long it still may not be promoted,
     because the master that it reported to counts on it. ``error``: why it is WAITING, empty while its disk is read.
     """
 
