@@ -120,7 +120,7 @@ class Registration:
                 if await self._told(server):
                     pause_s = wait_s
                     wait_s = self._period_s
-            except RemotingError as error:
+            except (RemotingError, StoreNotReady) as error:  # not ready: its role changes while the answer comes, and nobody takes the order table
                 server.failures += 1
                 pause_s = FAILURE_PAUSE_S
                 log.log(
