@@ -113,7 +113,7 @@ class ControllerShell:
         config = member.arguments[0]
         election = self._elections.of(config.broker_name)
         if not election.others_have_everything(config.broker_id):
-            raise PromotionRefused(f"no other replica of {config.broker_name} is in sync and serves: {key} is not emptied", config.broker_name)
+            raise PromotionRefused(f"no other replica of {config.broker_name} serves and has let {key} go: it is not emptied; try again", config.broker_name)
         self._identities.pop(key, None)
         await election.forget_store(config.broker_id)
         await self._crew.renew(replace(member, arguments=(config, self._plan.secret, True, None)))

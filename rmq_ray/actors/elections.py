@@ -133,8 +133,9 @@ class Election:
         return self.rules.standing is None
 
     def others_have_everything(self, replica: int) -> bool:
-        """Whether this one's copy may be lost: another one reigns."""
-        return self.serving_master not in (None, replica)
+        """Whether this one's copy may be lost: another one reigns, and waits for it no more."""
+        standing = self.rules.standing
+        return self.serving_master not in (None, replica) and standing is not None and replica not in standing.assignment.sync_state_set
 
     async def forget_store(self, replica: int) -> None:
         """It may come back with another one."""

@@ -289,3 +289,14 @@ def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(tmp
         stage.check_written(told)
 
     assert played(tmp_path, scene)
+
+
+def test_the_store_of_a_member_of_the_set_is_not_given_up(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.reigns(0))
+        assert not stage.election.others_have_everything(1)
+        await stage.election.propose(0, 1, 1, (0,))
+        assert stage.election.others_have_everything(1)
+        assert not stage.election.others_have_everything(0)
+
+    assert played(tmp_path, scene)
