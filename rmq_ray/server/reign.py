@@ -166,9 +166,9 @@ class Reign:
         self.fenced = max(self.fenced, master_epoch)
         if self.master_epoch and self.master_epoch < self.fenced:
             self._depose()
-        if self._seat is not None and self._followed[2] and self._followed[2] < self.fenced:
+        if self._seat is not None and self._followed[2] < self.fenced:
             self._followed = (0, "", 0)
-            await self._seat.rest()
+            await self._seat.rest()  # also behind a fence that still waits for it
         self._polled = False  # whoever elects after this was told how long the promise holds, and waits
         self._wake.set()
         return self.report()

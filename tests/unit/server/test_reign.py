@@ -17,13 +17,14 @@ ADDRESSES = {number: f"10.0.0.{number}:10911" for number in range(3)}
 
 
 class PaperSeat:
-    """Notes what the reign does to the broker; ``block`` holds the next reopening."""
+    """Notes what the reign does to the broker; ``block`` holds the next reopening, ``slow`` the end of polls."""
 
     def __init__(self, end: int = 0, newest_epoch: int = 0) -> None:
         self.done: list[tuple[object, ...]] = []
         self.end, self.newest_epoch = end, newest_epoch
         self.fails: list[StoreFailed] = []
         self.block: asyncio.Event | None = None
+        self.slow: asyncio.Event | None = None
 
     def facts(self) -> ReplicaReport | None:
         return ReplicaReport(1, Role.SLAVE, ADDRESSES[1], "store", self.newest_epoch, self.end, self.end, True, 0, newest_epoch=self.newest_epoch)
@@ -46,6 +47,8 @@ class PaperSeat:
         self.done.append(("follow", broker_id, address, epoch))
 
     async def rest(self) -> None:
+        if self.slow is not None:
+            await self.slow.wait()
         self.done.append(("rest",))
 
     def approve(self, members: tuple[int, ...]) -> None:
@@ -201,3 +204,17 @@ def test_a_process_that_may_have_polled_in_the_life_before_promises_not_to_be_pr
 
     play(story, PaperSeat(end=10))
     play(story, PaperSeat(newest_epoch=2))
+
+
+def test_a_second_fence_reports_only_when_the_polls_that_the_first_stops_have_stopped() -> None:
+    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
+        reign.attend(told(1, 0))
+        await settle()
+        seat.slow = asyncio.Event()
+        fences = [asyncio.create_task(reign.fence(epoch)) for epoch in (2, 2, 3)]
+        await settle()
+        assert not [fence for fence in fences if fence.done()]
+        seat.slow.set()
+        await asyncio.gather(*fences)
+
+    play(story)
