@@ -25,6 +25,11 @@ class Paper:
         return self.reign.attend(assignment)
 
 
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignment_that_it_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
@@ -42,9 +47,9 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
         await shell.attend(Assignment("b", 3, 0, "host:0", (0, 1), 2), "controller")
         await shell.attend(Assignment("b", 2, 0, "host:0", (0,), 9), "controller")  # late
         shell._reign.propose(3, (0,))
-        await asyncio.sleep(0.01)
+        await settle()
         shell._reign.propose(2, (0, 1))  # of a reign that is over
-        await asyncio.sleep(0.01)
+        await settle()
 
     asyncio.run(story())
     assert asked == [("propose", "b", 0, 3, 2, (0,))]
