@@ -112,6 +112,17 @@ def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
     return [row for row in json.loads(rmq_ray(hosts, "--cluster", "hosts", "broker", "list")) if row["broker"] == broker]
 
 
+def spark_rows(hosts: machines.Hosts) -> list[int]:
+    """Messages in Spark. RayDP's JVM ends now and then while it starts behind the loss of a host (cause unknown, told as such): started once more then."""
+    try:
+        found: list[int] = job(hosts, "spark")["spark"]
+    except RuntimeError as error:
+        if "Spark did not start on this Ray cluster" not in str(error):
+            raise
+        found = job(hosts, "spark")["spark"]
+    return found
+
+
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
     hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=240)
     return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
@@ -158,8 +169,8 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
     eventually(lambda: all(part["state"] == "serving" for part in json.loads(rmq_ray(hosts, "--cluster", "hosts", "health", check=False))), 60)
     back = copies(hosts, "broker-a")[0]
     assert (back["role"], back["in_sync"], back["address"]) == ("slave", True, started["broker-a"]["0"])
-    whole = job(hosts, f"produce:{2 * MESSAGES}:{3 * MESSAGES}", f"consume:{3 * MESSAGES}", "spark")
-    assert whole["numbers"] == list(range(3 * MESSAGES)) and whole["spark"][1] == 3 * MESSAGES
+    whole = job(hosts, f"produce:{2 * MESSAGES}:{3 * MESSAGES}", f"consume:{3 * MESSAGES}")
+    assert whole["numbers"] == list(range(3 * MESSAGES)) and spark_rows(hosts)[1] == 3 * MESSAGES
 
 
 @pytest.mark.slow
