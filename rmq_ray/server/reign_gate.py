@@ -18,7 +18,9 @@ from rmq_ray.server.replication import Replication
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.store.message_store import MessageStore
 
-WRITES = MASTER_ONLY | {Code.SEND_RECORDS, Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.END_TRANSACTION}
+WRITES = MASTER_ONLY | {
+    Code.SEND_RECORDS, Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.SEND_HALVES, Code.END_TRANSACTION, Code.END_TRANSACTIONS,
+}  # fmt: skip
 OWN = frozenset(
     (
         Code.BROKER_STATUS, Code.GET_BROKER_CONFIG, Code.FOLLOW_LOG, Code.REPLICATE, Code.REPLICA_STATE, Code.GET_ALL_TOPIC_CONFIG, Code.HEART_BEAT,

@@ -20,10 +20,12 @@ from rmq_ray.errors import SendError, StoreFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.model.reigns import Role
+from rmq_ray.protocol.transaction import LocalTransactionState
 from rmq_ray.remoting import bodies
-from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.server.broker import Broker
+from rmq_ray.server.reign_gate import WRITES
 from tests.support.collecting import Collector
 from tests.support.reigned import ReignedCluster
 from tests.support.waiting import eventually
@@ -221,6 +223,31 @@ def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: 
         assert cluster.elect() == 1
         assert lock(first) == {}, "it is over"
         assert lock(0)[queue] > first > 1 << 44
+
+
+def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_master(tmp_path: Path) -> None:
+    with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+        cluster.settled()
+        collector = Collector()
+        with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
+            with producer.transaction(lambda _message: LocalTransactionState.UNKNOWN) as transaction:
+                transaction.send("orders", b"half at the old master")
+                cluster.settled()
+                cluster.listening = False
+                late = threading.Thread(target=lambda: (time.sleep(1.0), cluster.elect(wanted=1)))
+                cluster.run(cluster.replicas[0].fence(cluster.told.master_epoch + 1))
+                late.start()  # until then the deposed master is asked to commit what it may not
+            late.join()
+            collector.wait_for(1)
+            assert list(collector.bodies) == [b"half at the old master"]
+
+
+@pytest.mark.parametrize("code", sorted(WRITES))
+def test_a_follower_asks_every_writer_to_come_again(pair: ReignedCluster, code: int) -> None:
+    pair.settled()
+    with Producer("p", discovery=pair) as producer:
+        answer = producer._core.instance.invoke(pair.replicas[1].address, Command(RequestCode(code)), 3_000)
+    assert answer.code == ResponseCode.STILL_RECOVERING
 
 
 def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path: Path) -> None:
