@@ -15,10 +15,11 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
-from rmq_ray.model.arrow import COLUMNS, SCHEMA
+from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.ports import Split
 from rmq_ray.protocol.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan_positions import Where
@@ -55,28 +56,14 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``,
     ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
     """
-    name = topic if pattern is None else pattern
-    if name is None or (topic is not None and pattern is not None):
-        raise ClientError("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic))
-    rows = Rows(tuple(check_columns(columns)), tags_of_rows(tags), key)
+    name = topic_or_pattern(topic, pattern, ClientError)
+    rows = Rows(tuple(checked_columns(columns, ClientError)), tags_of_rows(tags), key)
     wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
     discovery = discovery_for(cluster, name_servers, secret)
     options_of_plan = ScanOptions(fail_on_data_loss=fail_on_data_loss, pattern=pattern is not None)
     plan = plan_scan(discovery, name, start, end, wanted, discovery.broker_names(), options_of_plan)
     dataset: ray.data.Dataset = ray.data.read_datasource(TopicDatasource(plan, rows), override_num_blocks=max(1, len(plan.splits)), **options)
     return dataset
-
-
-def check_columns(columns: Sequence[str] | None) -> list[str]:
-    """The columns as asked for, all for None; ``ClientError`` for none, unknown ones and repeats."""
-    if columns is None:
-        return list(COLUMNS)
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise ClientError(f"columns must be a list of different names, not {columns!r}; a topic has {', '.join(COLUMNS)}", repr(columns)[:200])
-    for name in columns:
-        if name not in COLUMNS:
-            raise ClientError(f"there is no column {name!r}; a topic has {', '.join(COLUMNS)}", name)
-    return list(columns)
 
 
 class TopicDatasource(Datasource):

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.actors.clients import PullConsumer
+from rmq_ray.client.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
-from rmq_ray.data.read import check_columns
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import normal, offsets_json
@@ -75,7 +75,7 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
         raise ClientError(f"batch_size must be at least 1, not {batch_size}", batch_size)
     if commit not in COMMITS:
         raise ClientError(f"commit must be 'next' or 'manual', not {commit!r}", repr(commit)[:80])
-    chosen = None if columns is None else check_columns(columns)
+    chosen = None if columns is None else checked_columns(columns, ClientError)
     options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
 
     def open_consumer() -> PullConsumer:

@@ -19,6 +19,7 @@ from ray.data.block import BlockAccessor
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.partition_sink import Target, send_partition
 from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -59,11 +60,10 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     """
     check_bulk_topic(topic)
     check_name(once)
-    if not 0.001 <= timeout <= 3_600:
-        raise ClientError(f"timeout must be a millisecond to an hour, in seconds, not {timeout!r}", timeout)
+    timeout_ms = frame_timeout_ms(timeout, ClientError)
     discovery = discovery_for(cluster, name_servers, secret)
     columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
-    target = Target(topic, columns, discovery.lookup(), int(timeout * 1000), group=GROUP)
+    target = Target(topic, columns, discovery.lookup(), timeout_ms, group=GROUP)
     options = dataset.context.execution_options
     kept_order = options.preserve_order
     if once is not None:

@@ -135,10 +135,12 @@ class Batches:
         """The batch up to there is done: retention may take what it read. Tell the brokers how far the group is, so that its lag can be seen. The
         checkpoint counts, so a failure is only logged.
         """
-        done = [pinned for pinned in self._pinned if all(offset <= end.offsets.get(queue, -1) for queue, offset in pinned[0].offsets.items())]
-        self._pinned = [pinned for pinned in self._pinned if pinned not in done]
-        for _, plan in done:
-            plan.release()
+        pinned, self._pinned = self._pinned, []
+        for upto, plan in pinned:
+            if all(offset <= end.offsets.get(queue, -1) for queue, offset in upto.offsets.items()):
+                plan.release()
+            else:
+                self._pinned.append((upto, plan))
         news = {queue: offset for queue, offset in end.offsets.items() if self._told.get(queue) != offset}
         if self.reading.group is None or not news:
             return

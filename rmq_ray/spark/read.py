@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
@@ -94,9 +95,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     ``OffsetOutOfRange`` (an offset outside of the queue), ``ClientError`` for other wrong positions, ``SparkError`` for wrong columns and
     ``ClusterError`` where a broker of the cluster stays away for 30 s: the queues that it holds would be missing.
     """
-    name = topic if pattern is None else pattern
-    if name is None or (topic is not None and pattern is not None):
-        raise SparkError("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic))
+    name = topic_or_pattern(topic, pattern, SparkError)
     wanted = wanted_rows(columns, tags, key, kafka_compat)
     require_session(session)
     count = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
@@ -122,7 +121,7 @@ def wanted_rows(columns: Sequence[str] | None, tags: Any, key: Any, kafka_compat
         raise SparkError("kafka_compat has the columns of Spark's Kafka source; choose among them with select()", repr(columns))
     if key is not None and (not isinstance(key, str) or not key):
         raise SparkError(f"key must be one of the messages' keys, a string, not {key!r:.80}", repr(key)[:80])
-    return Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(check_columns(columns)), tags_of_rows(tags), key)
+    return Rows(tuple(KAFKA_NEEDS) if kafka_compat else tuple(checked_columns(columns, SparkError)), tags_of_rows(tags), key)
 
 
 def require_session(session: Any) -> None:
@@ -131,18 +130,6 @@ def require_session(session: Any) -> None:
     if context is None or context._jsc is None:
         what = "one that was stopped" if context is not None else f"{session!r:.80}"
         raise SparkError(f"the first argument must be a running SparkSession of this process, like that of rmq_ray.spark.session(), not {what}", what)
-
-
-def check_columns(columns: Sequence[str] | None) -> list[str]:
-    """The columns as asked for, all for None; ``SparkError`` for none, unknown ones and repeats."""
-    if columns is None:
-        return list(FIELDS)
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise SparkError(f"columns must be a list of different names, not {columns!r}; a topic has {', '.join(FIELDS)}", repr(columns))
-    for name in columns:
-        if name not in FIELDS:
-            raise SparkError(f"unknown column {name!r}; a topic has {', '.join(FIELDS)}", name)
-    return list(columns)
 
 
 def _reader(

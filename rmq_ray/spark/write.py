@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.arrow_columns import Columns
+from rmq_ray.client.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.partition_sink import Target
 from rmq_ray.client.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -82,7 +83,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
     check_schema(df, columns)
     discovery = discovery_for(cluster, name_servers, secret)
-    target = Target(topic, columns, discovery.lookup(), timeout_in_ms(timeout))
+    target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
     rows = df.select(*(f"`{name}`" for name in columns.names()))
     if once is not None:
         named = once if isinstance(once, Once) else Once(once)
@@ -90,13 +91,6 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
         target = Target(topic, columns, target.where, target.timeout_ms, named.write, tuple(queues))
         rows = settled(rows, columns, named.partitions)
     return send(rows, target, progress)
-
-
-def timeout_in_ms(timeout: float) -> int:
-    """``SparkError`` for none."""
-    if not 0.001 <= timeout <= 3_600:
-        raise SparkError(f"timeout must be a millisecond to an hour, in seconds, not {timeout!r}", timeout)
-    return int(timeout * 1000)
 
 
 def check_schema(df: DataFrame, columns: Columns) -> None:

@@ -274,6 +274,11 @@ class FileSystem:
         except OSError as error:
             raise _typed(error, "remove", path) from error
 
+    def remove_whole(self, path: str) -> None:
+        """Remove a small file durably; a missing one is fine."""
+        self.unlink(path)
+        self.sync_dir(os.path.dirname(path))
+
     def remove_dir(self, path: str) -> None:
         """Remove an empty directory; a missing one is fine."""
         try:

@@ -24,8 +24,7 @@ def judge(files: FileSystem, root: str, lost: bool) -> bool:
 def absolve(files: FileSystem, root: str) -> None:
     """The log is whole: its master says so, or it is the measure now."""
     if files.exists(_path(root)):
-        files.unlink(_path(root))
-        files.sync_dir(f"{root}/{OURS}")
+        files.remove_whole(_path(root))
 
 
 def _path(root: str) -> str:

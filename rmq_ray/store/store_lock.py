@@ -79,8 +79,7 @@ class StoreLock:
 
     def mark_stopped(self) -> None:
         """Remove the abort file: everything was flushed."""
-        self._files.unlink(f"{self._root}/abort")
-        self._files.sync_dir(self._root)
+        self._files.remove_whole(f"{self._root}/abort")
 
     def _check(self, path: str, expected: str | None, broker_name: str) -> str:
         try:

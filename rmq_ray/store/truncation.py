@@ -27,8 +27,7 @@ logger = logging.getLogger("rmq_ray.store")
 def mark_truncation(files: FileSystem, root: str, log_offset: int) -> None:
     """From now on the log ends at ``log_offset``, whatever happens; our checkpoint speaks of a longer one and goes. Durable on return."""
     files.write_whole(_path(root), b"%d\n" % log_offset)
-    files.unlink(f"{root}/{OURS}/checkpoint")
-    files.sync_dir(f"{root}/{OURS}")
+    files.remove_whole(f"{root}/{OURS}/checkpoint")
 
 
 def pending_truncation(files: FileSystem, root: str) -> int | None:
@@ -64,8 +63,7 @@ def cut_lists(log_offset: int, epochs: EpochFile, quarantine: Quarantine, index:
 def finish_truncation(files: FileSystem, root: str) -> None:
     """A checkpoint of the shorter log is on disk."""
     if files.exists(_path(root)):
-        files.unlink(_path(root))
-        files.sync_dir(f"{root}/{OURS}")
+        files.remove_whole(_path(root))
 
 
 def _path(root: str) -> str:

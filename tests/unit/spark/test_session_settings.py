@@ -16,7 +16,7 @@ import rmq_ray as rmq
 from rmq_ray.errors import ClusterError, SparkError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.spark.java import ADD_OPENS
-from rmq_ray.spark.read import FIELDS, check_columns
+from rmq_ray.spark.read import FIELDS
 from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, parse_memory, require_cpus, require_room, settings
 
 GB = 1 << 30
@@ -121,13 +121,6 @@ def test_sparks_columns_are_the_public_ones_in_their_order_and_of_types_that_agr
         "array<string>": pa.list_(pa.string()), "map<string,string>": pa.map_(pa.string(), pa.string()),
     }  # fmt: skip
     assert [arrow[kind] for kind in FIELDS.values()] == SCHEMA.types
-
-
-def test_columns_are_checked_before_anything_is_read() -> None:
-    assert check_columns(None) == list(FIELDS) and check_columns(("body", "tag")) == ["body", "tag"]
-    for wrong, message in ((["value"], "unknown column 'value'; a topic has topic, broker"), ([], "list of different names"), (["tag", "tag"], "different")):
-        with pytest.raises(SparkError, match=message):
-            check_columns(wrong)
 
 
 def test_the_versions_that_work_together_are_the_ones_that_are_declared() -> None:
