@@ -180,7 +180,7 @@ def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -
         ({"after": "latest"}, "what .position was"),
         ({"after": '{"orders":{"broker-a":{"0":-1}}}'}, "what .position was"),
         ({"after": "{"}, "no JSON"),
-        ({"columns": ["colour"]}, "no column 'colour'"),
+        ({"columns": ["colour"]}, "unknown column 'colour'"),
         ({"group": "bad group"}, "bad group"),
     ],
 )
