@@ -174,9 +174,9 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
         handle = gateway.create(ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan))
         _wait_until_serving(name, handle, timeout_s)
         awaiting.for_registrations(names.broker(name, copy.broker_name, copy.broker_id) for _, copy in plan.all_copies() if plan.ledger)
-        return Cluster(name)
-    _wait_until_serving(name, handle, timeout_s)
-    return Cluster(name)
+    else:
+        _wait_until_serving(name, handle, timeout_s)
+    return connect(name)
 
 
 def plan(config: str | Path) -> Survey:

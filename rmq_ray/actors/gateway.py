@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,12 +31,38 @@ FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
 _control_plane: ThreadOffload | None = None  # of this process
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
+_parents_worker: str | None = None
+"""In a forked child: the worker id of its parent, whose threads are not here, so that no call to Ray would ever be answered."""
+_addresses: dict[str, ClusterAddress] = {}
+"""Of the clusters that were looked up in this process: what a forked child of it can still reach."""
 
 
 def require_ray() -> None:
-    """``ClusterError`` where this process has no Ray connection."""
+    """``ClusterError`` where this process has no Ray connection, or only its parent's."""
     if not ray.is_initialized():
         raise ClusterError("Ray is not initialised in this process: call ray.init() first, or give name_servers=... and secret=...")
+    if _is_inherited():
+        raise ClusterError(
+            "this process was forked from one that uses Ray, which does not work in it: start it with multiprocessing's 'spawn' or as a Ray task, "
+            "or connect to the cluster before the fork: new producers and consumers of it work then"
+        )
+
+
+def _worker_id() -> str:
+    return str(ray.get_runtime_context().get_worker_id())
+
+
+def _remember_the_parent() -> None:
+    global _parents_worker
+    _parents_worker = _worker_id() if ray.is_initialized() else None
+
+
+def _is_inherited() -> bool:
+    """Whether what this process has of Ray is its parent's; no more once it has called ``ray.shutdown`` and ``ray.init`` itself."""
+    return _parents_worker is not None and ray.is_initialized() and _worker_id() == _parents_worker
+
+
+os.register_at_fork(after_in_child=_remember_the_parent)
 
 
 def find(name: str) -> Any | None:
@@ -243,9 +270,12 @@ def kill(name: str, *, for_good: bool) -> bool:
 
 
 def cluster_address(cluster: str) -> ClusterAddress:
-    """Name servers and secret of a cluster, from its controller. ``ClusterError`` where it does not run."""
+    """Name servers and secret of a cluster, from its controller; in a forked child as its parent knew them. ``ClusterError`` where it does not run."""
+    if cluster in _addresses and _is_inherited():
+        return _addresses[cluster]
     address = call(_controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
     assert isinstance(address, ClusterAddress)
+    _addresses[cluster] = address
     return address
 
 

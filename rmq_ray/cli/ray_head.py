@@ -60,6 +60,11 @@ class Head:
         """As Ray takes it."""
         return f"{self.host}:{self.port}"
 
+    def is_at(self, address: str) -> bool:
+        """Whether this address of it, or of this machine, is meant."""
+        host, _, port = address.rpartition(":")
+        return address == self.address or (host in ("127.0.0.1", "localhost") and port == str(self.port))
+
 
 def running() -> list[Head]:
     """Heads of this user on this machine, by port."""
@@ -100,7 +105,7 @@ def find(address: str, port: int | None = None) -> str | None:
 
 def needs_token(address: str) -> bool:
     """Whether a head on this machine demands Ray's token (RAY_AUTH_MODE=token), and this process was not told to send one."""
-    return environment("RAY_AUTH_MODE") is None and any(head.address == address and head.demands_token for head in running())
+    return environment("RAY_AUTH_MODE") is None and any(head.is_at(address) and head.demands_token for head in running())
 
 
 def start(port: int | None) -> Head:
@@ -149,7 +154,7 @@ def alone() -> Iterator[None]:
 def ours(address: str) -> Head | None:
     """The head at an address if ``start`` started it and it still runs."""
     for head in running():
-        if head.address == address or (address.partition(":")[0] in ("127.0.0.1", "localhost") and address.endswith(f":{head.port}")):
+        if head.is_at(address):
             note = _note(head.port)
             if note.is_file() and json.loads(note.read_text()).get("session_id") == head.session_id:
                 return head

@@ -68,8 +68,8 @@ def test_an_address_that_was_given_is_taken_if_it_answers(heads: list[Head], mon
 
 def test_a_token_is_sent_only_to_a_head_here_that_demands_it_and_where_nothing_else_was_said(heads: list[Head], monkeypatch: pytest.MonkeyPatch) -> None:
     heads += [ONE, TWO]
-    assert ray_head.needs_token(TWO.address)
-    assert not ray_head.needs_token(ONE.address) and not ray_head.needs_token("10.9.9.9:1")
+    assert ray_head.needs_token(TWO.address) and ray_head.needs_token("127.0.0.1:7001") and ray_head.needs_token("localhost:7001")
+    assert not ray_head.needs_token(ONE.address) and not ray_head.needs_token("10.9.9.9:1") and not ray_head.needs_token("127.0.0.1:6379")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert not ray_head.needs_token(TWO.address)
 
