@@ -28,7 +28,7 @@ from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
 from rmq_ray.client.timers import Timers
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import BrokerUnreachable, ClientError, RemotingError, SendTimeout
+from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RemotingError, SendTimeout
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC
@@ -176,14 +176,21 @@ class ProducerCore:
         return self._send_load(load, queue, pinned, timeout_ms)
 
     def find_queues(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
-        """The queues of a topic; asks again, with pauses, while no name server answers. ``TopicNotFound``, ``BrokerUnreachable``."""
-        info = self.instance.routes.publish(topic)
+        """The queues of a topic; asks again, with pauses, while no name server answers or no master is there. ``NoRoute``, ``BrokerUnreachable``."""
+        routes = self.instance.routes
+        info = routes.publish(topic)
         if info is not None and info.queues:
             return info.queues
         deadline, pause = self.clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS
         while True:
             try:
-                return self.instance.routes.find_publish(topic, self.config.default_topic_queues).queues
+                return routes.find_publish(topic, self.config.default_topic_queues).queues
+            except NoRoute as error:
+                if not routes.is_between_masters(topic):
+                    raise
+                if self.clock.monotonic_ms() + pause >= deadline:
+                    said = f"no broker takes messages of topic {topic!r} now, after {timeout_ms:.0f} ms"
+                    raise NoRoute(f"{said}: its master is gone, is drained, or the topic is not writable any more; nothing was sent", topic) from error
             except RemotingError as error:
                 if self.clock.monotonic_ms() + pause >= deadline:
                     raise BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {error}; nothing was sent", topic) from error

@@ -46,6 +46,7 @@ class RouteCache:
         self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, dict[int, Address]] = {}
         self._avoided: frozenset[Address] = frozenset()
+        self._written: set[str] = set()
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -56,6 +57,11 @@ class RouteCache:
     def publish(self, topic: str) -> PublishInfo | None:
         """The cached list of queues to write; None when the topic was never looked up."""
         return self._publish.get(topic)
+
+    def is_between_masters(self, topic: str) -> bool:
+        """Whether a topic without queues to write may have some in a moment: it had some before (its master died or is drained), or a master is missing."""
+        route = self._routes.get(topic)
+        return topic in self._written or (route is not None and any(MASTER_ID not in data.addresses for data in route.brokers))
 
     def subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
         """The cached list of queues to read; empty when there is none."""
@@ -199,7 +205,9 @@ class RouteCache:
                 self._replaced.append(before)
         if route == self._routes.get(topic):
             return False
-        self._publish[topic] = publish_info(topic, route)
+        self._publish[topic] = info = publish_info(topic, route)
+        if info.ok:
+            self._written.add(topic)
         self._subscribe[topic] = subscribe_queues(topic, route)
         self._routes[topic] = route
         return True

@@ -1,0 +1,98 @@
+"""A topic has nobody to write to for a moment: its master died, or is drained before a hand-over. Sends that begin then wait for the next one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.client.admin import Admin
+from rmq_ray.client.producer import Producer
+from rmq_ray.config import ReplicationMode
+from rmq_ray.errors import NoRoute
+from rmq_ray.model.message import Message, SendResult, SendStatus
+from tests.support.live_cluster import LiveCluster
+from tests.support.reigned import ReignedCluster
+from tests.support.waiting import eventually
+
+SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}
+KINDS: dict[str, Callable[[Producer], list[SendResult]]] = {
+    "send": lambda producer: [producer.send("orders", b"x")],
+    "send_async": lambda producer: [producer.send_async("orders", b"x").result(20)],
+    "send_batch": lambda producer: list(producer.send_batch([Message("orders", b"x")])),
+}
+
+
+def without_queues(producer: Producer, topic: str) -> bool:
+    """The producer has learnt that the topic can be written nowhere."""
+    core = producer._core
+    assert core is not None
+    core.instance.routes.refresh(topic)
+    info = core.instance.routes.publish(topic)
+    return info is not None and not info.queues
+
+
+def begun(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(tmp_path: Path, kind: str) -> None:
+    with ReignedCluster(tmp_path, 3, SYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+        cluster.settled()
+        producer.send("orders", b"0")
+        cluster.kill(0)
+        eventually(lambda: without_queues(producer, "orders"))
+        sent: list[SendResult] = []
+        thread = begun(lambda: sent.extend(KINDS[kind](producer)))
+        cluster.elect()
+        thread.join(20)
+        assert [result.status for result in sent] == [SendStatus.SEND_OK]
+
+
+def test_a_producer_that_starts_while_nobody_reigns_waits_for_the_next_master(tmp_path: Path) -> None:
+    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+        cluster.settled()
+        Admin(cluster).create_topic("orders", queues=1)
+        cluster.settled()
+        eventually(lambda: len(Admin(cluster).route("orders").brokers[0].addresses) == 3)
+        cluster.kill(0)
+        with Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+            sent: list[SendResult] = []
+            thread = begun(lambda: sent.append(producer.send("orders", b"x")))
+            eventually(lambda: without_queues(producer, "orders"))
+            cluster.elect()
+            thread.join(20)
+        assert [result.status for result in sent] == [SendStatus.SEND_OK]
+
+
+def test_sends_wait_for_the_end_of_a_drain_as_long_as_their_time_out_and_fail_as_not_stored_then(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+        admin = Admin(cluster)
+        producer.send("orders", b"0")
+        admin.drain_broker("broker-a")
+        eventually(lambda: without_queues(producer, "orders"))
+        with pytest.raises(NoRoute, match="after 300 ms"):
+            producer.send("orders", b"too late", timeout=0.3)
+        sent: list[SendResult] = []
+        thread = begun(lambda: sent.append(producer.send("orders", b"1")))
+        admin.undrain_broker("broker-a")
+        thread.join(20)
+        assert [result.status for result in sent] == [SendStatus.SEND_OK]
+        admin.close()
+
+
+def test_a_topic_that_was_never_writable_is_refused_at_once(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path, broker={"auto_create_topics": False}) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+        admin = Admin(cluster)
+        admin.create_topic("read-only", queues=1, permission=4)
+        began = time.monotonic()
+        with pytest.raises(NoRoute, match="no broker serves it for writing"):
+            producer.send("read-only", b"x")
+        assert time.monotonic() - began < 5
+        admin.close()
