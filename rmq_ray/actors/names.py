@@ -12,6 +12,8 @@ _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def check_cluster_name(cluster: str) -> str:
     """The name itself; ``ConfigError`` where it does not fit."""
+    if not isinstance(cluster, str):
+        raise ConfigError(f"cluster must be a cluster's name, like 'default', not {cluster!r:.80}; of a Cluster give its name", repr(cluster)[:80])
     if not _CLUSTER.fullmatch(cluster):
         raise ConfigError(f"cluster name {cluster!r} must be 1 to 64 letters, digits, '_' or '-'", cluster)
     return cluster

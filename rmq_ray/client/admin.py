@@ -48,8 +48,8 @@ class Admin(AdminGroups, AdminMessages, AdminArrow, AdminBrokers):
         check_topic(name)
         reading, writing = (queues if count is None else count for count in (read_queues, write_queues))
         for count in (reading, writing):
-            if not 1 <= count <= QUEUES_MAX:
-                raise ClientError(f"queues must be 1 to {QUEUES_MAX}, not {count}", count)
+            if type(count) is not int or not 1 <= count <= QUEUES_MAX:
+                raise ClientError(f"queues must be a whole number, 1 to {QUEUES_MAX}, not {count!r:.80}", repr(count)[:80])
         if permission not in (2, 4, 6):
             raise ClientError(f"permission must be 2 (write), 4 (read) or 6 (both), not {permission}", permission)
         header = CreateTopicHeader(topic=name, default_topic=DEFAULT_TOPIC, read_queues=reading, write_queues=writing, permission=permission, order=order)

@@ -5,6 +5,7 @@ Decides which values are legal; every refusal is a ``ConfigError`` that names th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,6 +115,13 @@ def check_listener(listener: object) -> None:
         raise ConfigError(f"listener {listener!r:.80} is not callable; give a function of (messages, ctx)", repr(listener)[:80])
     if isinstance(listener, type):
         raise ConfigError(f"listener {listener.__name__} is a class: give an object of it, which is called with (messages, ctx)", listener.__name__)
+    try:
+        inspect.signature(listener).bind([], None)
+    except TypeError as error:
+        name = getattr(listener, "__name__", repr(listener))
+        raise ConfigError(f"listener {name:.80} cannot be called with (messages, ctx): {error}; every message would be a failed one", name[:80]) from None
+    except ValueError:
+        pass  # of what is not written in Python nobody knows
 
 
 def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:

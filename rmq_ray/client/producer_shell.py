@@ -17,6 +17,7 @@ from rmq_ray.client.send_hooks import SendCheck, SendHook, checked_hooks
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
+from rmq_ray.errors import ConfigError
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group
@@ -38,6 +39,8 @@ class ProducerShell:
         checks: Sequence[SendCheck] = (),
         **settings: Any,
     ) -> None:
+        if config is not None and not isinstance(config, ProducerConfig):
+            raise ConfigError(f"config must be a ProducerConfig, not {config!r:.80}", repr(config)[:80])
         base = (config or ProducerConfig()).but(**settings)
         base = base if group is None else base.but(group=group)
         base = base.but(group=with_namespace(base.namespace, base.group))

@@ -23,6 +23,7 @@ from rmq_ray.client.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer_options import as_ms, check_subscriptions
 from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.offset_store import ReadOffset
+from rmq_ray.client.outgoing import TIMEOUT_S_MAX
 from rmq_ray.client.pausing import Pausable
 from rmq_ray.client.pull_engine import PullEngine
 from rmq_ray.client.pull_life import PullLife
@@ -60,6 +61,8 @@ class PullConsumer(PullLife):
 
         ``expression`` filters the queues' topics, as in ``subscribe``. ``ClientError`` after ``subscribe``.
         """
+        if not isinstance(queues, Iterable):
+            raise ClientError(f"assign() takes a list of MessageQueue, not {queues!r:.80}; take them from fetch_message_queues(topic)", repr(queues)[:80])
         chosen = frozenset(map(self._whole_queue, queues))
         if self._subscribing:
             raise ClientError("assign() after subscribe(): a pull consumer does one or the other; make another one", self._group)
@@ -101,6 +104,7 @@ class PullConsumer(PullLife):
         _check_whole("max_messages", max_messages)
         if not 1 <= max_messages <= POLL_MAX:
             raise ClientError(f"max_messages must be 1 to {POLL_MAX}, not {max_messages}", max_messages)
+        _check_wait(timeout)
         engine = self._running()
         if not self._subscribing and not self._assigned:
             raise NotAssigned(f"pull consumer of group {self._group!r} has no queues: assign([...]) or subscribe(topic) first", self._group)
@@ -159,6 +163,8 @@ class PullConsumer(PullLife):
 
     def offsets_for_times(self, times: Mapping[MessageQueue, datetime | int]) -> dict[MessageQueue, int]:
         """Of each queue the first message stored at or after its time (datetime, or ms since 1970)."""
+        if not isinstance(times, Mapping):
+            raise ClientError(f"offsets_for_times() takes {{queue: time}}, not {times!r:.80}", repr(times)[:80])
         asked = {queue: as_ms(moment) for queue, moment in times.items()}
         return {queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()}
 
@@ -175,8 +181,10 @@ class PullConsumer(PullLife):
         held = engine.parts.assigned.snapshot()
         if batch is None:
             offsets = {queue: work.position for queue, work in held.items()}
-        else:
+        elif isinstance(batch, PulledBatch | Mapping):
             offsets = dict(batch.next_offsets if isinstance(batch, PulledBatch) else batch)
+        else:
+            raise ClientError(f"commit() takes what poll() returned, or {{queue: next offset}}, not {batch!r:.80}", repr(batch)[:80])
         taken = {queue: offset for queue, offset in offsets.items() if queue in held}
         if isinstance(batch, Mapping):
             for queue, offset in taken.items():
@@ -274,6 +282,11 @@ class PullConsumer(PullLife):
         if found is None:
             raise ConsumeError(f"no broker told where the group begins in {queue} in time; is {queue.broker_name} up?", str(queue))
         return found
+
+
+def _check_wait(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout < TIMEOUT_S_MAX:
+        raise ClientError(f"timeout must be 0 to {TIMEOUT_S_MAX:.0f} seconds, not {timeout!r:.80}; poll again to wait on", repr(timeout)[:80])
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -89,7 +89,7 @@ class ReceivedMessage(MessageExt):
 
     def nack(self, delay: float = 0.0) -> None:
         """Give it back: it comes again after ``delay`` seconds, with one more in ``reconsume_times``; after the last retry it is a dead letter."""
-        self._give_back(Settle.CHANGE, delay_ms(delay, 0))
+        self._give_back(Settle.CHANGE, delay_ms("delay", delay, 0))
 
     def reject(self) -> None:
         """Nobody shall get it again: it goes to the group's dead letters now."""
@@ -98,7 +98,7 @@ class ReceivedMessage(MessageExt):
     def extend(self, invisible: float) -> None:
         """It stays yours for ``invisible`` seconds from now on. May be repeated as long as you work. Raises as ``ack``."""
         self._check_kept()
-        span_ms = delay_ms(invisible, INVISIBLE_MS_MIN)
+        span_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         self._lease.settler.settle((SettleTask(self._lease, Settle.CHANGE, 1 << self._i, span_ms),))
 
     def _give_back(self, action: Settle, after_ms: int) -> None:
@@ -125,13 +125,16 @@ def messages_of(page: Page, lease: ClientLease, indices: Sequence[int] | None, n
 def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
     """Acknowledge all of them, one request a broker. Raises as ``ReceivedMessage.ack``."""
     picked: dict[ClientLease, list[int]] = {}
-    for message in messages:
-        lease = message._lease
-        indices = picked.get(lease)
-        if indices is None:
-            picked[lease] = [message._i]
-        else:
-            indices.append(message._i)
+    try:
+        for message in messages:
+            lease = message._lease
+            indices = picked.get(lease)
+            if indices is None:
+                picked[lease] = [message._i]
+            else:
+                indices.append(message._i)
+    except (TypeError, AttributeError):
+        raise ClientError(f"ack_all() takes messages that receive() returned, not {messages!r:.80}", repr(messages)[:80]) from None
     tasks = []
     for lease, indices in picked.items():
         mask = mask_of_indices(indices, lease.count)
@@ -167,8 +170,8 @@ def mask_of_indices(indices: Sequence[int], count: int) -> int:
     return mask
 
 
-def delay_ms(seconds: object, low_ms: int) -> int:
-    """Seconds as ms. Raises ``ClientError`` outside of the limits (12 hours at most)."""
+def delay_ms(name: str, seconds: object, low_ms: int) -> int:
+    """Seconds as ms. Raises ``ClientError``, which names the argument, outside of the limits (12 hours at most)."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not low_ms <= seconds * 1000 <= INVISIBLE_MS_MAX:
-        raise ClientError(f"a time of {seconds!r} s: give {low_ms / 1000:g} to {INVISIBLE_MS_MAX // 1000} seconds", repr(seconds)[:80])
+        raise ClientError(f"{name} is {seconds!r:.80}: give {low_ms / 1000:g} to {INVISIBLE_MS_MAX // 1000} seconds", repr(seconds)[:80])
     return round(seconds * 1000)

@@ -88,7 +88,7 @@ class SimpleConsumer:
         self._group = group
         self._start_from = STARTS[start_from]
         self._retries_max = max_reconsume_times
-        self._ack_timeout_ms = delay_ms(ack_timeout, 1)
+        self._ack_timeout_ms = delay_ms("ack_timeout", ack_timeout, 1)
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
@@ -162,8 +162,8 @@ class SimpleConsumer:
         """
         if not _is_number(max_messages, 1, MESSAGES_MAX):
             raise ClientError(f"max_messages must be 1 to {MESSAGES_MAX}, not {max_messages!r}", repr(max_messages)[:80])
-        invisible_ms = delay_ms(invisible, INVISIBLE_MS_MIN)
-        deadline_ms = self._clock.monotonic_ms() + delay_ms(wait, 0)
+        invisible_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
+        deadline_ms = self._clock.monotonic_ms() + delay_ms("wait", wait, 0)
         client = self._running()
         pop = PopRecords(
             self._group, self._topic, max_messages, PAGE_BYTES, invisible_ms, 0, int(self._start_from is STARTS["first"]), self._retries_max,

@@ -117,6 +117,7 @@ def test_hooks_and_checks_that_could_never_be_called_are_refused_at_once(cluster
     [
         {"namespace": 3}, {"namespace": "a b"}, {"namespace": "a%b"}, {"namespace": None}, {"linger_ms": "2"}, {"linger_ms": None}, {"retries": True},
         {"retries": 1.5}, {"trace": "yes"}, {"trace_topic": ""}, {"idempotent": 1}, {"send_timeout_ms": "3"}, {"compression_level": "9"},
+        {"config": 5}, {"config": {"retries": 3}},
     ],
 )  # fmt: skip
 def test_settings_of_another_kind_are_refused(cluster: TinyCluster, wrong: dict[str, Any]) -> None:

@@ -341,6 +341,15 @@ def test_misuse_is_told(cluster: PullCluster) -> None:
             pc.poll(0)
         with pytest.raises(ClientError, match="max_messages"):
             pc.poll("x")  # type: ignore[arg-type]
+        for timeout in (None, "1", float("nan"), float("inf")):
+            with pytest.raises(ClientError, match="timeout must be"):
+                pc.poll(1, timeout=timeout)  # type: ignore[arg-type]
+        with pytest.raises(ClientError, match=r"\{queue: time\}"):
+            pc.offsets_for_times(QUEUES[0])  # type: ignore[arg-type]
+        with pytest.raises(ClientError, match="takes what poll"):
+            pc.commit(QUEUES[0])  # type: ignore[arg-type]
+        with pytest.raises(ClientError, match="list of MessageQueue"):
+            pc.assign(None)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="moment"):
             pc.offsets_for_times({QUEUES[0]: "x"})  # type: ignore[dict-item]
         with pytest.raises(ClientError, match="no MessageQueue"):

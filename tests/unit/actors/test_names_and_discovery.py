@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
 from rmq_ray.actors import names
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
+from rmq_ray.cluster import Cluster
 from rmq_ray.errors import ClusterError, ConfigError
 
 
@@ -32,6 +34,12 @@ def test_names_that_would_not_fit_are_refused_everywhere(name: str) -> None:
     for make in (names.check_cluster_name, names.controller, RayDiscovery):
         with pytest.raises(ConfigError, match="cluster name"):
             make(name)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"default", Cluster("default")])
+def test_a_cluster_is_given_by_its_name(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a cluster's name"):
+        discovery_for(given, None, b"")
 
 
 @pytest.mark.parametrize("given", ["10.0.0.1:9876;10.0.0.2:9876", ["10.0.0.1:9876", "10.0.0.2:9876"], " 10.0.0.1:9876 ; 10.0.0.2:9876; "])

@@ -30,6 +30,8 @@ def admin() -> Admin:
         ("create_topic", ("bad topic",)),
         ("create_topic", ("t", 0)),
         ("create_topic", ("t", 10_001)),
+        ("create_topic", ("t", "4")),
+        ("create_topic", ("t", True)),
         ("delete_topic", ("",)),
         ("route", ("x" * 128,)),
         ("describe_topic", ("ä",)),

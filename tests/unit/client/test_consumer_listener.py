@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -175,8 +176,21 @@ def test_a_listener_is_a_callable_or_a_coroutine_function() -> None:
     check_listener(Callable())
     check_listener(lambda messages, ctx: None)
     check_listener(coroutine)
+    for good in (lambda *both: None, lambda messages, ctx, more=1: None, print, min, functools.partial(lambda more, messages, ctx: None, 1)):
+        check_listener(good)
     for wrong in (None, "f", Callable):
         with pytest.raises(ConfigError):
+            check_listener(wrong)
+
+
+def test_a_listener_that_every_message_would_fail_in_is_refused_before_the_first_one() -> None:
+    class Method:
+        def handle(self, message: Any) -> None: ...
+
+    async def coroutine(message: Any) -> None: ...
+
+    for wrong in (lambda: None, lambda message: None, lambda messages, ctx, more: None, lambda messages, *, ctx: None, Method().handle, coroutine):
+        with pytest.raises(ConfigError, match=r"\(messages, ctx\)"):
             check_listener(wrong)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,5 +111,11 @@ def test_repeated_messages_count_once() -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 43_201, float("nan"), "5", None, True])
 def test_times_out_of_range_are_refused(seconds: object) -> None:
-    with pytest.raises(ClientError, match="seconds"):
-        delay_ms(seconds, 0)  # type: ignore[arg-type]
+    with pytest.raises(ClientError, match="wait is .*seconds"):
+        delay_ms("wait", seconds, 0)
+
+
+@pytest.mark.parametrize("wrong", [5, [b"body"], [None]])
+def test_only_messages_can_be_acknowledged(wrong: Any) -> None:
+    with pytest.raises(ClientError, match="receive"):
+        ack_messages(wrong, True)
