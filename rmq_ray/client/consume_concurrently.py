@@ -52,9 +52,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
-        put = self._ready.put
-        for batch in batches:
-            put(batch)
+        self._ready.put_all(batches)
 
     # --- one batch -----------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Generic, TypeVar
 
 from rmq_ray.client.assigned_queue import ReadyBatch
 from rmq_ray.client.consumer_parts import ConsumerParts
+from rmq_ray.client.ready_queue import ReadyQueue
 from rmq_ray.errors import ConsumeError
 
 IDLE_WAIT_S = 5.0
@@ -29,7 +30,7 @@ class ConsumingThreads(ABC, Generic[T]):
     def __init__(self, parts: ConsumerParts, log: logging.Logger) -> None:
         self._parts = parts
         self._log = log
-        self._ready: SimpleQueue[T | None] = SimpleQueue()
+        self._ready: ReadyQueue[T | None] = ReadyQueue()
         self._threads: list[threading.Thread] = []
         self._size = 0
         self._stopping = False
