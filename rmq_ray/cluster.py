@@ -68,7 +68,8 @@ class Cluster:
         members += [names.hold_service(self.name, key) for key, config in plan.all_copies() if config.hold_link]
         handles = {member: gateway.find(member) for member in members}
         for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
-            found[member.partition("/")[2]] = _state_of(handles[member], answer)
+            is_stopped = found["supervision"].get(member, {}).get("stopped")
+            found[member.partition("/")[2]] = {"state": "stopped"} if is_stopped else _state_of(handles[member], answer)
         found["replicas"] = copies.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
 
@@ -92,14 +93,24 @@ class Cluster:
         why not, ``ConfigError`` where there is no such broker or replica.
         """
         controller = self._controller()
-        plan: ClusterPlan = gateway.call(controller, "plan")
-        numbers = [config.broker_id for _, config in plan.all_copies() if config.broker_name == broker_name]
+        numbers = self._numbers(controller, broker_name, replica)
         if len(numbers) < 2:
+            plan: ClusterPlan = gateway.call(controller, "plan")
             having = ", ".join(sorted(plan.replicas)) or "none"
             raise ConfigError(f"broker {broker_name!r} has no slaves here; those that have: {having}", broker_name)
-        if replica is not None and replica not in numbers:
-            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}, not {replica!r}", replica)
         return dict(gateway.call(controller, "promote", broker_name, replica, force, timeout_s=timeout_s))
+
+    def stop_broker(self, broker_name: str, replica: int | None = None, *, force: bool = False, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+        """Stop one copy of a broker gracefully until ``start_broker``; its data stay. A master with slaves hands over first: no send fails.
+
+        ``replica`` may be left out where there are no slaves. Without ``force``, ``PromotionRefused`` where nobody could take over, or where too few copies
+        would be left for an acknowledgement. Returns ``broker``, ``replica``, ``was`` ("running", "stopped"), ``master`` (the replica that reigns now).
+        """
+        return self._copy("stop_copy", broker_name, replica, timeout_s, force)
+
+    def start_broker(self, broker_name: str, replica: int | None = None, *, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+        """The end of ``stop_broker``, on the same store or not at all; returns when it serves: ``broker``, ``replica``, ``was``, ``address``."""
+        return self._copy("start_copy", broker_name, replica, timeout_s)
 
     def stop(self) -> None:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the same path finds them."""
@@ -109,6 +120,24 @@ class Cluster:
         controller = self._controller()
         gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
         gateway.kill(names.controller(self.name), for_good=True)
+
+    def _copy(self, method: str, broker_name: str, replica: int | None, timeout_s: float, *arguments: Any) -> dict[str, Any]:
+        controller = self._controller()
+        numbers = self._numbers(controller, broker_name, replica)
+        if replica is None and len(numbers) > 1:
+            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}: say which one is meant (--replica)", broker_name)
+        number = numbers[0] if replica is None else replica
+        return {"broker": broker_name, "replica": number, **gateway.call(controller, method, broker_name, number, *arguments, timeout_s=timeout_s)}
+
+    def _numbers(self, controller: Any, broker_name: str, replica: int | None) -> list[int]:
+        """Of the broker's copies. ``ConfigError`` where there is no such broker, or none of this number."""
+        plan: ClusterPlan = gateway.call(controller, "plan")
+        numbers = [config.broker_id for _, config in plan.all_copies() if config.broker_name == broker_name]
+        if not numbers:
+            raise ConfigError(f"there is no broker {broker_name!r} here: there are {', '.join(broker.broker_name for broker in plan.brokers)}", broker_name)
+        if replica is not None and replica not in numbers:
+            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}, not {replica!r}", replica)
+        return numbers
 
     def _controller(self) -> Any:
         handle = gateway.find(names.controller(self.name))
@@ -210,6 +239,7 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
         handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=_place_of_controller(made) or gateway.HEAD)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
+    gateway.call(handle, "start_copies", timeout_s=timeout_s)
     awaiting.for_brokers(topology, handle, found, known_stores.read(topology), deadline)
     known_stores.remember(topology, awaiting.identities(topology, handle, found))
     return Cluster(topology.cluster)

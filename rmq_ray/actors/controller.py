@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.copy_service import CopyService
 from rmq_ray.actors.elections import Elections
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.members import Crew, Member, name_servers_of, others_of
@@ -58,6 +59,7 @@ class ControllerShell:
         self._crew = Crew()
         self._elections = Elections(plan, self._ask_replica)
         self._identities: dict[str, str] = dict(plan.identities)
+        self._service = CopyService(plan.cluster, self._crew, self._elections, self._known)
         self._restarted = is_restart()
         spawn(self._run(), "controller")
 
@@ -88,8 +90,22 @@ class ControllerShell:
         return self._known().get(key)
 
     async def members(self) -> dict[str, dict[str, int]]:
-        """Actor name -> kills and creations by this controller."""
+        """Actor name -> kills and creations by this controller, and whether it is stopped."""
         return self._crew.histories()
+
+    # --- single copies ---
+
+    async def stop_copy(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
+        """Stop one copy of a broker until ``start_copy``; see ``CopyService.stop``."""
+        return await self._service.stop(broker_name, replica, force)
+
+    async def start_copy(self, broker_name: str, replica: int) -> dict[str, Any]:
+        """The end of ``stop_copy``; see ``CopyService.start``."""
+        return await self._service.start(broker_name, replica)
+
+    async def start_copies(self) -> list[str]:
+        """Start every copy that is stopped; their actors."""
+        return await self._service.start_all()
 
     # --- who reigns ---
 

@@ -57,7 +57,7 @@ def _row(broker: str, number: int, status: Mapping[str, Any], master: Mapping[st
         "in_sync": _in_sync(number, status, master, election),
         "lag_bytes": lag[0],
         "lag_ms": lag[1],
-        "state": status.get("state", "missing"),
+        "state": "draining" if status.get("draining") and status.get("state") == SERVING else status.get("state", "missing"),
         "error": status.get("error") or copied.get("fault"),
     }
 

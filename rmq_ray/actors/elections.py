@@ -137,6 +137,13 @@ class Election:
         standing = self.rules.standing
         return self.serving_master not in (None, replica) and standing is not None and replica not in standing.assignment.sync_state_set
 
+    def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
+        """Who else may be elected; None where this one may not be, or nobody takes sends."""
+        standing = self.rules.standing
+        if standing is None or self.serving_master is None or replica not in standing.assignment.sync_state_set:
+            return None
+        return tuple(number for number in standing.assignment.sync_state_set if number != replica)
+
     async def forget_store(self, replica: int) -> None:
         """It may come back with another one."""
         async with self._deciding:

@@ -40,7 +40,9 @@ _addresses: dict[str, ClusterAddress] = {}
 def require_ray() -> None:
     """``ClusterError`` where this process has no Ray connection, or only its parent's."""
     if not ray.is_initialized():
-        raise ClusterError("Ray is not initialised in this process: call ray.init() first, or give name_servers=... and secret=...")
+        raise ClusterError(
+            "Ray is not initialised in this process: call ray.init() first; producers and consumers can do without it: name_servers=... and secret=..."
+        )
     if _is_inherited():
         raise ClusterError(
             "this process was forked from one that uses Ray, which does not work in it: start it with multiprocessing's 'spawn' or as a Ray task, "

@@ -79,10 +79,12 @@ class Crew:
         self._handles: dict[str, Any] = {}
         self._watches: dict[str, Watch] = {}
         self._renewed: set[str] = set()
+        self._resting: dict[str, Member] = {}
 
     async def create(self, member: Member) -> None:
         """Make this actor, or attach to the one that runs; from now on it belongs here. ``ClusterError`` while Ray cannot."""
         self._members[member.name] = member.again
+        self._resting.pop(member.name, None)
         self._watches.setdefault(member.name, Watch())
         self._handles[member.name] = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
 
@@ -99,21 +101,39 @@ class Crew:
         """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray does not let it go in time."""
         self._renewed.add(member.name)  # else the supervisor makes it anew, with the old arguments
         try:
-            gateway.kill(member.name, for_good=True)
-            deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
-            while await gateway.find_again(member.name) is not None:
-                if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                    raise ClusterError(f"{member.name} was killed {GONE_MS // 1000} s ago and is still there: try again", member.name)
-                await asyncio.sleep(GONE_POLL_S)
+            await self.remove(member.name)
             await self.create(member)
         finally:
             self._renewed.discard(member.name)
 
+    async def remove(self, name: str) -> None:
+        """End this actor's process for good. ``ClusterError`` where Ray does not let it go in time."""
+        gateway.kill(name, for_good=True)
+        deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
+        while await gateway.find_again(name) is not None:
+            if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                raise ClusterError(f"{name} was killed {GONE_MS // 1000} s ago and is still there: try again", name)
+            await asyncio.sleep(GONE_POLL_S)
+
+    def rest(self, member: Member) -> None:
+        """It is about to be stopped: from now on it is not looked after, until it is created again."""
+        self._resting[member.name] = member
+        for kept in (self._members, self._attached, self._handles):
+            kept.pop(member.name, None)
+
+    def resting(self, name: str) -> Member | None:
+        """A member that was stopped; None for any other."""
+        return self._resting.get(name)
+
+    def all_resting(self) -> list[Member]:
+        """In the order in which they were stopped."""
+        return list(self._resting.values())
+
     def handle(self, name: str) -> Any:
-        """Of a member. ``ClusterError`` where it was never created."""
+        """Of a member. ``ClusterError`` where it was never created, or is stopped."""
         handle = self._handles.get(name)
         if handle is None:
-            raise ClusterError(f"actor {name} was not created yet", name)
+            raise ClusterError(f"actor {name} was not created yet, or is stopped", name)
         return handle
 
     def all(self) -> Iterable[Member]:
@@ -125,16 +145,18 @@ class Crew:
         return list((self._attached | self._members).values())
 
     def histories(self) -> dict[str, dict[str, int]]:
-        """Actor name -> kills and creations."""
-        return {name: {"kills": watch.kills, "creations": watch.creations} for name, watch in self._watches.items()}
+        """Actor name -> kills, creations, and whether it is stopped (1)."""
+        return {name: {"kills": watch.kills, "creations": watch.creations, "stopped": int(name in self._resting)} for name, watch in self._watches.items()}
 
     async def look_after(self, member: Member) -> None:
         """One ping, and what follows from it."""
-        if member.name in self._renewed:
+        if member.name in self._renewed or member.name in self._resting:
             return
         try:
             ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
-            if ping is Ping.MISSING and (found := await gateway.find_again(member.name)) is not None:
+            if member.name in self._resting:
+                return
+            if ping is Ping.MISSING and (found := await gateway.find_again(member.name)) is not None and member.name in self._handles:
                 self._handles[member.name] = found
                 return
             await self._act(member, self._watches[member.name].observe(ping, SYSTEM_CLOCK.monotonic_ms()))

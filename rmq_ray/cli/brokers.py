@@ -1,4 +1,4 @@
-"""``broker list | promote | drain | undrain | clean``."""
+"""``broker list | promote | stop | start | drain | undrain | clean``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 
+PROMOTE_S = 60.0  # the controller ends it, or says why not, in 50
 COLUMNS = ["broker", "replica", "id", "role", "address", "epoch", "in_sync", "lag_bytes", "lag_ms", "state"]
 
 
@@ -40,8 +41,35 @@ def promote(options: Options, name: str, replica: int | None, force: bool) -> No
     mq: rmq_ray.Cluster = options.connect()
     if force:
         options.confirm(f"Promote a copy of {name} even if it lacks acknowledged messages? They would be lost.")
-    decided = mq.promote(name, replica, force=force, timeout_s=options.timeout_s)
+    decided = mq.promote(name, replica, force=force, timeout_s=max(PROMOTE_S, options.timeout_s))
+    decided.pop("broker_name")
     output.record({"broker": name, **decided}, options.style)
+
+
+@broker.command(short_help="Stop one copy of a broker; a master hands over first.")
+@click.argument("name")
+@click.option("--replica", default=None, type=click.IntRange(min=0), help="Number of the copy, as `broker list` shows; needed where there are slaves.")
+@click.option("--force", is_flag=True, help="Also where nobody takes over, or too few copies are left: sends wait, or are not acknowledged. Asks first.")
+@pass_options
+@told
+def stop(options: Options, name: str, replica: int | None, force: bool) -> None:
+    """Stop one copy of broker NAME gracefully until `broker start`, for an upgrade or another disk. A master with slaves makes another one master first, and no
+    send fails. A broker without slaves is away meanwhile: `drain` it before, if others have its topics.
+    """
+    mq: rmq_ray.Cluster = options.connect()
+    if force:
+        options.confirm(f"Stop a copy of {name} even if nobody takes over?")
+    output.record(mq.stop_broker(name, replica, force=force), options.style)
+
+
+@broker.command(short_help="End of `stop`.")
+@click.argument("name")
+@click.option("--replica", default=None, type=click.IntRange(min=0), help="Number of the copy; needed where there are slaves.")
+@pass_options
+@told
+def start(options: Options, name: str, replica: int | None) -> None:
+    """Start a copy of broker NAME that was stopped, on the store that it had. Returns when it serves; a copy is in sync a moment later."""
+    output.record(options.connect().start_broker(name, replica), options.style)
 
 
 @broker.command(short_help="Let a broker take no new messages, as before it is upgraded or removed.")

@@ -1,6 +1,7 @@
 """How administration asks: one client instance, the masters by name, refusals as typed errors.
 
-Called by: ``admin`` and its parts. Decides which answer is which error; nothing else.
+Called by: ``admin`` and its parts. Decides which answer is which error, and that a broker that recovers or was elected a moment ago is asked again: it refused
+before it did anything.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rmq_ray.remoting.frame import Buffer, Command
 
 TIMEOUT_MS = 10_000
 POLL_MS = 5
+AGAIN_MS = 50
 
 
 class AdminLink:
@@ -61,7 +63,13 @@ class AdminLink:
         return self._instance
 
     def _ask(self, address: Address, command: Command, failure: str, accept: Iterable[int] = ()) -> Command:
-        return accepted(self._client().invoke(address, command, self._timeout_ms), failure, accept)
+        clock = self._client().clock
+        deadline = clock.monotonic_ms() + self._timeout_ms
+        while True:
+            answer = self._client().invoke(address, command, self._timeout_ms)
+            if answer.code != ResponseCode.STILL_RECOVERING or clock.monotonic_ms() + AGAIN_MS > deadline:
+                return accepted(answer, failure, accept)
+            clock.sleep_ms(AGAIN_MS)
 
     def _name_server(self, command: Command, accept: Iterable[int] = ()) -> Command:
         return accepted(self._client().name_server_invoke(command, self._timeout_ms), "the name server refused", accept)

@@ -12,7 +12,7 @@ import pytest
 from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.config import ReplicationMode
-from rmq_ray.errors import NoRoute
+from rmq_ray.errors import NoRoute, ResponseError
 from rmq_ray.model.message import Message, SendResult, SendStatus
 from tests.support.live_cluster import LiveCluster
 from tests.support.reigned import ReignedCluster
@@ -95,4 +95,18 @@ def test_a_topic_that_was_never_writable_is_refused_at_once(tmp_path: Path) -> N
         with pytest.raises(NoRoute, match="no broker serves it for writing"):
             producer.send("read-only", b"x")
         assert time.monotonic() - began < 5
+        admin.close()
+
+
+def test_a_topic_is_created_at_a_master_that_may_lead_only_a_moment_later(tmp_path: Path) -> None:
+    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+        cluster.settled()
+        leads = cluster.replicas[0]._reign.hold_sends(cluster.told.master_epoch, 400)
+        assert leads.master_epoch == cluster.told.master_epoch
+        admin, began = Admin(cluster), time.monotonic()
+        admin.create_topic("orders", queues=1)
+        assert time.monotonic() - began > 0.2 and "orders" in admin.topics()
+        with pytest.raises(ResponseError, match="may not lead now"):
+            cluster.replicas[0]._reign.hold_sends(cluster.told.master_epoch, 5_000)
+            Admin(cluster, timeout_ms=300).create_topic("too-late", queues=1)
         admin.close()

@@ -79,7 +79,7 @@ def test_another_copy_is_made_master_by_a_command(cluster: rmq.Cluster) -> None:
     assert done.exit_code == 0, done.output
     listed = {row["replica"]: row for row in json.loads(CliRunner().invoke(main, [*arguments, "list"]).stdout)}
     assert listed[1 - before]["role"] == "master" and listed[1 - before]["id"] == 0
-    with pytest.raises(ConfigError, match="broker 'broker-z' has no slaves here; those that have: broker-a"):
+    with pytest.raises(ConfigError, match="there is no broker 'broker-z' here: there are broker-a"):
         cluster.promote("broker-z")
     with pytest.raises(ConfigError, match="broker-a has the replicas 0, 1, not 7"):
         cluster.promote("broker-a", 7)
