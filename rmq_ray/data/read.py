@@ -7,6 +7,7 @@ every execution reads them again from the log.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.actors.gateway import require_ray
 from rmq_ray.client.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -56,6 +58,10 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``,
     ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
     """
+    require_ray()
+    unknown = sorted(options.keys() - inspect.signature(ray.data.read_datasource).parameters.keys())
+    if unknown:
+        raise ClientError(f"read_topic of Ray Data has no argument {unknown[0]!r}; ray.data.read_datasource has none of that name, either", unknown[0])
     name = topic_or_pattern(topic, pattern, ClientError)
     rows = Rows(tuple(checked_columns(columns, ClientError)), tags_of_rows(tags), key)
     wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]

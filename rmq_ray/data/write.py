@@ -58,6 +58,8 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 
     Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``, ``ClusterError`` where there is no cluster, and what a task raised.
     """
+    if not isinstance(dataset, ray.data.Dataset):
+        raise ClientError(f"write_topic takes a ray.data.Dataset, not a {type(dataset).__name__}; ray.data.from_pandas and its like make one")
     check_bulk_topic(topic)
     check_name(once)
     timeout_ms = frame_timeout_ms(timeout, ClientError)

@@ -158,7 +158,9 @@ def _judged_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping
 
 
 def _check_name(kind: str, name: object, chars_max: int) -> None:
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str):
+        raise ClientError(f"the {kind} must be a string, not {name!r:.80}", repr(name)[:80])
+    if not name.strip():
         raise ClientError(f"the {kind} {name!r} is blank; give it 1 to {chars_max} characters ({_ALLOWED})", name)
     if len(name) > chars_max:
         raise ClientError(f"the {kind} {name[:32]!r}... has {len(name)} characters; {chars_max} are allowed", name)

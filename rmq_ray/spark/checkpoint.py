@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,10 @@ class Directory:
             raise SparkError(f"checkpoint must name a directory that outlives the driver, not {uri!r}", repr(uri))
         jvm: Any = session._jvm
         self._path = jvm.org.apache.hadoop.fs.Path
-        self._root: Any = self._path(uri, "rmq_ray")
-        self._files = self._root.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+        self._uri = uri
+        with self._told("reached"):
+            self._root: Any = self._path(uri, "rmq_ray")
+            self._files = self._root.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
 
     def __str__(self) -> str:
         return str(self._root.toString())
@@ -43,36 +46,52 @@ class Directory:
     def read(self, name: str) -> str | None:
         """The text; None where there is no such file."""
         path = self._path(self._root, name)
-        if not self._files.exists(path):
-            return None
-        length = int(self._files.getFileStatus(path).getLen())
-        stream = self._files.open(path)
-        try:
-            return bytes(stream.readNBytes(length)).decode("utf-8")
-        finally:
-            stream.close()
+        with self._told("read"):
+            if not self._files.exists(path):
+                return None
+            length = int(self._files.getFileStatus(path).getLen())
+            stream = self._files.open(path)
+            try:
+                return bytes(stream.readNBytes(length)).decode("utf-8")
+            finally:
+                stream.close()
 
     def write(self, name: str, text: str) -> None:
         """A new file, whole or not there. ``SparkError`` where it exists."""
         path, part = self._path(self._root, name), self._path(self._root, f"{name}.{uuid.uuid4().hex}.part")
-        stream = self._files.create(part, True)
-        stream.write(bytearray(text.encode("utf-8")))
-        stream.close()
-        if self._files.exists(path) or not self._files.rename(part, path):
+        with self._told("written to"):
+            stream = self._files.create(part, True)
+            stream.write(bytearray(text.encode("utf-8")))
+            stream.close()
+            if not self._files.exists(path) and self._files.rename(part, path):
+                return
             self._files.delete(part, False)
-            raise SparkError(f"{path.toString()} exists already: another driver uses this checkpoint; stop one of them", str(path.toString()))
+        raise SparkError(f"{path.toString()} exists already: another driver uses this checkpoint; stop one of them", str(path.toString()))
 
     def numbers(self, folder: str) -> list[int]:
         """The files of a folder whose names are numbers, in order."""
         path = self._path(self._root, folder)
-        if not self._files.exists(path):
-            return []
-        names = [str(status.getPath().getName()) for status in self._files.listStatus(path)]
+        with self._told("read"):
+            if not self._files.exists(path):
+                return []
+            names = [str(status.getPath().getName()) for status in self._files.listStatus(path)]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def delete(self, name: str) -> None:
         """Nothing where it is not there."""
-        self._files.delete(self._path(self._root, name), False)
+        with self._told("written to"):
+            self._files.delete(self._path(self._root, name), False)
+
+    @contextmanager
+    def _told(self, how: str) -> Iterator[None]:
+        """What Java says of the file system, as an error of ours."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            yield
+        except Py4JJavaError as error:
+            said = str(error.java_exception.toString()).partition("\n")[0]
+            raise SparkError(f"the checkpoint {self._uri} cannot be {how}: {said}; give a directory that the driver may write to", self._uri) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ def session(
     _require_packages()
     require_ray()
     _require_no_session()
-    if executor_cores < 1:
-        raise SparkError(f"executor_cores must be at least 1, not {executor_cores}", executor_cores)
+    require_sound(num_executors, executor_cores, configs)
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
     chosen = settings(configs or {}, QUICK_START if quick_start else "")
@@ -129,10 +128,17 @@ def _require_no_session() -> None:
         raise SparkError("a Spark session runs in this process already: use it, or end it first (rmq_ray.spark.stop() for one of ours)")
 
 
+def require_sound(num_executors: object, executor_cores: object, configs: object) -> None:
+    """``SparkError`` for arguments that no cluster could satisfy."""
+    for name, count in (("num_executors", num_executors), ("executor_cores", executor_cores)):
+        if type(count) is not int or count < 1:
+            raise SparkError(f"{name} must be a whole number, at least 1, not {count!r:.80}", repr(count)[:80])
+    if configs is not None and not isinstance(configs, Mapping):
+        raise SparkError(f"configs must map names of Spark settings to values, not {configs!r:.80}", repr(configs)[:80])
+
+
 def require_room(num_executors: int, executor_memory: str | int, nodes: list[dict[str, Any]], free: Mapping[str, float]) -> None:
     """Told, not hung: RayDP waits for ever for executors that no node can hold. ``nodes``, ``free``: as Ray tells them, memory in bytes."""
-    if num_executors < 1:
-        raise SparkError(f"num_executors must be at least 1, not {num_executors}", num_executors)
     wanted = parse_memory(executor_memory)
     if wanted < EXECUTOR_MEMORY_MIN:
         raise SparkError(f"executor_memory must be at least 450 MB, not {executor_memory!r}", str(executor_memory))

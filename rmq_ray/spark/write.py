@@ -44,7 +44,8 @@ class Once:
     partitions: int = PARTITIONS_ONCE
 
     def __post_init__(self) -> None:
-        if not self.write or not 1 <= self.partitions <= 10_000:
+        name: object = self.write
+        if not isinstance(name, str) or not name or not 1 <= self.partitions <= 10_000:
             raise SparkError(f"a write that counts once needs a name and 1 to 10,000 partitions, not {self.write!r} and {self.partitions}", self.write)
 
 
@@ -78,6 +79,8 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     check_bulk_topic(topic)
     if getattr(df, "isStreaming", False):
         raise SparkError("write_topic takes a DataFrame that ends; write_stream_topic takes streaming ones", topic)
+    if not hasattr(df, "schema"):
+        raise SparkError(f"write_topic takes a Spark DataFrame, not a {type(df).__module__} {type(df).__name__}; session.createDataFrame makes one of it")
     if progress is not None and not callable(progress):
         raise SparkError(f"progress must be a function of the number of rows, not {progress!r:.80}", repr(progress)[:80])
     columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))

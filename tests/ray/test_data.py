@@ -203,6 +203,10 @@ def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq
     for shard in (None, (0, 2)):
         with pytest.raises(rmq.TopicNotFound, match="no-such-topic"):
             next(mqd.iter_batches("no-such-topic", group="g", shard=shard, cluster=mq.name))
+    with pytest.raises(rmq.ClientError, match="no argument 'colums'"):
+        mqd.read_topic(topic, cluster=mq.name, colums=["body"])
+    with pytest.raises(rmq.ClientError, match=r"takes a ray\.data\.Dataset, not a str"):
+        mqd.write_topic("t", ray.data.range(1), cluster=mq.name)  # type: ignore[arg-type]
     with pytest.raises(rmq.ClientError, match="once must be a name"):
         mqd.write_topic(ray.data.range(1), "t", once="", cluster=mq.name)
     with pytest.raises(rmq.TopicNotWritable, match="belongs to a consumer group"):

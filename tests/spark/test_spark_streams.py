@@ -104,6 +104,10 @@ def test_a_loop_over_batches_goes_on_where_it_was_and_its_lag_is_seen(session: A
     assert {row["lag"] for row in mq.admin.group_lag("loop")} == {0}
     with pytest.raises(rmq.SparkError, match="belongs to a stream of looped"):
         mqs.read_stream(session, "nightly").foreach_batch(keep, checkpoint=tmp_path)
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", "nosuchscheme://x/y"):
+        with pytest.raises(rmq.SparkError, match=r"the checkpoint .* cannot be .*Exception.*; give a directory"):
+            mqs.read_stream(session, "nightly").foreach_batch(keep, checkpoint=wrong)
 
 
 def test_a_streaming_sink_that_fails_behind_its_write_stores_every_row_once(

@@ -37,6 +37,13 @@ def test_illegal_topics_are_named_with_the_remedy(topic: str) -> None:
         check_topic(topic)
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"orders"])
+def test_names_that_are_no_strings_are_told(wrong: Any) -> None:
+    for check in (check_topic, check_group):
+        with pytest.raises(ClientError, match="must be a string, not"):
+            check(wrong)
+
+
 @pytest.mark.parametrize("topic", sorted(FORBIDDEN_SEND_TOPICS))
 def test_the_systems_topics_cannot_be_sent_to(topic: str) -> None:
     with pytest.raises(TopicNotWritable, match="belongs to the system"):

@@ -17,7 +17,7 @@ from rmq_ray.errors import ClusterError, SparkError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.spark.java import ADD_OPENS
 from rmq_ray.spark.read import FIELDS
-from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, parse_memory, require_cpus, require_room, settings
+from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, parse_memory, require_cpus, require_room, require_sound, settings
 
 GB = 1 << 30
 module: Any = importlib.import_module("rmq_ray.spark.session")
@@ -39,6 +39,13 @@ def test_a_raydp_that_cannot_be_imported_is_told_with_its_reason(monkeypatch: py
     for call in (module._raydp, module.stop):
         with pytest.raises(SparkError, match=r"raydp cannot be imported \(ImportError: .*a_name_that_went_away.*pip install 'rmq_ray\[spark\]'"):
             call()
+
+
+@pytest.mark.parametrize("arguments", [(0, 1, None), ("2", 1, None), (1, 0, None), (1, 1.5, {}), (True, 1, None), (1, 1, 5), (1, 1, ["a=b"])])
+def test_arguments_that_no_cluster_could_satisfy_are_told(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(SparkError, match="must be a whole number|must map"):
+        require_sound(*arguments)
+    assert require_sound(2, 1, {"spark.ui.enabled": "true"}) is None  # type: ignore[func-returns-value]
 
 
 @pytest.mark.parametrize("version", ["3.5.8", "3.4.1", "4.0.1", "4.1.0.dev1"])
@@ -70,7 +77,6 @@ def test_executors_that_fit_are_let_through() -> None:
         (1, "2GB", nodes(GB, GB), 2 * GB, "1 executors of 2048 MB do not fit .* 2048 MB are free, its nodes have 1024, 1024 MB"),
         (1, "600MB", nodes(8 * GB), 500 << 20, "500 MB are free"),
         (1, "600MB", nodes(8 * GB, alive=False), 8 * GB, "do not fit"),
-        (0, "600MB", nodes(GB), GB, "num_executors must be at least 1, not 0"),
         (1, "400MB", nodes(GB), GB, "at least 450 MB, not '400MB'"),
     ],
 )

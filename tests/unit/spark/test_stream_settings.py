@@ -66,7 +66,8 @@ def test_what_is_no_function_or_no_trigger_is_told_by_foreach_batch() -> None:
 
 
 def test_names_and_numbers_of_a_write_are_checked() -> None:
-    for write, partitions in (("", 8), ("job/1", 0), ("job/1", 100_000)):
+    cases: tuple[tuple[Any, int], ...] = (("", 8), ("job/1", 0), ("job/1", 100_000), (5, 8))
+    for write, partitions in cases:
         with pytest.raises(SparkError, match="counts once needs a name"):
             Once(write, partitions)
     fields = [SimpleNamespace(name="body", dataType=SimpleNamespace(simpleString=lambda: "string"))]
@@ -81,5 +82,8 @@ def test_names_and_numbers_of_a_write_are_checked() -> None:
         write_topic(df, "%DLQ%orders", **WHERE)
     with pytest.raises(SparkError, match="takes a streaming DataFrame"):
         write_stream_topic(df, "orders", checkpoint="x", **WHERE)
+    for wrong in ([1, 2], "rows", None):
+        with pytest.raises(SparkError, match=f"takes a Spark DataFrame, not a .*{type(wrong).__name__}"):
+            write_topic(wrong, "orders", **WHERE)  # type: ignore[arg-type]
     with pytest.raises(SparkError, match="2 columns of that name"):
         write_topic(SimpleNamespace(columns=["body", "body"], schema=SimpleNamespace(fields=fields * 2)), "orders", **WHERE)  # type: ignore[arg-type]
