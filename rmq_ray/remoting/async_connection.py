@@ -29,6 +29,9 @@ from rmq_ray.remoting.waiting import lost, no_time_left, not_sent
 
 log = logging.getLogger("rmq_ray.remoting")
 
+LENT_BYTES_MIN = 256 << 10
+"""A shorter answer is copied out of the receive buffer; a longer one keeps it."""
+
 RequestCallback = Callable[[Command, "AsyncConnection"], Command | None]
 LostCallback = Callable[["AsyncConnection", RemotingError], None]
 
@@ -109,6 +112,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def oneway(self, command: Command) -> None:
         """Send without an answer. Raises ``ConnectFailed``, ``TooManyRequests``, ``FrameTooLarge``: nothing was sent."""
         self._send(command, next(self._opaque) & 0x7FFFFFFF, command.flag | FLAG_ONEWAY)
+
+    def give_back(self, answer: Command) -> None:
+        """Nobody reads in this answer's body any more: where it lay in a buffer of its own, later answers are received there."""
+        body = answer.body
+        if isinstance(body, memoryview) and isinstance(body.obj, bytearray):
+            self._buffer.take_back(body.obj)
 
     async def close(self) -> None:
         """End the connection; what waits ends with ``ConnectionLost``."""
@@ -209,7 +218,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 frame = self._buffer.take()
                 if frame is None:
                     break
-                self._deliver(decode(memoryview(bytes(frame))))
+                if len(frame) < LENT_BYTES_MIN:
+                    self._deliver(decode(memoryview(bytes(frame))))
+                else:
+                    self._buffer.give_away()
+                    self._deliver(decode(frame))
             self._buffer.settle()
         except MalformedFrame as error:
             log.warning("closing %s: %s", self._name, error)

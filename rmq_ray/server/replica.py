@@ -1,14 +1,13 @@
 """A slave's side of replication: follows the master's log over a connection of our own, for as long as the broker runs.
 
-    find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. ─> append_raw, advance (in a thread of its own) ─> arrivals, positions
+    find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. (``replica_stream``) ─> arrivals, positions
           ^                               │ lost, refused, other epoch
           └──────────── pause ────────────┘
 
-Decides: whom to follow (configured, or as name servers tell), when to ask, when to begin anew. Does not decide which bytes are good (the
-store does), who is in sync (the master). Made by ``Broker``; everything but the store's work runs in its loop.
+Decides: whom to follow (configured, or as name servers tell), when to begin anew. Does not decide which bytes are good (the store does), who is in
+sync (the master). Made by ``Broker``; everything but the store's work runs in its loop.
 
-Invariants: one poll is under way at most; a poll's positions are what the store really has; while more bytes are known to be there the next poll
-is sent before the last piece is taken, so that network and disk work at once; bytes of an epoch that this slave does not have are not taken.
+Invariants: one session at a time; what changes the store is done by one thread, in the order in which it was given to it.
 """
 
 from __future__ import annotations
@@ -22,30 +21,28 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import ConnectFailed, LogDiverged, RemotingError, ResponseError, RmqError, StoreCorrupt, StoreNotReady
+from rmq_ray.errors import ConnectFailed, LogDiverged, RemotingError, RmqError, StoreCorrupt, StoreNotReady
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.lineage import parting_point
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogLineage, LogPiece, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
+from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogLineage, pack_follow, unpack_lineage
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.reign import Reign
+from rmq_ray.server.replica_stream import TIMEOUT_MS, ReplicaStream, Threads, sound_answer
 from rmq_ray.server.replica_tables import ReplicaTables
-from rmq_ray.store.follower_store import Broken, FollowerStore, Lineage
+from rmq_ray.store.follower_store import FollowerStore, Lineage
 
 log = logging.getLogger("rmq_ray.server.replication")
-POLL_WAIT_MS = 500  # an idle slave reports as often
-TIMEOUT_MS = 3_000
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
 MASTER_FENCED = int(ResponseCode.MASTER_FENCED)
 STOP_WAIT_S = 60.0  # for what the thread does with the store: cutting a log takes a while
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
 FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
 LOOK_MS = 1_000
-SUSPECTS_MAX = 3  # the same bytes, read again by the master
 
 
 class Replica:
@@ -67,6 +64,7 @@ class Replica:
         self._on_fatal = on_fatal
         self._limits = config.limits.but(frame_bytes_max=FRAME_BYTES_MAX)
         self._thread = ThreadOffload(f"{config.broker_name}-replica", on_fatal, 1)
+        self._checker = ThreadOffload(f"{config.broker_name}-checker", on_fatal, 1)
         self._tables = ReplicaTables(core)
         self._task: asyncio.Task[None] | None = None
         self._master = config.master
@@ -88,6 +86,7 @@ class Replica:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.close, STOP_WAIT_S)
+        await asyncio.to_thread(self._checker.close)
 
     def master_at(self, address: str) -> None:
         """A name server says where the master is; a configured master stays."""
@@ -143,7 +142,11 @@ class Replica:
             self._connected, self._fault = True, None
             syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
             syncing.add_done_callback(self._ended)
-            await self._replicate(connection, store, flush_counts)
+            stream = ReplicaStream(
+                self._core, connection, store, Threads(self._thread, self._checker), self._config.replica_bytes, self._polls,
+                lambda end: self._note(store, end), flush_counts,
+            )  # fmt: skip
+            await stream.run()
         finally:
             self._connected = False
             if syncing is not None:
@@ -172,7 +175,7 @@ class Replica:
 
     async def _ask_lineage(self, connection: AsyncConnection, asked: FollowLog) -> LogLineage:
         answer = await connection.request(Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS)
-        found = unpack_lineage(_sound(answer).body)
+        found = unpack_lineage(sound_answer(answer).body)
         newest = found.epochs[-1][0] if found.epochs else 0
         if self._epoch is not None and newest != self._epoch:
             raise RemotingError(f"the broker there writes epoch {newest}, the master to follow has {self._epoch}", self._master)
@@ -183,63 +186,15 @@ class Replica:
         await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
         return found.flush_counts
 
-    async def _replicate(self, connection: AsyncConnection, store: FollowerStore, flush_counts: bool) -> None:
-        rest, confirmed, suspect, suspected = b"", 0, -1, 0
-        broken: Broken = []
-        poll = self._poll(connection, store, store.end_offset, confirmed, suspect)
-        try:
-            while True:
-                piece = unpack_piece(_sound(await poll).body)
-                self._check(piece, store, rest)
-                received, confirmed = piece.offset + len(piece.data), piece.confirmed
-                if self._core.gate is not None:
-                    self._core.gate.confirmed(confirmed, store.opened_end)
-                data = b"".join((rest, piece.data)) if rest else piece.data
-                broken = [*broken, *piece.broken] if rest else piece.broken
-                ahead = received < piece.end and suspect < 0
-                if ahead:
-                    poll = self._poll(connection, store, received, confirmed, -1)
-                start = store.end_offset
-                try:
-                    taken = await self._thread.run(lambda: _take(store, start, data, broken, confirmed, flush_counts))  # noqa: B023 - awaited at once
-                    suspect, suspected = -1, 0 if taken else suspected
-                    rest = bytes(data[taken:])
-                except StoreCorrupt:
-                    suspect, suspected, rest = start, suspected + 1, b""
-                    if ahead:
-                        await _thrown_away(poll)
-                    ahead = False
-                    if suspected > SUSPECTS_MAX:
-                        raise
-                self._note(store, piece)
-                if not ahead:
-                    poll = self._poll(connection, store, store.end_offset + len(rest), confirmed, suspect)
-        finally:
-            poll.cancel()
-            await _thrown_away(poll)
-
-    def _check(self, piece: LogPiece, store: FollowerStore, rest: bytes) -> None:
-        if self._core.keeper.store is not store:
-            raise StoreNotReady("the slave's store is read again")
-        if piece.epoch != store.epoch:
-            raise RemotingError(f"the master is in epoch {piece.epoch} now, this slave in {store.epoch}: it follows anew", self._master)
-        if piece.offset != store.end_offset + len(rest):
-            raise RemotingError(f"bytes of log offset {piece.offset} came, asked was for {store.end_offset + len(rest)}", self._master)
-        if len(rest) > BYTES_MAX:
-            raise LogDiverged(f"{len(rest)} bytes at log offset {store.end_offset} hold no whole frame", store.end_offset)
-
-    def _poll(self, connection: AsyncConnection, store: FollowerStore, offset: int, confirmed: int, suspect: int) -> asyncio.Task[Command]:
-        asked = Replicate(store.epoch, offset, self._config.replica_bytes, store.end_offset, store.flushed_offset, confirmed, POLL_WAIT_MS, suspect)
-        command = Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY)
+    def _polls(self) -> None:
         if self._reign is not None:
             self._reign.promise()
-        return asyncio.get_running_loop().create_task(connection.request(command, POLL_WAIT_MS + TIMEOUT_MS))
 
-    def _note(self, store: FollowerStore, piece: LogPiece) -> None:
-        self._master_end = piece.end
-        if self._reign is not None and not store.report.sound and store.end_offset >= piece.end:  # ``confirmed`` is 0 while a reign begins
+    def _note(self, store: FollowerStore, end: int) -> None:
+        self._master_end = end
+        if self._reign is not None and not store.report.sound and store.end_offset >= end:  # ``confirmed`` is 0 while a reign begins
             self._thread.submit(store.absolve, self._absolved)
-        if store.end_offset >= piece.end:
+        if store.end_offset >= end:
             self._caught_up_ms = self._clock.monotonic_ms()
 
     def _absolved(self, outcome: object) -> None:
@@ -276,26 +231,3 @@ class Replica:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fatal(error)
-
-
-def _take(store: FollowerStore, start: int, data: Any, broken: Broken, confirmed: int, flush: bool) -> int:
-    """In the replica's thread: append, sync where a copy counts only then, make visible. How many bytes were taken."""
-    taken = store.append_raw(start, data, broken) if len(data) else 0
-    if flush and store.flushed_offset < store.end_offset:
-        store.sync()
-    store.advance(confirmed)
-    return taken
-
-
-def _sound(answer: Command) -> Command:
-    """The answer; a refusal is raised."""
-    if answer.code == ResponseCode.SUCCESS:
-        return answer
-    if answer.code in (ResponseCode.LOG_DIVERGED, ResponseCode.MASTER_FENCED):
-        raise LogDiverged(answer.remark or f"refused with code {answer.code}", answer.code)
-    raise ResponseError(answer.remark or f"refused with code {answer.code}", answer.code)
-
-
-async def _thrown_away(poll: asyncio.Task[Command]) -> None:
-    with contextlib.suppress(asyncio.CancelledError, RmqError):
-        await poll

@@ -46,7 +46,7 @@ from rmq_ray.server.reign import Reign
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.log_origin import read_origin
-from rmq_ray.store.log_source import Tail, broken_between, has_tail, look_again, read_log
+from rmq_ray.store.log_source import Tail, broken_between, has_tail, look_again, read_log, whole_frames
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.timer_file import TimerProgress
 
@@ -354,8 +354,12 @@ class Replication:
             data = read_log(parts, asked.offset, count) if count > 0 else b""
         except LogDiverged as error:
             raise Refused(f"{error.message}; follow anew", ResponseCode.LOG_DIVERGED) from error
-        broken = broken_between(parts, asked.offset, asked.offset + len(data)) if parts.quarantine.count else []
-        return pack_piece(LogPiece(asked.offset, end, confirmed, store.epoch, broken, memoryview(data)))
+        received = asked.offset + len(data)
+        piece = memoryview(data)
+        if received < end and received % self._config.store.segment_bytes:
+            piece = piece[: whole_frames(data, asked.offset)]
+        broken = broken_between(parts, asked.offset, asked.offset + len(piece)) if parts.quarantine.count else []
+        return pack_piece(LogPiece(asked.offset, end, confirmed, store.epoch, broken, piece))
 
     def _confirm(self) -> None:
         store = self._keeper.store

@@ -5,7 +5,7 @@
 Decides: which of the received bytes are taken (whole records and frames that follow the log's own end, every CRC right, broken stretches only
 where the master names them), and what becomes visible: what the master has confirmed and this disk keeps as its flush mode demands.
 Does not decide: where bytes come from, whom to tell (``server.replica``).
-Called by: the broker, in place of ``MessageStore``; ``append_raw`` and ``advance`` from one thread, beside readers.
+Called by: the broker, in place of ``MessageStore``; ``take`` and ``advance`` from one thread, ``check`` from another, beside readers.
 
 Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter prefix; clients' appends are refused; epochs are
 those of the master. To be written to, the store is opened anew as a ``MessageStore``, which begins an epoch.
@@ -22,9 +22,10 @@ from typing import Any, ClassVar
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
 from rmq_ray.store.checkpointer import Checkpointer
 from rmq_ray.store.files import Bytes
+from rmq_ray.store.follower_check import Broken, CheckedPiece, check_piece
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
-from rmq_ray.store.log_scan import NEVER_STRICT, ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.log_source import Tail, tail_of
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
@@ -39,8 +40,6 @@ from rmq_ray.store.truncation import cut_lists, finish_truncation, mark_truncati
 logger = logging.getLogger("rmq_ray.store")
 CATCH_UP_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
-Broken = Sequence[tuple[int, int, str]]
-"""(log offset, bytes, fault) of stretches that are broken in the master's log, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,6 @@ class Lineage:
     segment_bytes: int
 
 
-@dataclass(slots=True)
-class _Checked:
-    """``end``: behind the last byte that may be taken. ``pieces``: the records in it, in log order. ``fault``: why what lies behind is no record."""
-
-    end: int
-    pieces: list[ScannedRecords]
-    fault: str = ""
-
-
 class FollowerStore(MessageStore):
     """See the module."""
 
@@ -71,7 +61,7 @@ class FollowerStore(MessageStore):
         """As ``MessageStore``."""
         super().__init__(*args, **named)
         self._taking = threading.Lock()
-        self._fresh: tuple[int, _Checked] | None = None
+        self._fresh: CheckedPiece | None = None
         self.opened_end = 0
         """Log offset up to which it was visible when it was opened, whatever is confirmed."""
 
@@ -106,20 +96,27 @@ class FollowerStore(MessageStore):
         Raises ``LogDiverged`` (another position), ``StoreCorrupt`` (args[2]: log offset of bytes that are no record and that ``broken`` does not name;
         what lies before them was taken), ``StoreFull``, ``StoreFailed``.
         """
+        return self.take(self.check(log_offset, data, broken))
+
+    def check(self, log_offset: int, data: Bytes, broken: Broken = ()) -> CheckedPiece:
+        """Which of these bytes of the master's log, which begin at ``log_offset``, may be taken. Nothing is written; any thread."""
+        record_max = self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        return check_piece(memoryview(data), log_offset, self._config.segment_bytes, record_max, broken)
+
+    def take(self, piece: CheckedPiece) -> int:
+        """Append what was found good; as ``append_raw`` otherwise. The piece's buffer is needed until ``advance`` has returned."""
         with self._taking:
             parts = self.readable()
-            if log_offset != parts.log.end:
-                raise LogDiverged(f"bytes for log offset {log_offset} do not continue the log, which ends at {parts.log.end}; ask from there", log_offset)
-            view = memoryview(data)
-            found = self._check(parts, view, log_offset, broken)
-            taken = found.end - log_offset
-            if taken:
-                parts.log.extend(view[:taken])
-                self._fresh = (log_offset, found)
-                return taken
-            if found.fault:
-                raise StoreCorrupt(f"what came for log offset {log_offset} is no record: {found.fault}", self._config.path, log_offset)
-            return 0
+            if piece.begin != parts.log.end:
+                raise LogDiverged(f"bytes for log offset {piece.begin} do not continue the log, which ends at {parts.log.end}; ask from there", piece.begin)
+            for stretch in piece.skipped:
+                parts.quarantine.add(*stretch)
+            if piece.taken:
+                parts.log.extend(piece.view[: piece.taken])
+                self._fresh = piece
+            elif piece.fault:
+                raise StoreCorrupt(f"what came for log offset {piece.begin} is no record: {piece.fault}", self._config.path, piece.begin)
+            return piece.taken
 
     def advance(self, confirmed: int) -> int:
         """Make visible what the master has confirmed up to log offset ``confirmed``, as far as it is here and durable; returns the visible offset.
@@ -130,8 +127,8 @@ class FollowerStore(MessageStore):
             parts = self.readable()
             limit = min(confirmed, self.durable_offset)
             fresh, self._fresh = self._fresh, None
-            if fresh is not None and fresh[0] == self._visible and fresh[1].end <= limit:
-                self._dispatch_pieces(parts, fresh[1].pieces, fresh[1].end)
+            if fresh is not None and fresh.begin == self._visible and fresh.end <= limit:
+                self._dispatch_pieces(parts, fresh.records, fresh.end)
             while self._visible < limit:  # ends: the visible offset rises, or what lies there cannot be dispatched
                 before = self._visible
                 self._catch_up(parts, limit)
@@ -244,39 +241,6 @@ class FollowerStore(MessageStore):
         if self._checkpointer is not None:
             self._checkpointer.write(thorough=True)
 
-    def _check(self, parts: StoreParts, view: memoryview, at: int, broken: Broken) -> _Checked:
-        """What of ``view``, which lies at log offset ``at``, is sound and whole."""
-        found = _Checked(at, [])
-        segment_end = at - at % parts.chain.segment_bytes + parts.chain.segment_bytes
-        known = {offset: (size, fault) for offset, size, fault in broken}
-        start, base = 0, at
-        record_max = self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
-        while start < len(view):  # ends: start rises, or it is left
-            result = scan_buffer(view[start:], base, record_max, True, NEVER_STRICT)
-            records, stop = result.records, result.stop
-            incomplete = FrameTracker.incomplete_at_end(records)
-            if incomplete < len(records) and stop is Stop.MORE:
-                records = records.part(0, incomplete)
-            if len(records):
-                found.pieces.append(records)
-                found.end = base + int(records.ends[-1])
-            if stop is Stop.MORE:
-                return found
-            if stop is Stop.BLANK:
-                if at + len(view) >= segment_end:
-                    found.end = segment_end
-                return found
-            if result.end not in known:
-                found.fault = result.fault or stop.value
-                return found
-            size, fault = known[result.end]
-            parts.quarantine.add(result.end, size, fault)
-            start, base = result.end - at + size, result.end + size
-            if start > len(view):
-                return found
-            found.end = base
-        return found
-
     def _dispatch_pieces(self, parts: StoreParts, pieces: Sequence[ScannedRecords], end: int) -> None:
         """Queue, index, announce; everything below ``end`` is visible then."""
         target = _Target(parts)
@@ -302,9 +266,9 @@ class FollowerStore(MessageStore):
         at, size = self._visible, CATCH_UP_BYTES
         while size <= FRAME_BYTES_MAX:  # ends: the size doubles
             data = parts.log.read(at, min(size, limit - at))
-            found = self._check(parts, memoryview(data), at, parts.quarantine.entries())
+            found = self.check(at, data, parts.quarantine.entries())
             if found.end > at:
-                self._dispatch_pieces(parts, found.pieces, found.end)
+                self._dispatch_pieces(parts, found.records, found.end)
                 return
             size *= 2
 

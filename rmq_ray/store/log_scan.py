@@ -19,7 +19,7 @@ import numpy as np
 
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.body_crcs import body_crcs
-from rmq_ray.store.record import BLANK_MAGIC, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers
+from rmq_ray.store.record import BLANK_MAGIC, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers_at
 from rmq_ray.store.record_batch import Array
 
 NEVER_STRICT = 1 << 62
@@ -100,8 +100,8 @@ def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: b
     ``strict_from`` are ours: no zero bytes in topic and properties.
     """
     starts, at, stop = _boundaries(view, record_bytes_max)
-    records = _gather(view, base, starts, at)
-    bad = _first_bad(records, check_crc)
+    records, head = _gather(view, base, starts, at)
+    bad = _first_bad(records, head, check_crc)
     if bad < len(records):
         at = int(records.starts[bad])
         records = records.part(0, bad)
@@ -201,11 +201,11 @@ def _alike_from(view: memoryview, at: int, total: int) -> int:
     return room
 
 
-def _gather(view: memoryview, base: int, starts: list[int], end: int) -> ScannedRecords:
-    """Fields of records whose boundaries are known; lengths inside are not checked yet, so positions are clamped to the buffer."""
+def _gather(view: memoryview, base: int, starts: list[int], end: int) -> tuple[ScannedRecords, Array]:
+    """Fields of records whose boundaries are known, and their headers; lengths inside are not checked yet, so positions are clamped to the buffer."""
     at = np.array(starts, np.int64)
     ends = np.append(at[1:], end) if starts else at
-    head = headers(view)[at]
+    head = headers_at(view, at)
     sys_flags = head["sys_flag"].astype(np.int64)
     born_extra = 12 * ((sys_flags & SysFlag.BORN_HOST_V6) != 0)
     body_at = at + HEADER_BYTES + born_extra + 12 * ((sys_flags & SysFlag.STORE_HOST_V6) != 0)
@@ -215,19 +215,19 @@ def _gather(view: memoryview, base: int, starts: list[int], end: int) -> Scanned
     topic_at = np.clip(body_at + body_len, 0, max(0, len(view) - 1))
     data = np.frombuffer(view, np.uint8)
     text_at = topic_at + 3 + data[topic_at] if starts else at
-    return ScannedRecords(
+    records = ScannedRecords(
         base, view, at, ends, topic_at, text_at, head["queue_id"].astype(np.int64), head["queue_offset"].astype(np.int64),
         eight[at + 56 + born_extra].astype(np.int64), sys_flags, head["crc"].astype(np.int64),
     )  # fmt: skip
+    return records, head
 
 
-def _first_bad(records: ScannedRecords, check_crc: bool) -> int:
+def _first_bad(records: ScannedRecords, head: Array, check_crc: bool) -> int:
     """Index of the first record that is not valid; the number of records when all are."""
     count = len(records)
     if not count:
         return 0
     view, starts, ends = records.view, records.starts, records.ends
-    head = headers(view)[starts]
     topic_len = records.text_at - records.topic_at - 3
     two = np.ndarray((len(view) - 1,), ">i2", view, 0, (1,))
     text_at = np.minimum(records.text_at, ends)

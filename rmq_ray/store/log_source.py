@@ -7,17 +7,23 @@ that a copy skips the same stretches. Called by: the master's side of replicatio
 
 from __future__ import annotations
 
+import struct
 import zlib
 from dataclasses import dataclass
 
 from rmq_ray.errors import LogDiverged
 from rmq_ray.store.log_scan import find_valid, scan_buffer
-from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.store.record import MAGIC, RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.store.record_batch import MARK_PREFIX
 from rmq_ray.store.restart import StoreParts
 
 TAIL_BYTES = 1 << 16
 """How much of the log below a position the digest covers."""
 _SEARCH_BYTES = 8 << 20
+_LAST_FRAME_BYTES = 512 << 10
+_RECORD_TRIES = 16  # bodies may hold what looks like a record's beginning
+_POSITION_AT = 24  # PHYSICALOFFSET, counted from the magic
+_MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,29 @@ def read_log(parts: StoreParts, log_offset: int, count: int) -> bytes:
     if not log.begin <= log_offset <= log.committed:
         raise LogDiverged(f"log offset {log_offset} is not in the log, which has {log.begin} to {log.committed}", log_offset, log.begin, log.committed)
     return log.read(log_offset, count)
+
+
+def whole_frames(data: bytes, log_offset: int) -> int:
+    """How many of these bytes of the log, which begin at ``log_offset``, to hand out: up to where their last frame begins, which may not be whole, so that
+    who reads on gets each frame in one piece. All of them where no frame is found to begin near their end: a guess that costs who is told more only time.
+    """
+    low = max(0, len(data) - _LAST_FRAME_BYTES)
+    mark = data.rfind(MARK_PREFIX, low)
+    begin = _record_before(data, log_offset, low, mark) if mark >= 0 else -1
+    if begin <= 0:
+        begin = _record_before(data, log_offset, low, len(data))
+    return begin if begin > 0 else len(data)
+
+
+def _record_before(data: bytes, log_offset: int, low: int, at: int) -> int:
+    """Where the last record begins whose header ends before byte ``at``, -1 if it is not found behind byte ``low``."""
+    for _ in range(_RECORD_TRIES):
+        at = data.rfind(_MAGIC_BYTES, low, at)
+        if at < 4:
+            break
+        if at + _POSITION_AT + 8 <= len(data) and struct.unpack_from(">q", data, at + _POSITION_AT)[0] == log_offset + at - 4:
+            return at - 4
+    return -1
 
 
 def tail_of(parts: StoreParts, end: int) -> Tail:

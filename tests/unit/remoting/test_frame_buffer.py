@@ -85,7 +85,7 @@ def test_a_grown_buffer_is_given_back_when_it_is_empty() -> None:
     buffer = FrameBuffer(FRAME_BYTES_MAX, eager=True)
     feed(buffer, struct.pack(">i", 1 << 20) + bytes((1 << 20) - 1))
     buffer.shrink()
-    assert buffer.capacity == (1 << 20) + 4  # a frame is half there
+    assert (1 << 20) + 4 <= buffer.capacity < (1 << 20) + 2 * FIRST_BYTES  # a frame is half there
     feed(buffer, b"x")
     buffer.shrink()
     assert buffer.capacity == FIRST_BYTES and len(buffer.space()) == FIRST_BYTES

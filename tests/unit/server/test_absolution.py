@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.remoting.replicas import LogPiece
 from rmq_ray.server.replica import Replica
 
 
@@ -20,5 +19,5 @@ def test_a_slave_that_may_have_lost_bytes_is_sound_when_it_reached_the_masters_e
     slave: Any = Replica.__new__(Replica)
     slave._reign, slave._clock = object(), ManualClock()
     slave._thread = SimpleNamespace(submit=lambda what, _then: absolved.append(what))
-    Replica._note(slave, cast("Any", store), LogPiece(0, 1_000, 0, 2, [], memoryview(b"")))
+    Replica._note(slave, cast("Any", store), 1_000)
     assert absolved == ([store.absolve] if whole else [])
