@@ -7,6 +7,7 @@ The returned ``Cluster`` is a small handle that can be made anywhere.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from rmq_ray.topology.reader import read_topology
 from rmq_ray.topology.specs import Topology
 
 log = logging.getLogger("rmq_ray.cluster")
+STORE_PATH = "rmq-data"
 START_TIMEOUT_S = 180.0
 NODES_POLL_MS = 500
 STATUS_S = 5.0
@@ -151,7 +153,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     *,
     brokers: int = 1,
     replicas: int = 0,
-    store_path: str = "rmq-data",
+    store_path: str = STORE_PATH,
     flush: str = "async",
     replication: str = "async",
     foreign: str = "closed",
@@ -165,7 +167,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     failover_settings: Mapping[str, Any] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster of named detached actors, or attach to the one that runs under this name.
+    """Start a cluster of named detached actors, or attach to the one that runs under this name; its settings count then, and a warning tells which differ.
 
     ``store_path``: directory below which each broker keeps its store; relative = below the current directory of this
     process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
@@ -205,6 +207,9 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
         awaiting.for_registrations(names.broker(name, copy.broker_name, copy.broker_id) for _, copy in plan.all_copies() if plan.ledger)
     else:
         _wait_until_serving(name, handle, timeout_s)
+        asked = {"brokers": brokers, "replicas": replicas, "name_servers": name_servers, "flush": flush, "replication": replication, "foreign": foreign}
+        asked["store_path"] = str(Path(store_path).expanduser().absolute()) if store_path != STORE_PATH else STORE_PATH
+        _tell_what_is_not_used(name, gateway.call(handle, "plan"), asked)
     return connect(name)
 
 
@@ -249,6 +254,24 @@ def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
     """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
     gateway.cluster_address(name)
     return Cluster(name)
+
+
+def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, object]) -> None:
+    """A warning where a call that only attaches asks for what the cluster does not have. What has its default value was not asked for."""
+    first = running.brokers[0]
+    has = {
+        "brokers": len(running.brokers),
+        "replicas": len(running.replicas.get(first.broker_name, ())),
+        "name_servers": len(running.name_servers),
+        "store_path": str(Path(first.store.path).parent),
+        "flush": first.store.flush.value,
+        "replication": first.replication.value,
+        "foreign": first.foreign.value,
+    }
+    defaults = inspect.signature(start).parameters
+    differing = [f"{key}={has[key]!r}, not {value!r}" for key, value in asked.items() if value not in (defaults[key].default, has[key])]
+    if differing:
+        log.warning("cluster %r runs already and keeps its settings: %s; to change them stop it first", name, "; ".join(differing))
 
 
 def _place_of_controller(plan: ClusterPlan) -> str | None:

@@ -46,6 +46,7 @@ class RouteCache:
         self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, dict[int, Address]] = {}
         self._avoided: frozenset[Address] = frozenset()
+        self._unreached = False
         self._written: set[str] = set()
 
     # --- reading -------------------------------------------------------------------------------------------------------
@@ -142,13 +143,17 @@ class RouteCache:
         return self._locked(topic, lambda: self._update_default(topic, default_queues))
 
     def refresh_all(self, topics: set[str]) -> None:
-        """Refresh each; a failure leaves the cached route and is logged."""
+        """Refresh each; a failure leaves the cached route. The first one of an outage is logged, and its end: sends ask 20 times a second meanwhile."""
         for topic in sorted(topics):
             try:
                 self.refresh(topic)
             except RemotingError as error:
-                log.warning("route of %s not refreshed, the known one stays: %s", topic, error)
+                level, self._unreached = logging.DEBUG if self._unreached else logging.WARNING, True
+                log.log(level, "route of %s not refreshed, the known ones stay: %s", topic, error)
                 return
+            if self._unreached:
+                self._unreached = False
+                log.warning("route of %s refreshed: a name server answers again", topic)
 
     def drop_offline(self) -> list[Address]:
         """Forget addresses that no cached route contains any more; returns them."""

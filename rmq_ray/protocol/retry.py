@@ -39,6 +39,7 @@ from rmq_ray.model.message import SendStatus
 
 BACK_OFF_FIRST_MS = 10.0
 BACK_OFF_MAX_MS = 200.0
+NAMED_MAX = 6  # attempts that an error names one by one
 
 # Response codes (protocol-behaviour 2.2); numbers because protocol/ stands below remoting.
 SYSTEM_ERROR, SYSTEM_BUSY, MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST = 1, 2, 13, 14, 16, 17
@@ -149,13 +150,13 @@ class SendAttempts:
     def error(self, failure: Failure, code: int, reason: str, topic: str, brokers_sent: Sequence[str], now_ms: float) -> SendError:
         """The typed error of a send that was given up: unknown if any attempt was, else the last definite failure."""
         cost = now_ms - self.started_ms
-        head = f"Send [{self.attempts}] times, still failed, cost [{cost:.0f}]ms, Topic: {topic}, BrokersSent: [{', '.join(brokers_sent)}]"
+        head = f"Send [{self.attempts}] times, still failed, cost [{cost:.0f}]ms, Topic: {topic}, BrokersSent: [{_named(brokers_sent)}]"
         if self._maybe_stored and (self._timed_out or now_ms >= self.deadline_ms):
             return SendTimeout(f"{head}: no answer within {self.timeout_ms:.0f} ms ({reason}); the message may be stored, a longer timeout= may help", topic)
         if self._maybe_stored:
             return SendUnknown(f"{head}: {reason}; the message may be stored", topic)
         if failure is Failure.NOT_SENT:
-            return BrokerUnreachable(f"{head}: {reason}; nothing was sent, check that the broker runs", topic)
+            return BrokerUnreachable(f"{head}: {reason.removesuffix('; nothing was sent')}; nothing was sent, check that the broker runs", topic)
         return refusal(code, f"{head}: {reason}", topic)
 
     def _pause(self, left_ms: float) -> Decision:
@@ -184,6 +185,17 @@ class SendAttempts:
 
 STATUS_OF_CODE = {status.value: status for status in SendStatus}
 """Answers that mean stored: 0, 10, 11, 12."""
+
+
+def _named(brokers: Sequence[str]) -> str:
+    """Brokers in the order of the attempts; where there were many, how often each was tried.
+
+    >>> _named(["a", "b", "a"]), _named(["a", "b"] * 10)
+    ('a, b, a', 'a (10 times), b (10 times)')
+    """
+    if len(brokers) <= NAMED_MAX:
+        return ", ".join(brokers)
+    return ", ".join(f"{broker} ({brokers.count(broker)} times)" for broker in dict.fromkeys(brokers))
 
 
 def refusal(code: int, reason: str, topic: str) -> SendError:

@@ -154,7 +154,7 @@ class RecordsHandlers:
         except ClientError as error:
             raise MessageIllegal(f"record 0: {error.message}") from error
         if is_internal(topic):
-            raise TopicNotWritable(f"records for {topic} are not taken in frames; send single messages", topic)
+            raise TopicNotWritable(f"topic {topic} belongs to a consumer group, and takes nothing from producers in frames; send to a topic of your own", topic)
         config = path.gate.admit(topic)
         if not 0 <= queue_id < config.write_queues:
             raise ClientError(f"request queueId[{queue_id}] is illegal, topic {topic} has {config.write_queues} write queues; refresh the route", queue_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_starting_twice_attaches(start: Callable[..., rmq.Cluster]) -> None:
     first = start(name="twice")
     second = start(name="twice")
     assert first.addresses == second.addresses == rmq.connect("twice").addresses
+
+
+def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(mq: rmq.Cluster, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.WARNING, logger="rmq_ray.cluster"):
+        rmq.start(mq.name)
+        assert not caplog.records
+        rmq.start(mq.name, brokers=2, flush="sync", store_path=str(tmp_path), replicas=0)
+    assert len(caplog.messages) == 1 and "brokers=1, not 2; flush='async', not 'sync'; store_path=" in caplog.text and "replicas" not in caplog.text
 
 
 def test_clusters_of_different_names_do_not_see_each_other(start: Callable[..., rmq.Cluster]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -160,3 +161,14 @@ def test_a_topic_is_found_whose_broker_has_copies() -> None:
     cache.refresh("alone")
     assert cache.topic_of_copies(Address("a.host", 10911)) == cache.topic_of_copies(Address("a.host", 10912)) == "orders"
     assert cache.topic_of_copies(Address("b.host", 20000)) is None and cache.topic_of_copies(Address("c.host", 1)) is None
+
+
+def test_an_outage_of_name_servers_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    server = NameServer(orders=route("a"), paid=route("a"))
+    cache = RouteCache(server)
+    cache.find_publish("orders")
+    with caplog.at_level(logging.WARNING, logger="rmq_ray.client.routes"):
+        for server.down in (True, True, True, False, False, True):
+            cache.refresh_all({"orders", "paid"})
+    assert [message.partition(" refreshed")[0] for message in caplog.messages] == ["route of orders not", "route of orders", "route of orders not"]
+    assert cache.publish("orders") is not None

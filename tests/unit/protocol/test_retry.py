@@ -115,6 +115,12 @@ def test_the_error_names_attempts_cost_topic_and_brokers() -> None:
     assert type(error) is SendUnknown and error.code == 10002
 
 
+def test_the_error_of_many_attempts_counts_them_by_broker_and_says_once_that_nothing_was_sent() -> None:
+    error = attempts().error(Failure.NOT_SENT, 0, "cannot connect to a:1: refused; nothing was sent", "orders", ["a", "b"] * 20, 42)
+    assert "BrokersSent: [a (20 times), b (20 times)]: cannot connect" in str(error)
+    assert str(error).count("nothing was sent") == 1 and str(error).endswith("check that the broker runs")
+
+
 @pytest.mark.seed("S3-044")
 def test_every_error_of_a_send_has_the_code_of_its_cause() -> None:
     send = attempts()
