@@ -36,6 +36,7 @@ CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 PYSPARK_MAX = [3, 5, 7]
 WORKERS = "rmq_ray.spark.workers"  # started by its name in each executor
 QUICK_START = "-XX:TieredStopAtLevel=1"  # the first compiler only
+UNCLEARED = "-Dio.netty.tryReflectionSetAccessible=true"  # else each Arrow batch from Python is read into 4 MiB that Java has first filled with zeros
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
 _numbers = itertools.count(1)
 
@@ -93,7 +94,7 @@ def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, An
         "spark.log4j.config.file.name": str(LOG4J),
         "spark.ray.log4j.config.file.name": str(LOG4J),
     }
-    java = {name: " ".join(filter(None, (ADD_OPENS, java_options, configs.get(name)))) for name in _JAVA_OPTIONS}
+    java = {name: " ".join(filter(None, (ADD_OPENS, UNCLEARED, java_options, configs.get(name)))) for name in _JAVA_OPTIONS}
     return {**ours, **configs, **java}
 
 

@@ -17,7 +17,7 @@ from rmq_ray.errors import ClusterError, SparkError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.spark.java import ADD_OPENS
 from rmq_ray.spark.read import FIELDS
-from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, parse_memory, require_cpus, require_room, require_sound, settings
+from rmq_ray.spark.session import EXECUTOR_CPU, LOG4J, MASTER_CPU, QUICK_START, UNCLEARED, parse_memory, require_cpus, require_room, require_sound, settings
 
 GB = 1 << 30
 module: Any = importlib.import_module("rmq_ray.spark.session")
@@ -112,11 +112,12 @@ def test_memory_that_is_no_size_is_told(text: str) -> None:
 
 
 def test_the_callers_settings_win_but_java_keeps_the_options_that_it_needs() -> None:
+    needed = f"{ADD_OPENS} {UNCLEARED}"
     found = settings({"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m", "spark.sql.shuffle.partitions": 4})
     assert found["spark.ui.enabled"] == "true" and found["spark.sql.shuffle.partitions"] == 4
-    assert found["spark.driver.extraJavaOptions"] == f"{ADD_OPENS} -Xss4m" and found["spark.executor.extraJavaOptions"] == ADD_OPENS
+    assert found["spark.driver.extraJavaOptions"] == f"{needed} -Xss4m" and found["spark.executor.extraJavaOptions"] == needed
     quick = settings({"spark.driver.extraJavaOptions": "-Xss4m"}, QUICK_START)
-    assert quick["spark.driver.extraJavaOptions"] == f"{ADD_OPENS} {QUICK_START} -Xss4m" and quick["spark.executor.extraJavaOptions"].endswith(QUICK_START)
+    assert quick["spark.driver.extraJavaOptions"] == f"{needed} {QUICK_START} -Xss4m" and quick["spark.executor.extraJavaOptions"].endswith(QUICK_START)
     assert found["spark.sql.session.timeZone"] == "UTC" and LOG4J.is_file()
 
 

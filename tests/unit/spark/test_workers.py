@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 from rmq_ray.spark.session import WORKERS, settings
-from rmq_ray.spark.workers import without_jar
+from rmq_ray.spark.workers import SEND_BUFFER_BYTES, close_behind, without_jar
 
 PROBE = """
 import gc, json, sys
 from pyspark import daemon
 daemon.manager = lambda: print(json.dumps({
     "frozen": gc.get_freeze_count(), "reader": "rmq_ray.client.scan_plan" in sys.modules, "pandas": "pandas" in sys.modules,
-    "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path]}))
+    "close": daemon.worker.__module__, "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path]}))
 from rmq_ray.spark import workers
 workers.main()
 """
@@ -40,4 +41,16 @@ def test_workers_find_the_reader_loaded_and_frozen_and_no_jar_on_their_path(tmp_
     path = os.pathsep.join([str(jar), *filter(None, sys.path)])
     ran = subprocess.run([sys.executable, "-c", PROBE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=True)
     assert '"reader": true' in ran.stdout and '"pandas": true' in ran.stdout and '"jar": []' in ran.stdout, ran.stdout
-    assert '"frozen": 0' not in ran.stdout
+    assert '"frozen": 0' not in ran.stdout and '"close": "rmq_ray.spark.workers"' in ran.stdout, ran.stdout
+
+
+def test_little_of_what_a_worker_has_written_waits_for_the_jvm() -> None:
+    seen = []
+
+    def serve(connection: socket.socket, authenticated: bool) -> int:
+        seen.append((connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), authenticated))
+        return 7
+
+    with socket.create_server(("127.0.0.1", 0)) as jvm, socket.create_connection(jvm.getsockname()) as connection:
+        assert close_behind(serve)(connection, True) == 7
+    assert SEND_BUFFER_BYTES <= seen[0][0] <= 4 * SEND_BUFFER_BYTES and seen[0][1] is True
