@@ -6,8 +6,9 @@
 
 Decides when reading pauses (answers not read: 1 MiB; unanswered request bytes: ``unsent_bytes_max``) and when a peer that does not
 read is closed. Does not decide what a request means. Made by ``Listener``; everything runs in its event loop.
-Invariants: one answer a request at most; the answers of one loop turn leave in one write; a handler's exception ends neither
-the loop nor the connection; what was handed over to ``send`` is never aliased with the receive buffer.
+Invariants: one answer a request at most; the answers of one loop turn leave in one write, or two when they answer earlier requests;
+a handler's exception ends neither the loop nor the connection; what was handed over to ``send`` is never aliased with the receive
+buffer.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class ServerPeer(asyncio.BufferedProtocol):
     # --- what handlers use -------------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Write one whole frame at the end of this turn of the loop; nothing happens when the connection is closed.
+        """Write one whole frame: at once, or behind others of the same turn of the loop at its end. Nothing happens when the connection is closed.
 
         For answers that were not ready in ``handle``, and for oneway requests of the server. Only in the listener's loop.
         """
@@ -97,7 +98,8 @@ class ServerPeer(asyncio.BufferedProtocol):
             self._settle_deferred(command.opaque)
         self._write(command)
         if not self._in_turn and not self._flush_planned:
-            self._flush_planned = True
+            self._flush()
+            self._flush_planned = True  # more may follow
             self._loop.call_soon(self._flush_later)
 
     def request(self, command: Command, timeout_ms: float, callback: AnswerCallback) -> None:

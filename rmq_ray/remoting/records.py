@@ -38,8 +38,9 @@ _ONE = struct.Struct(">ii")
 _SEND_ANSWER = struct.Struct(">qqqi")
 _PULL_ANSWER = struct.Struct(">qqqqii")
 _SIZE_TYPE = np.dtype(">i4")
-_FEW = 16  # below, numpy's fixed cost of a sum is more than a loop's
-_FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(_FEW))
+FEW = 16
+"""Below, numpy's fixed cost of a sum is more than a loop's."""
+_FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(FEW))
 
 
 class SendAnswer(NamedTuple):
@@ -163,6 +164,11 @@ def pack_pull_answer(  # noqa: PLR0913 - the answer's fields in their order on t
     return (head,) if sizes is None else (head, _size_bytes(sizes), *parts)
 
 
+def pack_found(next_offset: int, low: int, epoch: int, suggested_broker: int, sizes: Sequence[int] | Sizes, records: bytes) -> bytes:  # noqa: PLR0913 - as above
+    """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than ``FEW`` records."""
+    return _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes)) + _FEW_SIZES[len(sizes)].pack(*sizes) + records
+
+
 def unpack_pull_answer(body: Body) -> PullAnswer:
     """Reads what ``pack_pull_answer`` wrote."""
     view = _view(body)
@@ -178,7 +184,7 @@ def _records(view: memoryview, at: int, count: int, count_min: int) -> tuple[mem
     if not count_min <= count <= RECORDS_MAX or start > len(view):
         raise MalformedFrame(f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} with a size each may be in it")
     sizes: Sizes = np.frombuffer(view, _SIZE_TYPE, count, at)
-    if count < _FEW:
+    if count < FEW:
         few = _FEW_SIZES[count].unpack_from(view, at)
         smallest, total = min(few, default=RECORD_BYTES_MIN), sum(few)
     else:

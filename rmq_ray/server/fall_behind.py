@@ -39,13 +39,17 @@ class FallBehind:
             reached = int.from_bytes(last[at : at + 8], "big")
         else:
             reached = store.log_offset_of(topic, queue_id, result.next_offset - 1)
+        self.reached(group, topic, queue_id, reached, store.visible_offset)
+
+    def reached(self, group: str, topic: str, queue_id: int, log_offset: int, end: int) -> None:
+        """The last record that ``group`` was handed begins at ``log_offset`` (-1: nobody knows); the log is visible up to ``end``."""
         queues = self._bytes.get((topic, group))
         if queues is None:
-            if reached < 0 or len(self._bytes) >= ENTRIES_MAX:
+            if log_offset < 0 or len(self._bytes) >= ENTRIES_MAX:
                 return
             queues = self._bytes[topic, group] = {}
-        if reached >= 0:
-            queues[queue_id] = max(0, store.visible_offset - reached)
+        if log_offset >= 0:
+            queues[queue_id] = max(0, end - log_offset)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Queue id -> bytes, of what the group has read since the broker began."""

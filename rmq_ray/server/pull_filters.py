@@ -53,7 +53,8 @@ class PullFilters:
                 compiled = self._inline.get(expression or "")
                 self._require_enabled()
                 return Wanted(matches=compiled.matches)
-            return Wanted(tag_subscription(topic, expression, 0).codes or None)
+            codes = tag_subscription(topic, expression, 0).codes
+            return Wanted(codes) if codes else EVERYTHING
         except SubscriptionInvalid as error:
             raise Refused(f"parse the consumer's subscription failed: {error.message}", ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
 
@@ -71,7 +72,7 @@ class PullFilters:
             raise Refused(f"the consumer's subscription of {asked.topic} is not the latest; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_LATEST)
         if subscription.expression_type == SQL92:
             return self._registered(asked, subscription)
-        return Wanted(subscription.codes or None)
+        return Wanted(subscription.codes) if subscription.codes else EVERYTHING
 
     def check(self, subscription: Subscription | None) -> None:
         """CHECK_CLIENT_CONFIG: ``Refused`` when the subscription cannot be served here."""

@@ -27,7 +27,7 @@ from rmq_ray.remoting import bodies
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import PullHeader
-from rmq_ray.remoting.records import PullRecords, pack_pull_answer, unpack_pull, unpack_scan
+from rmq_ray.remoting.records import FEW, PullRecords, pack_found, pack_pull_answer, unpack_pull, unpack_scan
 from rmq_ray.server.cold_reads import is_cold_pull
 from rmq_ray.server.counters import Counters
 from rmq_ray.server.epoch_guard import cut_offset
@@ -160,12 +160,36 @@ class PullHandlers:
         group = self._check_group(asked.group)
         self._check_topic(asked.topic, asked.queue_id)
         wanted = self._filter(asked, group)
+        if wanted is EVERYTHING and pull.ours and not first:
+            answer = self._just_written(store, pull, group)
+            if answer is not None:
+                return answer
         if is_cold_pull(store, asked.topic, asked.queue_id, asked.offset):
             self._answer_from(
                 pull.command, peer, lambda: self._read(store, pull, wanted), lambda result: self._conclude(pull, peer, group, wanted, result, first)
             )
             return None
         return self._conclude(pull, peer, group, wanted, self._read(store, pull, wanted), first)
+
+    def _just_written(self, store: MessageStore, pull: _Pull, group: GroupConfig) -> Command | None:
+        """The answer to a held pull that was woken by the frame written last, which is all it finds; None where it is not so simple. What
+        ``_read`` and ``_conclude`` do otherwise, in a fifth of the steps: after a pause of some ms each of them costs the better part of a microsecond.
+        """
+        asked, tables, config, epoch = pull.asked, self._tables, self._config, store.epoch
+        if 0 < asked.epoch < epoch:
+            return None
+        count, size = max(1, min(asked.count_max, config.pull_records_max)), max(1, min(asked.bytes_max, config.pull_bytes_max))
+        found = store.just_written(asked.topic, asked.queue_id, asked.offset, count, size)
+        if found is None or len(found[0].sizes) >= FEW:
+            return None
+        recent, low, high = found
+        counters = self._counters
+        counters.pulls += 1
+        counters.got_messages += len(recent.sizes)
+        counters.got_bytes += len(recent.data)
+        tables.offsets.behind.reached(asked.group, asked.topic, asked.queue_id, recent.last_log_offset, store.visible_offset)
+        suggested = suggested_broker(False, config.slave_reads, group.broker_id, group.broker_when_slow)
+        return pull.command.answer(SUCCESS, None, pack_found(high, low, epoch, suggested, recent.sizes, recent.data))
 
     def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, wanted: Wanted, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
         asked, tables = pull.asked, self._tables

@@ -40,6 +40,7 @@ _FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
 RECENT_BYTES_MAX = 4_096
+_LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
 
 
 @dataclass(slots=True)
@@ -70,6 +71,12 @@ class Recent:
     sizes: Sequence[int] | Array
     data: bytes
 
+    @property
+    def last_log_offset(self) -> int:
+        """Where its last record begins in the log."""
+        at = len(self.data) - int(self.sizes[-1]) + _LOG_OFFSET_AT
+        return int.from_bytes(self.data[at : at + 8], "big")
+
     def answers(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> bool:
         """Whether a read without a filter gets all of it, and begins with it."""
         if offset != self.offset or queue_id != self.queue_id or topic != self.topic:
@@ -97,6 +104,10 @@ class LogReader:
         ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply. ``hit(store time, bit map)``: whether a record may be
         wanted, asked where there are extension units.
         """
+        found = self.recent_from(topic, queue_id, offset, max_count, max_bytes) if codes is None and hit is None and not foreign else None
+        if found is not None:
+            recent, low, high = found
+            return GetResult(GetMessageStatus.FOUND, high, low, high, np.array(recent.sizes, np.int32), [recent.data])
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
@@ -104,9 +115,6 @@ class LogReader:
         outside = _outside(offset, low, high)
         if outside is not None:
             return outside
-        recent = self.recent if codes is None and hit is None and not foreign else None
-        if recent is not None and recent.answers(topic, queue_id, offset, max_count, max_bytes) and offset + len(recent.sizes) == high:
-            return GetResult(GetMessageStatus.FOUND, high, low, high, np.array(recent.sizes, np.int32), [recent.data])
         units = max(FOREIGN_UNITS, max_count) if foreign else min(OUR_UNITS, max_count if codes is None else OUR_UNITS)
         raw = queue.read(offset, units)
         if not raw:
@@ -117,6 +125,18 @@ class LogReader:
         if foreign:
             max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
         return self._read_entries(queue, offset, raw, max_count, max_bytes, codes, foreign)
+
+    def recent_from(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> tuple[Recent, int, int] | None:
+        """(the frame that was written last, the queue's smallest offset, its greatest + 1) where a read without a filter from ``offset`` on
+        finds exactly that frame.
+        """
+        recent = self.recent
+        if recent is None or not recent.answers(topic, queue_id, offset, max_count, max_bytes):
+            return None
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or offset < queue.min_offset or offset + len(recent.sizes) != queue.max_offset:  # not visible yet, or not the last any more
+            return None
+        return recent, queue.min_offset, queue.max_offset
 
     def record_at(self, log_offset: int, limit: int) -> bytes | None:
         """The valid record that begins at ``log_offset`` below ``limit``, None when there is none."""

@@ -17,7 +17,7 @@ from rmq_ray.store.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ConsumeQueue
 from rmq_ray.store.extended_queue import Hit
 from rmq_ray.store.filtered_reading import Matches, get_matching
 from rmq_ray.store.querying import offset_by_time, query_by_key, store_ms_of
-from rmq_ray.store.reading import GetResult
+from rmq_ray.store.reading import GetResult, Recent
 from rmq_ray.store.record_batch import Array
 from rmq_ray.store.restart import StoreParts
 from rmq_ray.store.retention import RetentionReport
@@ -101,6 +101,10 @@ class StoreReads:
     ) -> GetResult:
         """See ``LogReader.get_messages``. ``StoreFailed`` after a failure: what lies behind it is not known."""
         return self.readable().reader.get_messages(topic, queue_id, offset, max_count, max_bytes, codes, foreign)
+
+    def just_written(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> tuple[Recent, int, int] | None:
+        """See ``LogReader.recent_from``. ``StoreFailed`` after a failure."""
+        return self.readable().reader.recent_from(topic, queue_id, offset, max_count, max_bytes)
 
     def get_matching(  # noqa: PLR0913 - get_messages and the condition
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False,

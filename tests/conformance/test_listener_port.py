@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConfigError
+from rmq_ray.remoting.answer_writer import AnswerWriter
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, FLAG_ONEWAY, JSON, Command, encode_bytes
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
@@ -175,6 +176,34 @@ def test_held_requests_are_answered_later_in_any_order(served: Served) -> None:
         client.send(Command(RELEASE, 10, serialize=BINARY))
         assert [client.receive().opaque for _ in range(4)] == [2, 1, 0, 10]
         assert client.ask(Command(LATE_AND_NOW, 11, body=b"now")).body_bytes() == b"now"
+
+
+def test_answers_to_earlier_requests_leave_in_two_writes_a_turn_the_first_one_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    plain = AnswerWriter.flush
+
+    def flush(writer: AnswerWriter) -> int:
+        writes.append(len(writer._parts))
+        return plain(writer)
+
+    with RawClient(served.address, CREDENTIALS) as client:
+        for number in range(4):
+            client.send(Command(HOLD, number, body=b"%d" % number, serialize=BINARY))
+        assert client.echo()
+        monkeypatch.setattr(AnswerWriter, "flush", flush)
+
+        def answer() -> None:
+            for held, peer in served.handler.held:
+                peer.send(held.answer(body=held.body))
+                sent.append(len(writes))
+
+        sent: list[int] = []
+        served.loop.call_soon_threadsafe(answer)
+        assert [client.receive().opaque for _ in range(4)] == [0, 1, 2, 3]
+        assert sent == [1, 1, 1, 1] and writes == [2, 6]
+        served.loop.call_soon_threadsafe(answer)
+        assert [client.receive().opaque for _ in range(4)] == [0, 1, 2, 3], "in the next turn, too"
+        assert writes == [2, 6, 2, 6]
 
 
 def test_a_thousand_pipelined_requests_are_answered_in_order_and_in_few_writes(served: Served) -> None:
