@@ -237,10 +237,28 @@ def hand_over(mq: rmq.Cluster) -> None:
     gateway.call(gateway.find(names.controller(mq.name)), "promote", BROKER, None, False, timeout_s=PATIENCE_S)
 
 
+def stop_in_order(mq: rmq.Cluster) -> None:
+    """As `rmq-ray broker stop` does, which hands over first, and `broker start`."""
+    old = settled(mq)["master"]
+    mq.stop_broker(BROKER, old)
+    mq.start_broker(BROKER, old)
+
+
+def take_out(mq: rmq.Cluster) -> None:
+    """Step by step: `rmq-ray broker drain`, `promote`, `stop` of the old one; then it is started again."""
+    old = settled(mq)["master"]
+    mq.admin.drain_broker(BROKER)
+    hand_over(mq)
+    mq.stop_broker(BROKER, old)
+    mq.start_broker(BROKER, old)
+
+
 DEEDS = (
     Deed("master", "kill -9", kill_master, RUNS),
     Deed("master", "hangs 10 s", stop_master),
     Deed("master", "promotion by hand", hand_over),
+    Deed("master", "stopped in order, and started", stop_in_order),
+    Deed("master", "drained, promoted, stopped, started", take_out),
     Deed("master, then controller", "kill -9", kill_master_and_controller),
     Deed("slave", "kill -9", kill_slave),
     Deed("controller", "kill -9", kill_controller),

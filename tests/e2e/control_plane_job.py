@@ -1,6 +1,8 @@
 """What sends and receives while Ray's control plane is dead: a driver that answers a line on standard input with a line of JSON.
 
-python control_plane_job.py <Ray address> <store directory>     then: mark | late | end
+python control_plane_job.py <Ray address> <store directory> <brokers | copies>     then: mark | late | reign | end
+
+brokers: two of them; copies: one broker with two slaves, SYNC_MASTER.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import ray
 
 import rmq_ray as rmq
+from rmq_ray.actors import gateway, names
 
 TOPIC = "beats"
 PAUSE_S = 0.02
@@ -81,17 +84,26 @@ def late(producer: rmq.Producer) -> dict[str, Any]:
     return {"back_s": None}
 
 
-def main(address: str, store: str) -> None:
+def reign(controller: Any) -> dict[str, Any]:
+    """What the controller says of broker-a, by a handle that was looked up before."""
+    found = gateway.call(controller, "elections")["broker-a"]
+    return {key: found[key] for key in ("serving", "master", "master_epoch", "sync_state_set", "why")}
+
+
+def main(address: str, store: str, what: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    mq = rmq.start("plane", brokers=2, store_path=store, store_settings={"segment_bytes": 1 << 22})
+    layout: dict[str, Any] = {"replicas": 2, "replication": "sync"} if what == "copies" else {"brokers": 2}
+    mq = rmq.start("plane", store_path=store, store_settings={"segment_bytes": 1 << 22}, **layout)
+    controller = gateway.find(names.controller("plane"))
     mq.admin.create_topic(TOPIC, queues=1)
-    with rmq.Producer(cluster="plane") as producer:
+    with rmq.Producer(cluster="plane", send_timeout_ms=30_000 if what == "copies" else 3_000) as producer:
         beats = Beats(producer)
         with rmq.PushConsumer("listener", listener=beats.take, subscriptions={TOPIC: "*"}, cluster="plane", start_from="first"):
-            pids = {name: mq.status()[f"{name}/0"]["pid"] for name in ("broker-a", "broker-b")}
+            status = mq.status()
+            pids = {name: status[name]["pid"] for name in ("broker-a/0", "broker-a/1", "broker-b/0") if name in status}
             print(json.dumps(pids), flush=True)
             for line in sys.stdin:
-                answer = {"mark": beats.mark, "late": lambda: late(producer), "end": beats.end}[line.strip()]()
+                answer = {"mark": beats.mark, "late": lambda: late(producer), "reign": lambda: reign(controller), "end": beats.end}[line.strip()]()
                 print(json.dumps(answer), flush=True)
                 if line.strip() == "end":
                     break

@@ -1,4 +1,5 @@
-"""Ray's control plane (GCS) is killed with -9 and stays away: sends and pulls between living actors go on, and afterwards everything is found again.
+"""Ray's control plane (GCS) is killed with -9 and stays away: sends and pulls between living actors go on, a master that dies then is replaced, and
+afterwards everything is found again.
 
 A head of its own, started as docs/operations.md says, with its tables in rocksdb. ``RMQ_RAY_CONTROL_PLANE_DOWN_S`` sets how long it is away (4 s here;
 30 s end the same).
@@ -15,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DOWN_S = float(os.environ.get("RMQ_RAY_CONTROL_PLANE_DOWN_S", "4"))
@@ -103,8 +106,8 @@ def plane() -> Iterator[Plane]:
 class Job:
     """The driver of control_plane_job.py."""
 
-    def __init__(self, plane: Plane) -> None:
-        command = [sys.executable, str(ROOT / "tests" / "e2e" / "control_plane_job.py"), plane.address, str(plane.directory / "store")]
+    def __init__(self, plane: Plane, what: str) -> None:
+        command = [sys.executable, str(ROOT / "tests" / "e2e" / "control_plane_job.py"), plane.address, str(plane.directory / "store"), what]
         self.process = subprocess.Popen(command, env=plane.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pids = self._line()
 
@@ -125,10 +128,10 @@ class Job:
 
 @pytest.mark.slow
 def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found_again(plane: Plane) -> None:
-    job = Job(plane)
+    job = Job(plane, "brokers")
     before = job.ask("mark")
     command = plane.kill()
-    os.kill(job.pids["broker-b"], signal.SIGKILL)
+    os.kill(job.pids["broker-b/0"], signal.SIGKILL)
     time.sleep(DOWN_S)
     during = job.ask("mark")
     assert during["sent"] - before["sent"] > 5 * DOWN_S and during["received"] - before["received"] > 5 * DOWN_S
@@ -142,5 +145,44 @@ def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found
     assert {part["state"] for part in parts} == {"serving"}
     after = job.ask("mark")
     assert not after["errors"] and max(after["gap_ms"].values()) < PAUSE_MS_MAX, after
+    assert job.ask("end") == {"missing": [], "twice": 0}
+    job.process.communicate(timeout=30)
+
+
+def reigns(job: Job, check: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
+    """What the controller says, once it is so."""
+    found: dict[str, Any] = {}
+
+    def so() -> bool:
+        found.update(job.ask("reign"))
+        return check(found)
+
+    eventually(so, timeout_s, every_s=0.2)
+    return found
+
+
+@pytest.mark.slow
+def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_follows_when_it_is_back(plane: Plane) -> None:
+    """Controller and replicas call one another without it; only Ray's restart of the old master waits for it."""
+    job = Job(plane, "copies")
+    before = reigns(job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 30)
+    assert before["master"] == 0
+    command = plane.kill()
+    os.kill(job.pids["broker-a/0"], signal.SIGKILL)
+    after = reigns(job, lambda found: found["serving"] and found["master"] != 0, 30)
+    assert after["master_epoch"] > before["master_epoch"]
+    marks = [job.ask("mark")]
+
+    def goes_on() -> bool:
+        marks.append(job.ask("mark"))
+        return all(marks[-1][what] > marks[0][what] + 20 for what in ("sent", "received"))
+
+    eventually(goes_on, 20, every_s=0.2)
+    still = {what: max(mark["gap_ms"][what] for mark in marks) / 1000 for what in ("send", "receive")}
+    print(f"control plane dead, master killed: sends stood still for {still['send']:.2f} s, deliveries {still['receive']:.2f} s")
+    assert not any(mark["errors"] for mark in marks)
+    plane.start_again(command)
+    whole = reigns(job, lambda found: found["sync_state_set"] == [0, 1, 2], 60)
+    assert whole["master"] == after["master"] and whole["serving"]
     assert job.ask("end") == {"missing": [], "twice": 0}
     job.process.communicate(timeout=30)
