@@ -30,12 +30,15 @@ def main() -> None:
     """Load, freeze, and be PySpark's daemon until Spark ends it."""
     import pandas  # noqa: F401 - what PySpark's Arrow functions load in every worker
     import pyarrow.compute  # noqa: F401 - the same
+    import pyarrow.pandas_compat  # noqa: F401 - the same
     from pyspark import daemon, worker  # noqa: F401 - the worker's module itself, too
-    from pyspark.sql.pandas import serializers, types  # noqa: F401 - loaded by the first task else
+    from pyspark.sql.pandas import serializers, types, utils  # noqa: F401 - loaded by the first task else
 
     from rmq_ray.client import scan_plan  # noqa: F401 - the reader
     from rmq_ray.store import arrow_rows  # noqa: F401 - its columns
 
+    utils.require_minimum_pandas_version()  # the first task looks, and loads distutils for it
+    utils.require_minimum_pyarrow_version()
     sys.path[:] = without_jar(sys.path)
     for path in [known for known in sys.path_importer_cache if not without_jar([known])]:
         del sys.path_importer_cache[path]

@@ -17,6 +17,7 @@ import gc, json, sys
 from pyspark import daemon
 daemon.manager = lambda: print(json.dumps({
     "frozen": gc.get_freeze_count(), "reader": "rmq_ray.client.scan_plan" in sys.modules, "pandas": "pandas" in sys.modules,
+    "versions": "distutils.version" in sys.modules,
     "close": daemon.worker.__module__, "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path]}))
 from rmq_ray.spark import workers
 workers.main()
@@ -40,7 +41,7 @@ def test_workers_find_the_reader_loaded_and_frozen_and_no_jar_on_their_path(tmp_
         made.writestr("org/apache/spark/Nothing.class", b"")
     path = os.pathsep.join([str(jar), *filter(None, sys.path)])
     ran = subprocess.run([sys.executable, "-c", PROBE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=True)
-    assert '"reader": true' in ran.stdout and '"pandas": true' in ran.stdout and '"jar": []' in ran.stdout, ran.stdout
+    assert '"reader": true' in ran.stdout and '"pandas": true' in ran.stdout and '"versions": true' in ran.stdout and '"jar": []' in ran.stdout, ran.stdout
     assert '"frozen": 0' not in ran.stdout and '"close": "rmq_ray.spark.workers"' in ran.stdout, ran.stdout
 
 
