@@ -27,12 +27,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from rmq_ray.client.home_core import Bed, home
 from rmq_ray.clock import Clock
 
 FRAMES_ALONE_MAX = 2
 """Frames of a key out before threads share, and while they do: the next frame is on its way while one is answered."""
 AWAKE_MAX = 2
 """Threads on their way out at once: while one has the interpreter lock, the next one's core wakes."""
+CROWD_MIN = 4
+"""Threads here from which on those of a group wake on one core, that of the thread that opens the group."""
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
@@ -53,9 +56,10 @@ WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
 class Seat:
     """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
 
-    __slots__ = ("lock", "taken", "turn")
+    __slots__ = ("bed", "lock", "taken", "turn")
 
     def __init__(self) -> None:
+        self.bed = Bed()
         self.lock = threading.Lock()
         self.lock.acquire()
         self.turn = WAITING
@@ -65,11 +69,13 @@ class Seat:
 class Group(Generic[Item]):
     """Items of several threads that will be one frame. Guarded by the sharing's lock until it leaves."""
 
-    __slots__ = ("bytes", "clock", "done", "items", "key", "seats", "sharing")
+    __slots__ = ("bytes", "clock", "core", "done", "items", "key", "seats", "sharing")
 
     def __init__(self, key: Any, clock: Clock) -> None:
         self.key = key
         self.clock = clock
+        self.core: int | None = None
+        """Where its threads wake; None = wherever the kernel wakes them."""
         self.done = False
         self.items: list[Item] = []
         self.seats: list[Seat | None] = []
@@ -127,6 +133,8 @@ class Sharing(ABC, Generic[Item, G]):
             if group is None:
                 group = self._open[key] = make()
                 group.sharing = self
+                if self._inside[key] >= CROWD_MIN:
+                    group.core = home()
             index = len(group.items)
             group.items.append(item)
             group.seats.append(self._own_seat())
@@ -153,7 +161,8 @@ class Sharing(ABC, Generic[Item, G]):
         deadline = self._clock.monotonic_ms() + patience_ms
         try:
             while (left := deadline - self._clock.monotonic_ms()) > 0:
-                woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
+                slice_s = min(WAIT_SLICE_S, left / 1000)
+                woken = seat.lock.acquire(timeout=slice_s) if group.core is None else seat.bed.wait(seat.lock, slice_s, group.core)
                 if woken or self._look_around(group, seat):
                     break
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from rmq_ray.client.combining import Messages
+from rmq_ray.client.home_core import Bed, acquire_on, home
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
-from rmq_ray.client.sharing import FRAMES_ALONE_MAX
+from rmq_ray.client.sharing import CROWD_MIN, FRAMES_ALONE_MAX
 from rmq_ray.errors import MessageIllegal, SendUnknown
 from rmq_ray.model.message import Message, decode_properties
 from tests.support.tiny_cluster import TinyCluster
@@ -42,6 +44,49 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
         assert record.body == b"%d" % n and record.flag == n
         assert decode_properties(record.properties)["UNIQ_KEY"] == result.message_id
     assert combiner._out == {} and combiner._open == {}
+
+
+@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
+@pytest.mark.parametrize("fault", [None, 13])
+def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere = os.sched_getaffinity(0)
+    monkeypatch.setattr("rmq_ray.client.sharing.CROWD_MIN", FRAMES_ALONE_MAX + 1)  # the third thread opens the group
+    monkeypatch.setattr("rmq_ray.client.home_core._current_cpu", lambda: min(everywhere))
+    monkeypatch.setattr(Bed, "wait", lambda bed, lock, wait_s, core: acquire_on(core, lock, wait_s))
+    cluster.broker.fault = lambda arrival, number: fault if len(arrival.records) > 1 else None
+    cluster.broker.hold.clear()
+    asleep: list[int] = []
+    masks: list[set[int]] = []
+
+    def send() -> None:
+        asleep.append(threading.get_native_id())
+        try:
+            producer.send("orders", b"x")
+        finally:
+            masks.append(os.sched_getaffinity(0))
+
+    count = FRAMES_ALONE_MAX + 5
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        sends = [pool.submit(send) for _ in range(count)]
+        eventually(lambda: len(asleep) == count and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5)
+        cluster.release(cluster.broker)
+        failed = sum(done.exception(10) is not None for done in sends)
+    assert masks == [everywhere] * count
+    assert (failed > 0) == (fault is not None)
+
+
+@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
+def test_few_threads_keep_their_masks_while_they_sleep(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    count = FRAMES_ALONE_MAX + 1
+    assert count < CROWD_MIN
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count)]
+        combiner = producer._core.combiner  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 1)
+        assert [group.core for group in combiner._open.values()] == [None]
+        cluster.release(cluster.broker)
+        assert all(send.result(10) for send in sends)
 
 
 def test_a_group_fails_for_all_its_threads_and_the_next_one_goes_on(cluster: TinyCluster) -> None:
