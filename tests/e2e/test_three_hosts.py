@@ -67,6 +67,7 @@ def launcher() -> str:
     config["provider"] |= {"head_ip": ADDRESSES["head"], "worker_ips": [ADDRESSES["db1"], ADDRESSES["db2"]]}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": "/mnt/home/.ssh/id_ed25519"}
     config["setup_commands"] = [command for command in config["setup_commands"] if "pip" not in command and "venv ~" not in command]
+    del config["file_mounts"]["~/rmq-ray-dist"]  # the wheel that is not installed
     for part in ("head_start_ray_commands", "worker_start_ray_commands"):
         config[part] = [command for command in config[part] if not command.endswith("ray stop")]
         assert len(config[part]) == 1

@@ -32,7 +32,7 @@ def test_every_node_starts_at_niceness_zero_asks_for_the_token_and_offers_its_di
     stop, start = launcher_file()[part]
     assert stop.endswith("ray stop") and "PATH=~/rmq-ray-venv/bin" in stop
     assert "RAY_worker_niceness=0" in start and "RAY_AUTH_MODE=token" in start and "PATH=~/rmq-ray-venv/bin" in start and "store_$(hostname -s)" in start
-    assert launcher_file()["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert launcher_file()["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token", "~/rmq-ray-dist": "dist"}
 
 
 def test_the_head_keeps_its_tables_on_disk_and_listens_outside_the_ports_of_the_workers() -> None:
