@@ -119,6 +119,8 @@ def cut(owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: in
             lengths = [lengths[i] for i in indices]
     else:
         lengths = lengths if len(indices) == len(page) else lengths[list(indices)]
+    if isinstance(lengths, list) and len(indices) <= batch_size:
+        return [ReadyBatch(owner, page, indices, sum(lengths))]
     edges = range(0, len(indices), batch_size)
     if batch_size == 1:
         totals = lengths if isinstance(lengths, list) else lengths.tolist()

@@ -32,7 +32,7 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.pulling import PullStatus, PullSysFlag
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
-from rmq_ray.remoting.records import PullAnswer, PullRecords, pack_pull, unpack_pull_answer
+from rmq_ray.remoting.records import PulledPage, PullRecords, pack_pull, unpack_pulled
 
 PAUSED_DELAY_MS = 1_000  # PULL_TIME_DELAY_MILLS_WHEN_SUSPEND
 BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
@@ -44,7 +44,7 @@ MAKE_WAY_EVERY_MS = 2.0
 FEW_RECORDS = 16  # of an answer: a message that comes alone should not wait for the next pull to be written
 FAILURE_LOG_EVERY = 60  # a minute of failures, one each second
 
-STATUS_OF_CODE = {
+STATUS_OF_CODE: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
     ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MSG,
     ResponseCode.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MSG,
@@ -217,16 +217,18 @@ class Puller:
         try:
             if isinstance(outcome, RemotingError):
                 self._failed(work, outcome)
-            elif outcome.code in STATUS_OF_CODE:
-                self._take(work, address, STATUS_OF_CODE[ResponseCode(outcome.code)], outcome, sent_ms)
-            else:
+                return
+            status = STATUS_OF_CODE.get(outcome.code)
+            if status is None:
                 self._refused(work, outcome)
+            else:
+                self._take(work, address, status, outcome, sent_ms)
         except RmqError as error:
             log.warning("answer to a pull of %s cannot be used: %s", work.queue, error)
             self._again(work, self._parts.config.exception_delay_ms)
 
     def _take(self, work: AssignedQueue, address: Address, status: PullStatus, outcome: Command, sent_ms: float) -> None:
-        answer = unpack_pull_answer(outcome.body)
+        answer = unpack_pulled(outcome.body)
         work.epoch, work.broker_id = answer.epoch, answer.suggested_broker
         work.min_offset, work.max_offset = answer.min_offset, answer.max_offset
         work.counters.pulls += 1
@@ -266,7 +268,7 @@ class Puller:
             self._made_way_ms = now_ms
             self._parts.clock.sleep_ms(MAKE_WAY_MS)
 
-    def _put(self, work: AssignedQueue, answer: PullAnswer) -> list[ReadyBatch]:
+    def _put(self, work: AssignedQueue, answer: PulledPage) -> list[ReadyBatch]:
         """Page, tag check, batches; all of it is in the process queue on return."""
         raw, start = whole_bytes(answer.records)
         page = Page(work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset))

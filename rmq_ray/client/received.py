@@ -39,6 +39,7 @@ from rmq_ray.model.message import (
 )
 from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import RETRY_PREFIX
+from rmq_ray.remoting.records import Lengths
 from rmq_ray.store.compression import decompress
 from rmq_ray.store.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
 
@@ -62,12 +63,12 @@ class Page:
     records of that many and that long.
     """
 
-    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "namespace", "offsets", "queue", "raw", "retry", "sizes")
+    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "lengths", "namespace", "offsets", "queue", "raw", "retry")
 
-    def __init__(self, queue: MessageQueue, raw: bytes, sizes: np.ndarray[Any, Any], start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, queue: MessageQueue, raw: bytes, sizes: Lengths, start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
         self.queue = queue
         self.raw = raw
-        self.sizes = sizes
+        self.lengths = sizes
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         self.compressed = False
@@ -79,13 +80,20 @@ class Page:
         self.offsets: Sequence[int]
         self.body_bytes: Any
         """Length of each body as stored: a list when there are few records, an array when there are many."""
-        if len(sizes) < _FEW:
+        if isinstance(sizes, tuple):
+            self._look_at_few(sizes, start)
+        elif len(sizes) < _FEW:
             self._look_at_few(sizes.tolist(), start)
         else:
             self._look_at_many(sizes, start)
 
     def __len__(self) -> int:
         return len(self.body_at)
+
+    @property
+    def sizes(self) -> np.ndarray[Any, Any]:
+        """Bytes of each record."""
+        return np.asarray(self.lengths)
 
     def messages(self, indices: Sequence[int] | None = None, started_ms: int = 0) -> list[MessageExt]:
         """Messages of these records (None = all). ``started_ms``: when the listener gets them."""
@@ -113,7 +121,7 @@ class Page:
         stop = raw.find(b"\x02", found, end)
         return raw[found + len(_TAGS_MARK) : end if stop < 0 else stop] or None
 
-    def _look_at_few(self, sizes: list[int], start: int) -> None:
+    def _look_at_few(self, sizes: Sequence[int], start: int) -> None:
         """Find and check the records one by one."""
         raw, at = self.raw, start
         if not sizes or min(sizes) < OVERHEAD_BYTES or start + sum(sizes) != len(raw):

@@ -27,6 +27,8 @@ from rmq_ray.remoting.frame import Body, Buffer
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
 """Byte lengths of records, big-endian int32, one dimension."""
+Lengths = Sizes | tuple[int, ...]
+"""The same; fewer than ``FEW`` as plain numbers."""
 
 RECORDS_MAX = 65_536
 """Records of one frame or answer."""
@@ -61,6 +63,18 @@ class PullAnswer(NamedTuple):
     epoch: int
     suggested_broker: int
     sizes: Sizes
+    records: memoryview
+
+
+class PulledPage(NamedTuple):
+    """A ``PullAnswer`` as consumers read it, many times a second."""
+
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    epoch: int
+    suggested_broker: int
+    sizes: Lengths
     records: memoryview
 
 
@@ -115,7 +129,8 @@ def unpack_send(body: Body) -> tuple[memoryview, Sizes]:
     if len(view) < 4:
         raise MalformedFrame(f"records in a body of {len(view)} bytes")
     (count,) = _COUNT.unpack_from(view)
-    return _records(view, 4, count, count_min=1)
+    start, sizes = _lengths(view, 4, count, count_min=1)
+    return view[start:], np.frombuffer(view, _SIZE_TYPE, count, 4) if isinstance(sizes, tuple) else sizes
 
 
 def pack_send_answer(base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool) -> bytes:
@@ -164,36 +179,45 @@ def pack_pull_answer(  # noqa: PLR0913 - the answer's fields in their order on t
     return (head,) if sizes is None else (head, _size_bytes(sizes), *parts)
 
 
-def pack_found(next_offset: int, low: int, epoch: int, suggested_broker: int, sizes: Sequence[int] | Sizes, records: bytes) -> bytes:  # noqa: PLR0913 - as above
+def pack_found(next_offset: int, low: int, epoch: int, suggested_broker: int, sizes: Sequence[int] | Lengths, records: bytes) -> bytes:  # noqa: PLR0913 - as above
     """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than ``FEW`` records."""
     return _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes)) + _FEW_SIZES[len(sizes)].pack(*sizes) + records
 
 
 def unpack_pull_answer(body: Body) -> PullAnswer:
     """Reads what ``pack_pull_answer`` wrote."""
+    answer = unpack_pulled(body)
+    sizes = answer.sizes
+    return PullAnswer(*answer[:5], np.array(sizes, _SIZE_TYPE) if isinstance(sizes, tuple) else sizes, answer.records)
+
+
+def unpack_pulled(body: Body) -> PulledPage:
+    """The same without an array of a few sizes, which costs more than the rest of a small answer."""
     view = _view(body)
     if len(view) < _PULL_ANSWER.size:
         raise MalformedFrame(f"answer to a pull of {len(view)} bytes; {_PULL_ANSWER.size} at least")
     next_offset, min_offset, max_offset, epoch, suggested, count = _PULL_ANSWER.unpack_from(view)
-    records, sizes = _records(view, _PULL_ANSWER.size, count, count_min=0)
-    return PullAnswer(next_offset, min_offset, max_offset, epoch, suggested, sizes, records)
+    start, sizes = _lengths(view, _PULL_ANSWER.size, count, count_min=0)
+    return PulledPage(next_offset, min_offset, max_offset, epoch, suggested, sizes, view[start:])
 
 
-def _records(view: memoryview, at: int, count: int, count_min: int) -> tuple[memoryview, Sizes]:
+def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int, Lengths]:
+    """(where the records begin, their lengths)."""
     start = at + 4 * count
     if not count_min <= count <= RECORDS_MAX or start > len(view):
         raise MalformedFrame(f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} with a size each may be in it")
-    sizes: Sizes = np.frombuffer(view, _SIZE_TYPE, count, at)
+    sizes: Lengths
     if count < FEW:
-        few = _FEW_SIZES[count].unpack_from(view, at)
+        sizes = few = _FEW_SIZES[count].unpack_from(view, at)
         smallest, total = min(few, default=RECORD_BYTES_MIN), sum(few)
     else:
-        smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
+        sizes = many = np.frombuffer(view, _SIZE_TYPE, count, at)
+        smallest, total = int(many.min()), int(many.sum(dtype=np.int64))
     if smallest < RECORD_BYTES_MIN:
         raise MalformedFrame(f"a record of {smallest} bytes; {RECORD_BYTES_MIN} at least")
     if total != len(view) - start:
         raise MalformedFrame(f"{count} records of {total} bytes in all, but {len(view) - start} bytes follow their sizes")
-    return view[start:], sizes
+    return start, sizes
 
 
 def _size_bytes(sizes: Sizes) -> bytes:

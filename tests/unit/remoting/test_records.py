@@ -59,6 +59,22 @@ def test_sizes_whose_sum_overflows_32_bits_are_refused() -> None:
         records.unpack_send(struct.pack(">iiii", 3, *lengths) + bytes(100))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, records.FEW - 1, records.FEW, 40])
+def test_a_pulled_page_is_the_answer_with_its_few_sizes_as_numbers(count: int) -> None:
+    lengths = [91 + number for number in range(count)]
+    payload = bytes(number % 251 for number in range(sum(lengths)))
+    body = b"".join(records.pack_pull_answer(10 + count, 2, 10 + count, 3, 1, np.array(lengths, np.int32), (payload,)))
+    answer, page = records.unpack_pull_answer(body), records.unpack_pulled(body)
+    assert isinstance(page.sizes, tuple) is (count < records.FEW)
+    assert list(page.sizes) == lengths == answer.sizes.tolist() and answer.sizes.dtype == np.dtype(">i4")
+    assert page[:5] == answer[:5] == (10 + count, 2, 10 + count, 3, 1)
+    assert bytes(page.records) == bytes(answer.records) == payload
+    if 0 < count < records.FEW:
+        assert records.pack_found(10 + count, 2, 3, 1, lengths, payload) == body
+    with pytest.raises(MalformedFrame):
+        records.unpack_pulled(body + b"x")
+
+
 def test_the_answer_to_a_send_is_28_bytes() -> None:
     body = records.pack_send_answer(5, 1 << 40, 1_700_000_000_000, True)
     assert body == struct.pack(">qqqi", 5, 1 << 40, 1_700_000_000_000, 1)
