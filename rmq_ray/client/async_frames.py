@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
 from rmq_ray.client.frame_sending import partly
@@ -70,6 +70,7 @@ class AsyncFrames:
         self._lookups: dict[str, asyncio.Task[Sequence[MessageQueue]]] = {}
         self._turns: dict[Key, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.before_close: list[Callable[[], None]] = []
         self._links: dict[Address, AsyncConnection] = {}
         self._dialling: dict[Address, asyncio.Task[AsyncConnection]] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self._config.frames_in_flight_max))
@@ -157,7 +158,7 @@ class AsyncFrames:
 
     async def send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, sending: Sending | None = None) -> SendResult:
         """One load to its end, after which its frame id is free. ``sending``: by other rules than the producer's."""
-        return (await self._resolve(load, queue, pinned, timeout_ms, sending))[0]
+        return (await self.resolve(load, queue, pinned, timeout_ms, sending))[0]
 
     async def when_free(self, make: Callable[[], AnyLoad], timeout_ms: float) -> AnyLoad:
         """What ``make`` makes, as soon as it gets a frame id; its ``BrokerBusy`` after ``timeout_ms``."""
@@ -180,10 +181,18 @@ class AsyncFrames:
             raise ConnectFailed(f"no connection to broker {broker_name} in half of {timeout_ms:.0f} ms; nothing was sent") from None
         return await connection.request(command, max(1.0, timeout_ms - (self._clock.monotonic_ms() - began_ms)))
 
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task that ``close`` waits for, and then cancels."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self, timeout_ms: float) -> None:
         """Ship what waits, wait for what is out, close the loop's connections."""
         for turn in list(self._turns.values()):
             self._leave(turn)
+        for leave in self.before_close:
+            leave()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_ms / 1000)
         for task in list(self._tasks):
@@ -216,9 +225,7 @@ class AsyncFrames:
         if self._turns.get(turn.key) is not turn:
             return
         del self._turns[turn.key]
-        task = self._loop.create_task(self._deliver(turn))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.start(self._deliver(turn))
 
     async def _deliver(self, turn: Turn) -> None:
         try:
@@ -239,7 +246,9 @@ class AsyncFrames:
                 if not future.done():
                     future.set_exception(SendError(f"a frame for {turn.queue} could not be sent: {error!r}", turn.queue.topic))
             return
-        _spread(turn, result)
+        for future, each in zip(turn.futures, results_of(*result), strict=True):
+            if not future.done():
+                future.set_result(each)
 
     async def _deliver_ordered(self, turn: Turn) -> tuple[SendResult, Load, Address]:
         lane = self._lanes[turn.queue]
@@ -248,7 +257,7 @@ class AsyncFrames:
 
     async def _deliver_frame(self, turn: Turn) -> tuple[SendResult, Load, Address]:
         load = await self._load(turn.queue, turn.bodies, turn.texts, turn.flags, turn.timeout_ms)
-        return await self._resolve(load, turn.queue, isinstance(turn.key, MessageQueue), turn.timeout_ms)
+        return await self.resolve(load, turn.queue, isinstance(turn.key, MessageQueue), turn.timeout_ms)
 
     async def _load(self, queue: MessageQueue, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int], timeout_ms: float) -> Load:
         words = flags if any(flags) else None
@@ -261,10 +270,10 @@ class AsyncFrames:
     async def _single(self, message: Outgoing, timeout_ms: float) -> Load:
         return await self.when_free(lambda: self._core.make_load(message, 0.0), timeout_ms)
 
-    async def _resolve(
+    async def resolve(
         self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, sending: Sending | None = None
     ) -> tuple[SendResult, Load, Address]:
-        """All attempts of a load: its result, itself and the broker that has it."""
+        """All attempts of a load, after which its frame id is free: its result, itself and the broker that has it. Raises ``SendError``."""
         sending, clock = sending or self._core.sending, self._clock
         attempts = sending.attempts_since(clock.monotonic_ms(), queue, pinned, timeout_ms, codes_retried=True)
         delivery = Delivery(load, queue, attempts, pinned)
@@ -326,15 +335,14 @@ class AsyncFrames:
             del self._dialling[address]
 
 
-def _spread(turn: Turn, stored: tuple[SendResult, Load, Address]) -> None:
-    """One result per message of the frame."""
-    result, load, address = stored
-    log_offset, sizes = int(result.log_offset), getattr(load, "sizes", ())
-    for index, future in enumerate(turn.futures):
-        if not future.done():
-            at = QueueOffset(result.queue_offset + index)
-            future.set_result(SendResult(result.status, load.message_ids[index], result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
-        log_offset += int(sizes[index])
+def results_of(result: SendResult, load: Load, address: Address) -> list[SendResult]:
+    """One result for each message of a stored frame."""
+    results, log_offset = [], int(result.log_offset)
+    for index, (message_id, size) in enumerate(zip(load.message_ids, getattr(load, "sizes", ()), strict=True)):
+        at = QueueOffset(result.queue_offset + index)
+        results.append(SendResult(result.status, message_id, result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
+        log_offset += int(size)
+    return results
 
 
 def _refuse(command: Command, connection: AsyncConnection) -> Command | None:

@@ -31,7 +31,7 @@ from rmq_ray.client.request_reply import AskOptions, ask
 from rmq_ray.client.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.client.timing import when
-from rmq_ray.client.transaction import required
+from rmq_ray.client.transaction import engine_of, required
 from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult, check_listener, half_of
 from rmq_ray.clock import Clock
@@ -50,6 +50,7 @@ class AsyncProducer(ProducerShell):
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
         super()._configure(discovery, config, limits, clock, client_id)
         self._frames: AsyncFrames | None = None
+        self._transactions: AsyncHalves | None = None
         self._starting: asyncio.Lock | None = None
         self._process = process_id()
 
@@ -213,7 +214,10 @@ class AsyncProducer(ProducerShell):
     async def _halves(self, checker: Checker) -> AsyncHalves:
         frames = await self._ready()
         assert self._core is not None
-        return AsyncHalves(self._core, frames, self._steps, self._place, checker)
+        engine_of(self._core, checker)
+        if self._transactions is None or self._transactions.frames is not frames:
+            self._transactions = AsyncHalves(self._core, frames, self._steps, self._place)
+        return self._transactions
 
     async def _place(self, message: Outgoing, placement: Placement | None) -> None:
         if placement is None:

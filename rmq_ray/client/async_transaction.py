@@ -18,22 +18,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.client.async_frames import AsyncFrames
-from rmq_ray.client.half_sending import mark
+from rmq_ray.client.async_sharing import SharedTransactions
+from rmq_ray.client.batching import RECORD_OVERHEAD
+from rmq_ray.client.ending import END_BYTES
+from rmq_ray.client.half_sending import SHARED_TEXT_MAX, mark
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_hooks import ASYNC
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.transaction import COMMIT, ROLLBACK, OpenTransaction, engine_of
-from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.client.transaction_engine import Half, attempt_ms, check_immunity
 from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult, failed_state, said_state
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus
 from rmq_ray.protocol.transaction import LocalTransactionState
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import BINARY, Command
-from rmq_ray.remoting.halves import pack_ends, unpack_end_answers
 
 log = logging.getLogger("rmq_ray.client.transaction")
 Place = Callable[[Outgoing, Placement | None], Awaitable[None]]
@@ -43,10 +42,11 @@ ENDS_AT_ONCE = 256
 class AsyncHalves:
     """Halves and ends of one ``AsyncProducer``. ``place``: gives a message its queue."""
 
-    def __init__(self, core: ProducerCore, frames: AsyncFrames, steps: SendSteps | None, place: Place, checker: Checker | None) -> None:
-        self.engine = engine_of(core, checker)
+    def __init__(self, core: ProducerCore, frames: AsyncFrames, steps: SendSteps | None, place: Place) -> None:
+        self.engine = engine_of(core, None)
+        self._shared = SharedTransactions(core, frames, self.engine.halves)
         self.core = core
-        self._frames = frames
+        self.frames = frames
         self._steps = steps
         self._place = place
 
@@ -66,13 +66,17 @@ class AsyncHalves:
         return half
 
     async def _send(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> Half:
-        engine, frames = self.engine, self._frames
+        engine, frames = self.engine, self.frames
         key = engine.begin(message)
         try:
             mark(message, key)
-            queue = message.queue or frames.next_queue(await frames.queues(message.topic))
-            load = await frames.when_free(lambda: engine.halves.load(message, 0.0, immunity_s), timeout_ms)
-            result = await frames.send_load(load, queue, message.queue is not None, timeout_ms, engine.halves.sending)
+            plain = message.queue is None and immunity_s is None and timeout_ms == self._shared.timeout_ms
+            if plain and len(message.text) <= SHARED_TEXT_MAX:
+                result = await self._shared.halves.ask(message.topic, message, len(message.body) + len(message.text) + RECORD_OVERHEAD)
+            else:
+                queue = message.queue or frames.next_queue(await frames.queues(message.topic))
+                load = await frames.when_free(lambda: engine.halves.load((message,), 0.0, immunity_s), timeout_ms)
+                result = await frames.send_load(load, queue, message.queue is not None, timeout_ms, engine.halves.sending)
         except BaseException as error:
             engine.not_begun(key, error)
             raise
@@ -82,10 +86,11 @@ class AsyncHalves:
         """See ``TransactionEngine.end``."""
         ending = self.engine.ending(half, state, timeout_ms)
         while ending is not None and (left := ending.left_ms()) > 0:
-            command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self.core.group, [ending.end]), serialize=BINARY)
             try:
-                answer = await self._frames.ask(half.result.queue.broker_name, command, attempt_ms(timeout_ms, left))
-                outcome = (answer.code, answer.remark) if answer.code else unpack_end_answers(answer.body_bytes(), 1)[0]
+                async with asyncio.timeout(attempt_ms(timeout_ms, left) / 1000):
+                    outcome = await self._shared.ends.ask(half.result.queue.broker_name, ending.end, END_BYTES)
+            except TimeoutError:
+                outcome = (-1, f"no answer in {attempt_ms(timeout_ms, left):.0f} ms")
             except RemotingError as error:
                 outcome = (-1, str(error))
             if ending.done(outcome):

@@ -46,7 +46,7 @@ class Ends(Sharing[End, EndGroup]):
         place = self.join(address, end, END_BYTES, lambda: EndGroup(address, self))
         if place is None:
             try:
-                return self._answers(self._instance.invoke(address, self._command([end]), timeout_ms), 1)[0]
+                return answers_of(self._instance.invoke(address, self._command([end]), timeout_ms), 1)[0]
             finally:
                 self.left(address)
         group, index = place
@@ -61,7 +61,7 @@ class Ends(Sharing[End, EndGroup]):
     def _ship(self, group: EndGroup) -> None:
         def answered(outcome: Command | RemotingError) -> None:  # in a reader's thread: no sending here
             try:
-                group.outcome = self._answers(outcome, len(group.items)) if isinstance(outcome, Command) else outcome
+                group.outcome = answers_of(outcome, len(group.items)) if isinstance(outcome, Command) else outcome
             except RemotingError as error:
                 group.outcome = error
             group.ended()
@@ -74,8 +74,9 @@ class Ends(Sharing[End, EndGroup]):
     def _command(self, ends: list[End]) -> Command:
         return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)
 
-    @staticmethod
-    def _answers(answer: Command, count: int) -> list[Answer]:
-        if answer.code != 0:  # nothing of it was looked at, or nobody knows
-            return [(answer.code, answer.remark)] * count
-        return unpack_end_answers(answer.body_bytes(), count)
+
+def answers_of(answer: Command, count: int) -> list[Answer]:
+    """What a broker said of each of ``count`` ends. ``MalformedFrame`` for what it cannot have said."""
+    if answer.code != 0:  # nothing of it was looked at, or nobody knows
+        return [(answer.code, answer.remark)] * count
+    return unpack_end_answers(answer.body_bytes(), count)

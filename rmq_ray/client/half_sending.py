@@ -115,17 +115,17 @@ class HalfSending:
         finally:
             self._combiner.leave(queue)
 
-    def load(self, message: Outgoing, wait_ms: float, immunity_s: int | None) -> HalfLoad:
-        """A marked message by itself; waits up to ``wait_ms`` for a frame id, which is to be released."""
+    def load(self, messages: Sequence[Outgoing], wait_ms: float, immunity_s: int | None) -> HalfLoad:
+        """Marked messages of one topic; waits up to ``wait_ms`` for a frame id, which is to be released."""
         core = self._core
-        return HalfLoad(core.group, (message,), core.clock.now_ms(), core.identity.take(wait_ms), immunity_s)
+        return HalfLoad(core.group, messages, core.clock.now_ms(), core.identity.take(wait_ms), immunity_s)
 
     def close(self) -> None:
         """Wait for halves that are under way, up to the send time-out."""
         self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
 
     def _alone(self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, immunity_s: int | None) -> SendResult:
-        load = self.load(message, timeout_ms, immunity_s)
+        load = self.load((message,), timeout_ms, immunity_s)
         try:
             return self.sending.send(load, queue, pinned, timeout_ms)
         finally:

@@ -88,6 +88,49 @@ def test_many_tasks_have_a_transaction_each(cluster: LiveCluster) -> None:
     assert stored(cluster, "a-many") == sorted(b"%d" % n for n in range(1, 100, 2)) and pending(cluster) == 0
 
 
+def test_transactions_of_one_turn_of_the_loop_share_frames_and_requests(cluster: LiveCluster) -> None:
+    core = cluster.brokers[0]._core
+    assert core is not None
+    frames, store_frames = core.counters.put_frames, cluster.store().counters["frames"]
+
+    async def work(producer: AsyncProducer) -> None:
+        async def one(n: int) -> None:
+            if n == 7:
+                await asyncio.sleep(0.01)  # in a turn of its own
+            async with producer.transaction(never) as tx:
+                result = await tx.send("a-shared", b"%03d" % n, properties={"n": str(n)})
+                ids[n] = result.message_id
+                if n == 8:
+                    raise KeyError("rolled back")
+
+        ids: dict[int, str] = {}
+        outcomes = await asyncio.gather(*(one(n) for n in range(400)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes if outcome is not None] == [KeyError] and len(set(ids.values())) == 400
+
+    run(cluster, "a-shared", work)
+    assert stored(cluster, "a-shared") == [b"%03d" % n for n in range(400) if n != 8] and pending(cluster) == 0
+    assert core.counters.put_frames - frames < 20 and cluster.store().counters["frames"] - store_frames < 100, "of 400 halves, 400 ends"
+
+
+def test_a_cancelled_send_of_a_shared_frame_leaves_the_others_alone(cluster: LiveCluster) -> None:
+    async def work(producer: AsyncProducer) -> None:
+        async with producer.transaction(never) as first:
+            await first.send("a-cancel", b"first")  # connections are there from here on
+        blocks = [asyncio.ensure_future(one(producer, n)) for n in range(6)]
+        await asyncio.sleep(0)  # all have joined
+        blocks[2].cancel()
+        outcomes = await asyncio.gather(*blocks, return_exceptions=True)
+        assert [type(outcome).__name__ for outcome in outcomes] == ["NoneType"] * 2 + ["CancelledError"] + ["NoneType"] * 3
+        await asyncio.to_thread(eventually, lambda: pending(cluster) == 0)  # the broker asks about the cancelled one, and is told to roll it back
+
+    async def one(producer: AsyncProducer, n: int) -> None:
+        async with producer.transaction(never) as tx:
+            await tx.send("a-cancel", b"%d" % n)
+
+    run(cluster, "a-cancel", work)
+    assert stored(cluster, "a-cancel") == [b"0", b"1", b"3", b"4", b"5", b"first"]
+
+
 @pytest.mark.parametrize("how", ["error", "cancelled"])
 def test_an_error_or_a_cancellation_in_the_block_rolls_back(cluster: LiveCluster, how: str) -> None:
     async def work(producer: AsyncProducer) -> None:

@@ -1,0 +1,112 @@
+"""What the callers of one turn of an event loop ask for travels together: the half messages and the ends of many transactions (protocol-behaviour 20).
+
+    ask(key, item) ──join──> one list for each key and loop turn ──call_soon──> ship(key, items) (task) ──> an answer for each item
+
+Decides who travels with whom: those who come in the same turn of the loop with the same key, up to the limits. Does not decide how anything is sent
+(``ship`` does). A caller that is cancelled leaves its item in the list. Belongs to one loop; called by ``client.async_transaction``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from rmq_ray.client.async_frames import AsyncFrames, results_of
+from rmq_ray.client.ending import END_BYTES, REQUEST_TIMEOUT_MS, Answer, answers_of
+from rmq_ray.client.half_sending import HalfSending
+from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.errors import ConnectionLost, RmqError, SendUnknown
+from rmq_ray.model.message import SendResult
+from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.halves import ENDS_MAX, End, pack_ends
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Turn(Generic[Item, Result]):
+    """One list; ``done`` gets the answers, or the error that all of them met."""
+
+    __slots__ = ("bytes", "done", "items", "left")
+
+    def __init__(self, done: asyncio.Future[Sequence[Result] | RmqError]) -> None:
+        self.items: list[Item] = []
+        self.bytes = 0
+        self.left = False
+        self.done = done
+
+
+class LoopTurns(Generic[Item, Result]):
+    """See the module. ``lost``: what callers get whose items were on their way when the producer was closed."""
+
+    def __init__(
+        self, frames: AsyncFrames, ship: Callable[[str, list[Item]], Awaitable[Sequence[Result]]], limits: tuple[int, int], lost: Callable[[], RmqError]
+    ) -> None:
+        self._frames = frames
+        self._ship = ship
+        self._items_max, self._bytes_max = limits
+        self._lost = lost
+        self._turns: dict[str, _Turn[Item, Result]] = {}
+        frames.before_close.append(self._leave_all)
+
+    async def ask(self, key: str, item: Item, size: int) -> Result:
+        """The answer to this item. ``size``: about how many bytes it takes. Raises what the request met."""
+        turn = self._turns.get(key)
+        if turn is None or len(turn.items) >= self._items_max or turn.bytes + size > self._bytes_max:
+            loop = asyncio.get_running_loop()
+            turn = self._turns[key] = _Turn(loop.create_future())
+            loop.call_soon(self._leave, key, turn)
+        index = len(turn.items)
+        turn.items.append(item)
+        turn.bytes += size
+        outcome = await asyncio.shield(turn.done)
+        if isinstance(outcome, RmqError):
+            raise type(outcome)(*outcome.args)
+        return outcome[index]
+
+    def _leave(self, key: str, turn: _Turn[Item, Result]) -> None:
+        if turn.left:
+            return
+        turn.left = True
+        if self._turns.get(key) is turn:
+            del self._turns[key]
+        self._frames.start(self._run(key, turn))
+
+    def _leave_all(self) -> None:
+        for key, turn in list(self._turns.items()):
+            self._leave(key, turn)
+
+    async def _run(self, key: str, turn: _Turn[Item, Result]) -> None:
+        outcome: Sequence[Result] | RmqError = self._lost()
+        try:
+            outcome = await self._ship(key, turn.items)
+        except RmqError as error:
+            outcome = error
+        finally:  # also when it is cancelled: every caller gets an end
+            turn.done.set_result(outcome)
+
+
+class SharedTransactions:
+    """The halves and ends of one ``AsyncProducer`` that travel together."""
+
+    def __init__(self, core: ProducerCore, frames: AsyncFrames, halves: HalfSending) -> None:
+        self.frames = frames
+        self.timeout_ms = float(core.config.send_timeout_ms)
+        self._group = core.group
+        self._halves = halves
+        limits = (core.config.batch_messages_max, core.config.batch_bytes_max)
+        self.halves: LoopTurns[Outgoing, SendResult] = LoopTurns(frames, self._send, limits, lambda: SendUnknown("the producer was closed; it may be stored"))
+        ends_max = (ENDS_MAX, ENDS_MAX * END_BYTES)
+        self.ends: LoopTurns[End, Answer] = LoopTurns(frames, self._end, ends_max, lambda: ConnectionLost("the producer was closed; it may have ended"))
+
+    async def _send(self, topic: str, messages: list[Outgoing]) -> Sequence[SendResult]:
+        queue = self.frames.next_queue(await self.frames.queues(topic))
+        load = await self.frames.when_free(lambda: self._halves.load(messages, 0.0, None), self.timeout_ms)
+        return results_of(*await self.frames.resolve(load, queue, False, self.timeout_ms, self._halves.sending))
+
+    async def _end(self, broker_name: str, ends: list[End]) -> Sequence[Answer]:
+        command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)
+        return answers_of(await self.frames.ask(broker_name, command, REQUEST_TIMEOUT_MS), len(ends))
