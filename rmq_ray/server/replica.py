@@ -64,7 +64,7 @@ class Replica:
         self._on_fatal = on_fatal
         self._limits = config.limits.but(frame_bytes_max=FRAME_BYTES_MAX)
         self._thread = ThreadOffload(f"{config.broker_name}-replica", on_fatal, 1)
-        self._checker = ThreadOffload(f"{config.broker_name}-checker", on_fatal, 1)
+        self._helper = ThreadOffload(f"{config.broker_name}-replica-helper", on_fatal, 1)
         self._tables = ReplicaTables(core)
         self._task: asyncio.Task[None] | None = None
         self._master = config.master
@@ -86,7 +86,7 @@ class Replica:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.close, STOP_WAIT_S)
-        await asyncio.to_thread(self._checker.close)
+        await asyncio.to_thread(self._helper.close)
 
     def master_at(self, address: str) -> None:
         """A name server says where the master is; a configured master stays."""
@@ -143,7 +143,7 @@ class Replica:
             syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
             syncing.add_done_callback(self._ended)
             stream = ReplicaStream(
-                self._core, connection, store, Threads(self._thread, self._checker), self._config.replica_bytes, self._polls,
+                self._core, connection, store, Threads(self._thread, self._helper), self._config.replica_bytes, self._polls,
                 lambda end: self._note(store, end), flush_counts,
             )  # fmt: skip
             await stream.run()

@@ -1,20 +1,21 @@
 """The bytes of one session of a slave: polls the master, has them checked, written and made visible.
 
-    poll ─> piece ─────────────> checked (a thread) ─────────> written, synced where that counts, dispatched (the other thread)
-              └─> the next poll        └─> the next piece
+    poll ─> piece ─────────────> checked ──> written, synced where that counts ──> dispatched      three pieces at once, in two threads
+              └─> the next poll
 
 Decides: when to ask for what, what is looked at together with the piece before it, what the master is to look at again. Does not decide which bytes are
 good (the store), whom to follow (``replica``). Made by ``Replica`` for each session; runs in its loop.
 
 Invariants: one poll is under way at most; a poll's positions are what the store really has; while more bytes are known to be there the next poll is sent
-before the last piece is taken; pieces are written in the order of the log, one at a time; one piece is checked while the one before it is written, which
-long pieces only are worth; bytes of an epoch that this slave does not have are not taken; a buffer is received into again only when its piece is visible.
+before the last piece is taken; pieces are written, and become visible, in the order of the log; one is looked at beside the writing of another only
+where both are long; bytes of an epoch that this slave does not have are not taken; a buffer is received into again when its piece is visible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,14 +32,15 @@ from rmq_ray.store.follower_store import FollowerStore
 POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
-LONG_BYTES = 1 << 20  # of a piece that is checked while the one before it is written
+LONG_BYTES = 1 << 20
+WRITING_MAX = 2  # pieces that are being written or dispatched
 
 
 class Threads(NamedTuple):
-    """``writer``: everything that changes the store. ``checker``: looks at bytes, changes nothing."""
+    """``writer``: everything that is done to the store, but for long pieces, which ``helper`` checks and dispatches."""
 
     writer: ThreadOffload
-    checker: ThreadOffload
+    helper: ThreadOffload
 
 
 class ReplicaStream:
@@ -63,7 +65,7 @@ class ReplicaStream:
         self._rest = b""
         self._broken: Broken = []
         self._confirmed, self._suspect, self._suspected = 0, -1, 0
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: deque[asyncio.Task[None]] = deque()
 
     async def run(self) -> None:
         """Until the connection, the master or the store ends it, with their errors."""
@@ -89,8 +91,7 @@ class ReplicaStream:
         finally:
             poll.cancel()
             await _thrown_away(poll)
-            if self._writing is not None:
-                await asyncio.gather(self._writing, return_exceptions=True)
+            await asyncio.gather(*self._writing, return_exceptions=True)
 
     def _check(self, piece: LogPiece) -> None:
         position = self._position + len(self._rest)
@@ -131,38 +132,44 @@ class ReplicaStream:
         return True
 
     async def _take_now(self, data: Any) -> int:
-        await self._written()
+        await self._written(0)
         store, start, broken, confirmed, flush = self._store, self._position, self._broken, self._confirmed, self._flush_counts
-        return await self._threads.writer.run(lambda: _write(store, store.check(start, data, broken), confirmed, flush))
+
+        def work() -> int:
+            checked = store.check(start, data, broken)
+            taken = _append(store, checked, flush)
+            store.advance(confirmed, checked)
+            return taken
+
+        return await self._threads.writer.run(work)
 
     async def _take_beside(self, data: Any, answer: Command) -> int:
         """Check here and now; on return the bytes are being written."""
         store, start, broken = self._store, self._position, self._broken
-        checked = await self._threads.checker.run(lambda: store.check(start, data, broken))
-        await self._written()
+        checked = await self._threads.helper.run(lambda: store.check(start, data, broken))
         if not checked.taken:
-            return await self._threads.writer.run(lambda: _write(store, checked, self._confirmed, self._flush_counts))
-        self._writing = asyncio.get_running_loop().create_task(self._write(checked, answer), name="a piece of the log")
+            return await self._take_now(data)
+        await self._written(WRITING_MAX - 1)
+        self._writing.append(asyncio.get_running_loop().create_task(self._write(checked, answer), name="a piece of the log"))
         return checked.taken
 
     async def _write(self, checked: CheckedPiece, answer: Command) -> None:
         store, confirmed, flush = self._store, self._confirmed, self._flush_counts
-        await self._threads.writer.run(lambda: _write(store, checked, confirmed, flush))
+        await self._threads.writer.run(lambda: _append(store, checked, flush))
+        await self._threads.helper.run(lambda: store.advance(confirmed, checked))
         self._connection.give_back(answer)
 
-    async def _written(self) -> None:
-        """The piece before is written; raises what that raised."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
+    async def _written(self, left: int) -> None:
+        """All pieces are written and dispatched but for the last ``left``; raises what that raised."""
+        while len(self._writing) > left:
+            await self._writing.popleft()
 
 
-def _write(store: FollowerStore, checked: CheckedPiece, confirmed: int, flush: bool) -> int:
-    """In the writer: append, sync where a copy counts only then, make visible. How many bytes were taken."""
+def _append(store: FollowerStore, checked: CheckedPiece, flush: bool) -> int:
+    """Sync, too, where a copy counts only then. How many bytes were taken."""
     taken = store.take(checked)
     if flush and store.flushed_offset < store.end_offset:
         store.sync()
-    store.advance(confirmed)
     return taken
 
 

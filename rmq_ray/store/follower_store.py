@@ -5,7 +5,8 @@
 Decides: which of the received bytes are taken (whole records and frames that follow the log's own end, every CRC right, broken stretches only
 where the master names them), and what becomes visible: what the master has confirmed and this disk keeps as its flush mode demands.
 Does not decide: where bytes come from, whom to tell (``server.replica``).
-Called by: the broker, in place of ``MessageStore``; ``take`` and ``advance`` from one thread, ``check`` from another, beside readers.
+Called by: the broker, in place of ``MessageStore``; ``take`` from one thread, ``check`` and ``advance``
+from another, beside readers.
 
 Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter prefix; clients' appends are refused; epochs are
 those of the master. To be written to, the store is opened anew as a ``MessageStore``, which begins an epoch.
@@ -61,7 +62,7 @@ class FollowerStore(MessageStore):
         """As ``MessageStore``."""
         super().__init__(*args, **named)
         self._taking = threading.Lock()
-        self._fresh: CheckedPiece | None = None
+        self._showing = threading.Lock()
         self.opened_end = 0
         """Log offset up to which it was visible when it was opened, whatever is confirmed."""
 
@@ -80,7 +81,7 @@ class FollowerStore(MessageStore):
 
         Raises ``LogDiverged`` when this is a copy of another log, has epochs that the master lacks, or other segments. Durable on return.
         """
-        with self._taking:
+        with self._taking, self._showing:
             parts, origin = self.readable(), self.origin()
             self._check_lineage(parts, origin, lineage)
             if origin.log != lineage.log:
@@ -104,7 +105,7 @@ class FollowerStore(MessageStore):
         return check_piece(memoryview(data), log_offset, self._config.segment_bytes, record_max, broken)
 
     def take(self, piece: CheckedPiece) -> int:
-        """Append what was found good; as ``append_raw`` otherwise. The piece's buffer is needed until ``advance`` has returned."""
+        """Append what was found good; as ``append_raw`` otherwise."""
         with self._taking:
             parts = self.readable()
             if piece.begin != parts.log.end:
@@ -113,20 +114,17 @@ class FollowerStore(MessageStore):
                 parts.quarantine.add(*stretch)
             if piece.taken:
                 parts.log.extend(piece.view[: piece.taken])
-                self._fresh = piece
             elif piece.fault:
                 raise StoreCorrupt(f"what came for log offset {piece.begin} is no record: {piece.fault}", self._config.path, piece.begin)
             return piece.taken
 
-    def advance(self, confirmed: int) -> int:
+    def advance(self, confirmed: int, fresh: CheckedPiece | None = None) -> int:
         """Make visible what the master has confirmed up to log offset ``confirmed``, as far as it is here and durable; returns the visible offset.
-
-        The listener of arrivals is called in this thread.
+        ``fresh``: what was taken last and need not be read again. The listener of arrivals is called in this thread. May run beside ``take``.
         """
-        with self._taking:
+        with self._showing:
             parts = self.readable()
             limit = min(confirmed, self.durable_offset)
-            fresh, self._fresh = self._fresh, None
             if fresh is not None and fresh.begin == self._visible and fresh.end <= limit:
                 self._dispatch_pieces(parts, fresh.records, fresh.end)
             while self._visible < limit:  # ends: the visible offset rises, or what lies there cannot be dispatched
@@ -147,7 +145,7 @@ class FollowerStore(MessageStore):
 
         Durable on return; a crash on the way is made good by the next start. Raises ``LogDiverged`` for an offset outside of the log, ``StoreFailed``.
         """
-        with self._taking:
+        with self._taking, self._showing:
             parts = self.readable()
             if not parts.log.begin <= log_offset <= parts.log.end:
                 raise LogDiverged(f"the log has {parts.log.begin} to {parts.log.end} and cannot be cut at {log_offset}", log_offset)
@@ -170,7 +168,7 @@ class FollowerStore(MessageStore):
 
     def _cut(self, parts: StoreParts, log_offset: int) -> None:
         with self._lock:
-            self._fresh = parts.reader.recent = None
+            parts.reader.recent = None
             self._visible, self._last_record = min(self._visible, log_offset), -1
             self.opened_end = min(self.opened_end, log_offset)
             parts.queues.truncate_from(log_offset)
@@ -194,14 +192,13 @@ class FollowerStore(MessageStore):
 
     def recover(self) -> RecoveryReport:
         """See ``MessageStore.recover``."""
-        self._fresh = None
         report = super().recover()
         self.opened_end = report.end
         return report
 
     def reopen(self) -> RecoveryReport:
         """See ``MessageStore.reopen``."""
-        with self._taking:
+        with self._taking, self._showing:
             return super().reopen()
 
     def dispatch_durable(self) -> int:
