@@ -116,8 +116,15 @@ class QueueQuestions:
         return result.messages[0].store_ms if result.status is PullStatus.FOUND else None
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset as the broker keeps it; None when it has none."""
-        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        """Where the broker says that the group's consumers begin: 0, too, for a group that is new in a queue that is still whole. None: nowhere yet."""
+        return self._kept(queue, None)
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """What the group has committed; None where it never has."""
+        return self._kept(queue, False)
+
+    def _kept(self, queue: MessageQueue, set_zero: bool | None) -> int | None:
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id, set_zero)
         answer = self._client.invoke(self._address(queue), Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields()), CALL_TIMEOUT_MS)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None

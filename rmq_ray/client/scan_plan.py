@@ -22,6 +22,7 @@ import msgpack
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.outage import ask_for_map, ask_name_server, wait_for_brokers
 from rmq_ray.client.queue_questions import QueueQuestions
+from rmq_ray.client.scan_copies import MASTER_ALONE_MS, named_offsets, planned_at
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
@@ -29,7 +30,7 @@ from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
-from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
+from rmq_ray.protocol.scan_positions import LikeGroup, Where, group_offsets, normal, of_queues
 from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, Position, cut, resolve, rows_per_split
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.bodies import decode_cluster_info, decode_topic_list
@@ -131,13 +132,15 @@ class ScanOptions:
     """How a plan is cut and what it puts up with.
 
     ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are no longer there are an error, else the read begins
-    or ends at the nearest ones. ``pattern``: the topic is a regular expression that whole names must match.
+    or ends at the nearest ones. ``pattern``: the topic is a regular expression that whole names must match. ``master_alone_ms``: how long slaves are not
+    asked while their master does not answer; see ``scan_copies``.
     """
 
     rows_min: int = 1
     rows_max: int = ROWS_PER_SPLIT_MAX
     fail_on_data_loss: bool = True
     pattern: bool = False
+    master_alone_ms: float = MASTER_ALONE_MS
 
 
 def plan_scan(  # noqa: PLR0913 - a read and where it is from
@@ -153,23 +156,24 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
 
     ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan_positions``. ``brokers_expected``: must be registered before the topic's
     route counts, since a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
-    Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
+    Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
     ``ClusterError`` where there is no cluster or an expected broker stays away, ``RemotingError`` where a broker cannot be asked.
     """
     options = options or ScanOptions()
     begin, finish = normal(start), normal(end)
-    where = discovery.lookup()
     instance = ClientInstance.get_or_create(discovery)
     instance.start()
     try:
+        where = instance.link.cluster
+        assert where is not None  # looked up by start
         wait_for_brokers(instance, brokers_expected, "a read now would lack its queues")
         names = _topics(instance, topic, options.pattern)
         brokers: dict[str, Address] = {}
         bounds: dict[MessageQueue, tuple[int, int]] = {}
         for each in names:
-            own = _brokers_of(instance, each)
+            own, found = planned_at(instance, each, named_offsets((begin, finish)), options.master_alone_ms)
             brokers.update(own)
-            bounds.update(_bounds(instance, each, own))
+            bounds.update(found)
         low, high = (_looked_up(instance, position, bounds) for position in (begin, finish))
         ranges = resolve(low, high, bounds, options.fail_on_data_loss)
         pins = _pin(instance, ranges, brokers)
@@ -225,37 +229,13 @@ def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mappi
         return position
     if isinstance(position, Mapping):
         return of_queues(position, bounds)
-    questions = QueueQuestions(instance, position.group if isinstance(position, LikeGroup) else TOOLS_GROUP)
-    found: dict[MessageQueue, int] = {}
-    for queue, (low, high) in bounds.items():
-        offset = questions.offset_at(queue, position) if isinstance(position, int) else questions.committed(queue)
-        found[queue] = low if offset is None else min(max(low, offset), high)
-    return found
-
-
-def _brokers_of(instance: ClientInstance, topic: str) -> dict[str, Address]:
-    queues = instance.routes.find_subscribe(topic)
-    if not queues:
-        raise TopicNotFound(f"topic {topic!r} does not exist in this cluster, or nobody may read it: create it or send to it first", topic)
-    found = {}
-    for name in sorted({queue.broker_name for queue in queues}):
-        pair = instance.routes.subscribe_address(name)
-        if pair is None:
-            raise ClientError(f"no address of broker {name!r} is known to the name servers", name)
-        found[name] = pair[1]
-    return found
-
-
-def _bounds(instance: ClientInstance, topic: str, brokers: Mapping[str, Address]) -> Bounds:
-    """[minimum, maximum) of each queue that may be read."""
-    readable = set(instance.routes.find_subscribe(topic))
-    found = {}
-    for name, address in brokers.items():
-        for queue_id, (low, high) in ask_for_map(instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {}).items():
-            queue = MessageQueue(topic, name, queue_id)
-            if queue in readable:
-                found[queue] = (low, high)
-    return found
+    if isinstance(position, LikeGroup):
+        questions = QueueQuestions(instance, position.group)
+        found = group_offsets(position.group, {queue: questions.position(queue) for queue in bounds}, bounds)
+    else:
+        questions = QueueQuestions(instance, TOOLS_GROUP)
+        found = {queue: questions.offset_at(queue, position) for queue in bounds}
+    return {queue: min(max(low, found[queue]), high) for queue, (low, high) in bounds.items()}
 
 
 def _asked_first(address: Address, known: Mapping[int, Address]) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from typing import Self
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.outage import ask_broker, ask_for_map, wait_for_brokers
 from rmq_ray.client.queue_questions import QueueQuestions
-from rmq_ray.errors import ClientError, ClusterError, CommitFailed, GroupNotFound, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, CommitFailed, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.scan_positions import LikeGroup, Where, normal, of_queues
+from rmq_ray.protocol.scan_positions import LikeGroup, Where, group_offsets, normal, of_queues
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.bodies_admin import decode_connections
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
@@ -97,7 +97,8 @@ class TopicState:
                     raise ClientError(f"{queue} is no queue of {', '.join(self.topics)}; there are {', '.join(map(str, state.bounds)) or 'none'}", str(queue))
             return {queue: given.get(queue, low) for queue, (low, _) in state.bounds.items()}
         if isinstance(position, LikeGroup):
-            return {queue: state.bounds[queue][0] if offset is None else offset for queue, offset in self._committed(position.group, state).items()}
+            questions = QueueQuestions(self._instance, position.group)
+            return group_offsets(position.group, {queue: questions.position(queue) for queue in state.bounds}, state.bounds)
         questions = QueueQuestions(self._instance, "TOOLS_CONSUMER")
         return {queue: questions.offset_at(queue, position) for queue in state.bounds}
 
@@ -133,14 +134,6 @@ class TopicState:
             if answer.code == ResponseCode.SUCCESS:
                 found |= {client.client_id for client in decode_connections(answer.body_bytes())}
         return sorted(found)
-
-    def _committed(self, group: str, state: State) -> dict[MessageQueue, int | None]:
-        check_group(group)
-        questions = QueueQuestions(self._instance, group)
-        found = {queue: questions.committed(queue) for queue in state.bounds}
-        if found and all(offset is None for offset in found.values()):
-            raise GroupNotFound(f"group {group!r} has no position in {', '.join(self.topics)}", group)
-        return found
 
     def positions(self, group: str, state: State) -> dict[MessageQueue, int]:
         """The group's position in every queue; the smallest offset where it has none."""

@@ -55,8 +55,8 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     group's position or offsets, see ``rmq_ray.protocol.scan_positions``. ``columns``: only these are decoded. ``tags``: only messages with one of these
     tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``fail_on_data_loss`` False: where retention has
     overtaken the start, what is left is read. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to
-    ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``OffsetOutOfRange``, ``ClientError``,
-    ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
+    ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``,
+    ``ClientError``, ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
     """
     require_ray()
     unknown = sorted(options.keys() - inspect.signature(ray.data.read_datasource).parameters.keys())

@@ -3,7 +3,7 @@
     "earliest" | "latest"                       words, for every queue
     {MessageQueue: offset}                      offsets; -2 = earliest, -1 = latest; queues not named: the side's default
     datetime | ms since the epoch               the first message stored then or later, in every queue
-    LikeGroup(name)                             where a consumer group is; queues it has no position in: their beginning
+    LikeGroup(name)                             where a consumer group is; queues it has no position in: their beginning; GroupNotFound where it has none at all
     '{"orders": {"broker-a": {"0": 23}}}'       offsets as JSON text or as such a mapping (topic, broker, queue id), as rocketmq-spark writes them
 
 Decides: which form a value is, and that wrong ones are refused with what would be right. Does not look anything up: ``client.scan_plan`` asks the
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rmq_ray.errors import ClientError
+from rmq_ray.errors import ClientError, GroupNotFound
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.validators import check_group
 
 EARLIEST, LATEST = "earliest", "latest"
 EARLIEST_OFFSET, LATEST_OFFSET = -2, -1
@@ -61,6 +62,22 @@ def of_queues(position: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue
         low, high = bounds.get(queue, (0, 0))
         found[queue] = low if offset == EARLIEST_OFFSET else high if offset == LATEST_OFFSET else offset
     return found
+
+
+def group_offsets(group: str, committed: Mapping[MessageQueue, int | None], bounds: Mapping[MessageQueue, tuple[int, int]]) -> dict[MessageQueue, int]:
+    """What ``LikeGroup`` means: ``committed`` as the brokers tell it, None for queues without a position, which begin at their beginning.
+
+    ``GroupNotFound`` for a group without any: a name that is misspelt would read everything, silently.
+
+    >>> a, b = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+    >>> sorted(group_offsets("daily", {a: 7, b: None}, {a: (0, 9), b: (2, 9)}).values())
+    [2, 7]
+    """
+    check_group(group)
+    if committed and all(offset is None for offset in committed.values()):
+        topics = ", ".join(sorted({queue.topic for queue in committed}))
+        raise GroupNotFound(f"group {group!r} has no position in {topics}: see `rmq-ray group list` for the names, or begin at 'earliest' or 'latest'", group)
+    return {queue: bounds[queue][0] if offset is None else offset for queue, offset in committed.items()}
 
 
 def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:

@@ -123,11 +123,12 @@ class SearchOffsetHeader(Header):
 
 @header()
 class QueryOffsetHeader(Header):
-    """QUERY_CONSUMER_OFFSET 14."""
+    """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that was committed is one; brokers of 4.9 do not know it."""
 
     consumer_group: str
     topic: str
     queue_id: Int32
+    set_zero_if_not_found: bool | None = None
 
 
 @header(lock_epoch="rmqLockEpoch", client_id="rmqClient")

@@ -37,12 +37,12 @@ class OffsetHandlers:
         self._members = members
 
     def query(self, command: Command, peer: Peer) -> Command:
-        """14: the stored offset; a group that has none starts at 0 where the whole queue is still in memory, else it is told so (22)."""
+        """14: the stored offset; a group that has none starts at 0 where the whole queue is still in memory (and 0 will do), else it is told so (22)."""
         header = QueryOffsetHeader.from_fields(command.fields)
         offset = self._offsets.query(header.topic, header.consumer_group, header.queue_id)
         if offset is None:
             low, _ = self._store().bounds(header.topic, header.queue_id)
-            if low > 0 or _is_cold(self._store(), header.topic, header.queue_id):
+            if low > 0 or header.set_zero_if_not_found is False or _is_cold(self._store(), header.topic, header.queue_id):
                 return command.answer(ResponseCode.QUERY_NOT_FOUND, {}, remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
             offset = 0
         return command.answer(fields={"offset": str(offset)})

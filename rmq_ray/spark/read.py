@@ -91,7 +91,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     overtaken the start, what is left is read.
     ``cluster`` names one of this Ray cluster; ``name_servers`` and ``secret`` reach one without Ray.
 
-    The segments are kept from retention for an hour, which is how long the DataFrame may be used. Raises ``TopicNotFound``,
+    The segments are kept from retention for an hour, which is how long the DataFrame may be used. Raises ``TopicNotFound``, ``GroupNotFound``,
     ``OffsetOutOfRange`` (an offset outside of the queue), ``ClientError`` for other wrong positions, ``SparkError`` for wrong columns and
     ``ClusterError`` where a broker of the cluster stays away for 30 s: the queues that it holds would be missing.
     """

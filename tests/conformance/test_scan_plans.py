@@ -10,7 +10,7 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClientError, OffsetOutOfRange, TopicNotFound
+from rmq_ray.errors import ClientError, GroupNotFound, OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan_positions import LikeGroup
 from rmq_ray.store.record import decode_record
@@ -111,5 +111,17 @@ def test_offsets_that_are_not_there_are_an_error_or_moved(cluster: LiveCluster, 
     assert plan_scan(cluster, "eu-orders", {queue: 25}, "latest", 1, (), LOSSY).rows == 60
 
 
-def test_a_group_without_a_position_stands_at_the_beginning(cluster: LiveCluster, middle_ms: int) -> None:
-    assert plan_scan(cluster, "eu-orders", LikeGroup("new"), "latest", 1).rows == 80
+def test_a_group_that_never_committed_is_an_error_and_not_the_beginning(cluster: LiveCluster, admin: Admin, middle_ms: int) -> None:
+    for read in (
+        lambda: plan_scan(cluster, "eu-orders", LikeGroup("typo"), "latest", 1), lambda: plan_scan(cluster, "eu-orders", "earliest", LikeGroup("typo"), 1),
+        lambda: plan_scan(cluster, ["eu-orders", "us-orders"], LikeGroup("typo"), "latest", 1, (), LOSSY),
+        lambda: admin.to_arrow("eu-orders", start=LikeGroup("typo")),
+    ):  # fmt: skip
+        with pytest.raises(GroupNotFound, match="'typo' has no position in eu-orders.*rmq-ray group list"):
+            read()
+    admin._commit("elsewhere", MessageQueue("us-orders", "broker-a", 0), 3)
+    with pytest.raises(GroupNotFound):
+        plan_scan(cluster, "eu-orders", LikeGroup("elsewhere"), "latest", 1)
+    assert plan_scan(cluster, ["eu-orders", "us-orders"], LikeGroup("elsewhere"), "latest", 1).rows == 157, "where it has none: from the beginning"
+    with pytest.raises(ClientError, match="group"):
+        plan_scan(cluster, "eu-orders", LikeGroup("no such name!"), "latest", 1)

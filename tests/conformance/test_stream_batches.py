@@ -13,7 +13,7 @@ from rmq_ray.client.admin import Admin
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.push_consumer import PushConsumer
 from rmq_ray.client.topic_state import TopicState
-from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, ConnectionLost, GroupInUse, OffsetOutOfRange, SparkError, TopicNotFound
+from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, ConnectionLost, GroupInUse, GroupNotFound, OffsetOutOfRange, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.scan_positions import LikeGroup
@@ -88,6 +88,7 @@ def test_a_stream_begins_where_it_is_told_to(cluster: LiveCluster, asked: TopicS
 def test_wrong_beginnings_and_settings_are_typed_errors(cluster: LiveCluster) -> None:
     for settings, error in (
         ({"start": '{"orders": {"broker-a": {"0": 11}}}'}, OffsetOutOfRange), ({"start": "{"}, ClientError), ({"start": "soon"}, ClientError),
+        ({"start": LikeGroup("typo")}, GroupNotFound),
         ({"start": '{"orders": {"broker-a": {"7": 1}}}'}, ClientError), ({"rows_max": 0}, SparkError), ({"topic": "not-there"}, TopicNotFound),
     ):  # fmt: skip
         with pytest.raises(error):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.errors import ClientError
+from rmq_ray.errors import ClientError, GroupNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import LikeGroup, normal, of_queues
+from rmq_ray.protocol.scan_positions import LikeGroup, group_offsets, normal, of_queues
 
 A, B = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 
@@ -58,3 +58,15 @@ def test_everything_else_is_refused_with_what_would_be_right(position: Any, mess
 
 def test_words_among_offsets_are_the_queues_own_bounds() -> None:
     assert of_queues({A: -2, B: -1}, {A: (3, 9), B: (0, 4)}) == {A: 3, B: 4}
+
+
+def test_a_group_stands_where_it_committed_and_at_the_beginning_of_other_queues() -> None:
+    bounds = {A: (0, 9), B: (3, 9)}
+    assert group_offsets("daily", {A: 7, B: None}, bounds) == {A: 7, B: 3}
+    assert group_offsets("daily", {A: 0, B: None}, bounds) == {A: 0, B: 3}, "a position at the beginning is one"
+    assert group_offsets("daily", {}, {}) == {}
+    with pytest.raises(GroupNotFound, match="'dayli' has no position in orders: see `rmq-ray group list`") as caught:
+        group_offsets("dayli", {A: None, B: None}, bounds)
+    assert caught.value.args[1] == "dayli"
+    with pytest.raises(ClientError, match="group"):
+        group_offsets("not a name!", {A: None}, bounds)

@@ -44,6 +44,15 @@ def test_a_new_group_begins_at_zero_while_the_queue_is_still_in_memory(bench: Be
     assert answer.code == 0 and answer.fields == {"offset": "0"}
 
 
+def test_who_wants_to_know_whether_a_group_ever_committed_is_told_as_by_rocketmq_5(bench: Bench) -> None:
+    bench.send()
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": "0"}
+    for zero, code in (("false", ResponseCode.QUERY_NOT_FOUND), ("true", ResponseCode.SUCCESS)):
+        assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": zero}).code == code
+    update(bench, 0)
+    assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": "false"}).fields == {"offset": "0"}
+
+
 @pytest.mark.seed("S4-222")
 def test_a_new_group_on_a_queue_that_lost_its_beginning_is_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     store = bench.core.keeper.store
