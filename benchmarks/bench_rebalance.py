@@ -7,7 +7,6 @@ forgotten in between. One consumer joins a group that was balanced before.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -83,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import MIB, StoreConfig
@@ -47,7 +48,7 @@ def open_store(directory: Path, **changes: object) -> MessageStore:
     return store
 
 
-def frames(count: int, body_bytes: int, number: int, tag: str = "TagA") -> list[tuple[bytearray, object]]:
+def frames(count: int, body_bytes: int, number: int, tag: str = "TagA") -> list[tuple[bytearray, Any]]:
     """Frames with different bodies and sequence numbers."""
     made = []
     for _ in range(number):
@@ -79,7 +80,7 @@ def bench_append(directory: Path) -> None:
             floor = min(floor, time.perf_counter() - started)
             started = time.perf_counter()
             for records, sizes in batch:
-                store.append_frame(records, sizes, BORN)  # type: ignore[arg-type]
+                store.append_frame(records, sizes, BORN)
             best = min(best, time.perf_counter() - started)
         os.close(fd)
         store.shutdown()
@@ -92,7 +93,7 @@ def bench_read(directory: Path) -> None:
     for count, body_bytes in ((256, 100), (1000, 100), (256, 1024), (1, 100)):
         store = open_store(directory / f"read-{count}-{body_bytes}")
         for records, sizes in frames(1000, body_bytes, 10):
-            store.append_frame(records, sizes, BORN)  # type: ignore[arg-type]
+            store.append_frame(records, sizes, BORN)
         length = store.end_offset // 10_000 * count
         path = next((directory / f"read-{count}-{body_bytes}" / "commitlog").iterdir())
         fd = os.open(path, os.O_RDONLY)
@@ -114,7 +115,7 @@ def bench_recovery(directory: Path) -> None:
         path = directory / f"recover-{count}-{body_bytes}"
         store = open_store(path)
         for records, sizes in frames(count, body_bytes, number):
-            store.append_frame(records, sizes, BORN)  # type: ignore[arg-type]
+            store.append_frame(records, sizes, BORN)
         total = store.end_offset
         store.shutdown()
         with_checkpoint = reopen_s(path)

@@ -199,17 +199,14 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
             broker_settings=broker_settings,
             store_settings=store_settings,
         )
-        if not one_node and (homeless := [key for key, _ in plan.all_copies() if key not in plan.resources]):
-            said = ", ".join(f"{key!r}: 'custom_resource'" for key in homeless)
-            raise ClusterError(f"this Ray cluster has several nodes: say which node holds each broker's disk with resources={{{said}}}", homeless)
+        _check_homes(plan, one_node)
         handle = gateway.create(ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan))
         _wait_until_serving(name, handle, timeout_s)
         awaiting.for_registrations(names.broker(name, copy.broker_name, copy.broker_id) for _, copy in plan.all_copies() if plan.ledger)
     else:
         _wait_until_serving(name, handle, timeout_s)
         asked = {"brokers": brokers, "replicas": replicas, "name_servers": name_servers, "flush": flush, "replication": replication, "foreign": foreign}
-        asked["store_path"] = str(Path(store_path).expanduser().absolute()) if store_path != STORE_PATH else STORE_PATH
-        _tell_what_is_not_used(name, gateway.call(handle, "plan"), asked)
+        _tell_what_is_not_used(name, gateway.call(handle, "plan"), {**asked, "store_path": store_path})
     return connect(name)
 
 
@@ -256,6 +253,13 @@ def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
     return Cluster(name)
 
 
+def _check_homes(plan: ClusterPlan, one_node: bool) -> None:
+    """``ClusterError`` where Ray could start a broker away from its disk."""
+    if not one_node and (homeless := [key for key, _ in plan.all_copies() if key not in plan.resources]):
+        said = ", ".join(f"{key!r}: 'custom_resource'" for key in homeless)
+        raise ClusterError(f"this Ray cluster has several nodes: say which node holds each broker's disk with resources={{{said}}}", homeless)
+
+
 def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, object]) -> None:
     """A warning where a call that only attaches asks for what the cluster does not have. What has its default value was not asked for."""
     first = running.brokers[0]
@@ -263,13 +267,16 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, 
         "brokers": len(running.brokers),
         "replicas": len(running.replicas.get(first.broker_name, ())),
         "name_servers": len(running.name_servers),
-        "store_path": str(Path(first.store.path).parent),
+        "store_path": Path(first.store.path).parent,
         "flush": first.store.flush.value,
         "replication": first.replication.value,
         "foreign": first.foreign.value,
     }
     defaults = inspect.signature(start).parameters
-    differing = [f"{key}={has[key]!r}, not {value!r}" for key, value in asked.items() if value not in (defaults[key].default, has[key])]
+    given = {key: value for key, value in asked.items() if value != defaults[key].default}
+    if "store_path" in given:
+        given["store_path"] = Path(str(given["store_path"])).expanduser().absolute()
+    differing = [f"{key}={str(has[key])!r}, not {str(value)!r}" for key, value in given.items() if value != has[key]]
     if differing:
         log.warning("cluster %r runs already and keeps its settings: %s; to change them stop it first", name, "; ".join(differing))
 

@@ -177,9 +177,9 @@ def test_nonsense_from_the_server_ends_the_connection() -> None:
 
 
 def test_an_idle_connection_ends_itself(served: Served) -> None:
-    async def test(connection: AsyncConnection) -> None:
+    async def end(connection: AsyncConnection) -> None:
         while connection.alive:
             await asyncio.sleep(0.02)
 
-    run(test, served.address, RemotingLimits(idle_timeout_ms=300))
+    run(end, served.address, RemotingLimits(idle_timeout_ms=300))
     assert served.handler.seen == 0

@@ -45,7 +45,7 @@ def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(
         rmq.start(mq.name)
         assert not caplog.records
         rmq.start(mq.name, brokers=2, flush="sync", store_path=str(tmp_path), replicas=0)
-    assert len(caplog.messages) == 1 and "brokers=1, not 2; flush='async', not 'sync'; store_path=" in caplog.text and "replicas" not in caplog.text
+    assert len(caplog.messages) == 1 and "brokers='1', not '2'; flush='async', not 'sync'; store_path=" in caplog.text and "replicas" not in caplog.text
 
 
 def test_clusters_of_different_names_do_not_see_each_other(start: Callable[..., rmq.Cluster]) -> None:
