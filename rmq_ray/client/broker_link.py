@@ -48,6 +48,7 @@ class BrokerLink:
         self._lock = threading.Lock()
         self._closed = False
         self._looked_ms = float("-inf")
+        self._lost_sight = False
 
     @property
     def cluster(self) -> ClusterAddress | None:
@@ -185,8 +186,10 @@ class BrokerLink:
         if now - self._looked_ms >= LOOK_UP_AGAIN_MS:
             try:
                 self.look_up()
+                self._lost_sight = False
             except RmqError as error:
-                log.warning("no name server answers, and the discovery knows no others: %s", error)
+                level, self._lost_sight = logging.DEBUG if self._lost_sight else logging.WARNING, True  # once an outage: it is asked every second
+                log.log(level, "no name server answers, and the discovery knows no others: %s", error)
         return self._servers != asked
 
     def _pool(self, role: str) -> ConnectionPool:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client import broker_link
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.producer import Producer
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import ClientError, ClusterError, NoNameServer, SendUnknown
+from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, NoNameServer, SendUnknown
 from rmq_ray.model.message import Message
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.codes import RequestCode
@@ -214,6 +215,29 @@ def test_a_changed_list_of_name_servers_is_taken_over(cluster: TinyCluster) -> N
         assert instance.routes.find_publish("orders").ok
     finally:
         instance.release()
+
+
+def test_name_servers_and_a_discovery_that_are_gone_are_logged_once_an_outage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(broker_link, "LOOK_UP_AGAIN_MS", 0)
+
+    class Gone:
+        away = False
+
+        def lookup(self) -> ClusterAddress:
+            if self.away:
+                raise ClusterError("no cluster runs here")
+            return ClusterAddress("tiny", ("127.0.0.1:1",), b"")
+
+    gone = Gone()
+    instance = ClientInstance.get_or_create(gone)
+    instance.start()
+    try:
+        for gone.away in (True, True, True, False, True, True):
+            with pytest.raises(ConnectFailed):
+                instance.routes.refresh("orders")
+    finally:
+        instance.release()
+    assert [record.name for record in caplog.records if "the discovery knows no others" in record.getMessage()] == ["rmq_ray.client"] * 2
 
 
 def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(cluster: TinyCluster) -> None:
