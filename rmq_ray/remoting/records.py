@@ -123,14 +123,14 @@ def pack_send_one(record: bytes) -> tuple[Buffer, ...]:
     return (_ONE.pack(1, len(record)), record)
 
 
-def unpack_send(body: Body) -> tuple[memoryview, Sizes]:
+def unpack_send(body: Body) -> tuple[memoryview, Lengths]:
     """(records, sizes); the records are a view of the body, writable where the body is."""
     view = _view(body)
     if len(view) < 4:
         raise MalformedFrame(f"records in a body of {len(view)} bytes")
     (count,) = _COUNT.unpack_from(view)
     start, sizes = _lengths(view, 4, count, count_min=1)
-    return view[start:], np.frombuffer(view, _SIZE_TYPE, count, 4) if isinstance(sizes, tuple) else sizes
+    return view[start:], sizes
 
 
 def pack_send_answer(base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool) -> bytes:

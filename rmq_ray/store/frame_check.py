@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -57,8 +57,9 @@ _MARK_ENDS = (b"", b"\x02")
 _frame_crc = crc32  # sizes and CRCs back to back: the same as frame_crc() of both
 
 
-def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: int, parts_of: PartsOf = split_facts) -> CheckedFrame:
-    """What the frame holds. ``sizes``: integers, one per record. ``parts_of``: what judges property strings, where that is not what clients may send freely.
+def check_frame(records: bytearray | memoryview, sizes: Array | Sequence[int], body_bytes_max: int, parts_of: PartsOf = split_facts) -> CheckedFrame:
+    """What the frame holds. ``sizes``: one per record, a sequence of few or an array. ``parts_of``: what judges property strings, where that
+    is not what clients may send freely.
 
     Raises ``MessageIllegal`` (names the record and the fault) or ``MessageTooLarge``; nothing was changed then.
     """
@@ -67,14 +68,14 @@ def check_frame(records: bytearray | memoryview, sizes: Array, body_bytes_max: i
         raise MessageIllegal(f"a frame has 1 to {FRAME_RECORDS_MAX} records, not {count}")
     view = memoryview(records)
     if parts_of is not split_facts:
-        return _check_each(view, sizes.tolist(), body_bytes_max, parts_of)
+        return _check_each(view, _plain(sizes), body_bytes_max, parts_of)
     if count == 1:
         return _check_single(view, int(sizes[0]), body_bytes_max)
     if count >= _MANY:
-        many = _check_many(view, sizes.astype(np.int64), body_bytes_max)
+        many = _check_many(view, np.asarray(sizes, np.int64), body_bytes_max)
         if many is not None:
             return many
-    return _check_each(view, sizes.tolist(), body_bytes_max, split_facts)
+    return _check_each(view, _plain(sizes), body_bytes_max, split_facts)
 
 
 def patch_frame(records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], store_ms: int, hosts: tuple[bytes, bytes]) -> None:
@@ -90,6 +91,10 @@ def patch_frame(records: bytearray | memoryview, frame: CheckedFrame, offsets: t
         _patch_many(records, frame, offsets, _HOSTS.pack(hosts[0], store_ms, hosts[1]))
     if frame.mark_at >= 0:
         records[frame.mark_at : frame.mark_at + 16] = b"%016x" % log_offset
+
+
+def _plain(sizes: Array | Sequence[int]) -> list[int]:
+    return sizes.tolist() if isinstance(sizes, np.ndarray) else list(sizes)
 
 
 def _patch_many(records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], hosts: bytes) -> None:

@@ -161,7 +161,9 @@ class MessageStore(StoreVisibility):
 
     # --- append --------------------------------------------------------------------------------------------------------------
 
-    def append_frame(self, records: bytearray | memoryview, sizes: Array, born_host: tuple[str, int], parts_of: PartsOf = split_facts) -> AppendResult:
+    def append_frame(
+        self, records: bytearray | memoryview, sizes: Array | Sequence[int], born_host: tuple[str, int], parts_of: PartsOf = split_facts
+    ) -> AppendResult:
         """Check, patch in place and write a frame. On return the kernel has all of it; durable at ``end_log_offset``. ``parts_of``: see ``check_frame``.
 
         Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull``, ``StoreFailed`` (nothing is

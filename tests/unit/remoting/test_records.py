@@ -24,7 +24,8 @@ def test_a_frame_of_records_is_read_back(lengths: list[int], order: str) -> None
     payload = bytes(number % 251 for number in range(sum(lengths)))
     body = bytearray(b"".join(records.pack_send(payload, np.array(lengths, order))))
     found, sizes = records.unpack_send(memoryview(body))
-    assert (bytes(found), sizes.tolist(), sizes.dtype) == (payload, lengths, np.dtype(">i4"))
+    assert (bytes(found), list(sizes)) == (payload, lengths)
+    assert isinstance(sizes, tuple) is (len(lengths) < records.FEW)
     found[0] = 255
     assert body[4 + 4 * len(lengths)] == 255  # the broker patches in place
 
