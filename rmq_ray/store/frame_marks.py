@@ -53,12 +53,18 @@ class Marks:
 
 def candidates(records: ScannedRecords) -> Array:
     """Records whose properties look like beginning with a mark."""
+    if records.marked is None:
+        records.marked = _find_candidates(records)
+    return records.marked
+
+
+def _find_candidates(records: ScannedRecords) -> Array:
     view = records.view
-    if not len(records):
-        return np.zeros(0, np.int64)
-    long_enough = records.ends - records.text_at >= MARK_BYTES
+    rows = np.flatnonzero(records.ends - records.text_at >= MARK_BYTES)
+    if not len(rows):
+        return rows
     eight: Array = np.ndarray((len(view) - 7,), ">u8", view, 0, (1,))
-    return np.flatnonzero(long_enough & (eight[np.minimum(records.text_at, len(view) - 8)] == _PREFIX))
+    return rows[eight[records.text_at[rows]] == _PREFIX]
 
 
 def read_marks(records: ScannedRecords, rows: Array | None = None) -> Marks:

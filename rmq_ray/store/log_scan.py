@@ -58,6 +58,9 @@ class ScannedRecords:
     store_ms: Array
     sys_flags: Array
     crcs: Array
+    marked: Array | None = None
+    """Rows that may have a frame's mark; filled by who looks first (``frame_marks``)."""
+    names: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -71,7 +74,12 @@ class ScannedRecords:
         return ScannedRecords(self.base, self.view, *(getattr(self, name)[rows] for name in _ARRAYS))
 
     def topics(self) -> list[bytes]:
-        """Every record's topic."""
+        """Every record's topic; found once."""
+        if self.names is None:
+            self.names = self._find_topics()
+        return self.names
+
+    def _find_topics(self) -> list[bytes]:
         view = self.view
         begins, lengths = self.topic_at + 1, self.text_at - self.topic_at - 3
         if len(self) and (lengths == lengths[0]).all():  # mostly all of one topic: compared at once

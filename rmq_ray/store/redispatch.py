@@ -40,7 +40,7 @@ class Redispatcher:
             return
         kind = records.sys_flags & SysFlag.TRANSACTION_MASK
         queued = (kind == SysFlag.TRANSACTION_NOT) | (kind == SysFlag.TRANSACTION_COMMIT)
-        topics = records.topics()
+        topics, begins = records.topics(), without_marks(records)
         hashes: list[Array] = []
         rows: list[Array] = []
         for (topic_bytes, queue_id), members in rows_by_queue(topics, records.queue_ids).items():
@@ -49,7 +49,7 @@ class Redispatcher:
             if not is_storable(topic, queue_id):
                 logger.error("records of topic %r queue %d are not queued: no directory can be made for them", topic, queue_id)
                 continue
-            facts = collect_facts(group.view, without_marks(group), group.ends, stored_facts)
+            facts = collect_facts(group.view, begins[members], group.ends, stored_facts)
             self._queue(topic, queue_id, group, self._codes(topic, facts, group), queued[members])
             if self._index is not None:
                 collect_hashes(topic, facts, members, hashes, rows)
