@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     *,
     brokers: int = 1,
     replicas: int = 0,
-    store_path: str = STORE_PATH,
+    store_path: str | PathLike[str] = STORE_PATH,
     flush: str = "async",
     replication: str = "async",
     foreign: str = "closed",

@@ -67,7 +67,7 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     *,
     brokers: int,
     name_servers: int,
-    store_path: str,
+    store_path: str | os.PathLike[str],
     flush: str,
     foreign: str,
     host: str,
@@ -85,6 +85,7 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``, its slaves have theirs beside it: broker-a.replica-1.
     """
     names.check_cluster_name(cluster)
+    _check_path(store_path)
     _check_counts(brokers, name_servers, replicas, ports)
     root = Path(store_path).expanduser().absolute()
     allowed = _enum(ForeignClients, foreign, "foreign")
@@ -149,6 +150,11 @@ def _enum(kind: type[E], value: str, what: str) -> E:
     except ValueError:
         allowed = ", ".join(repr(member.value) for member in kind)
         raise ConfigError(f"{what} must be one of {allowed}, not {value!r}", value) from None
+
+
+def _check_path(store_path: object) -> None:
+    if not isinstance(store_path, str | os.PathLike) or not str(store_path).strip():
+        raise ConfigError(f"store_path must be a directory, like 'rmq-data', not {store_path!r:.80}", repr(store_path)[:80])
 
 
 def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[int, int]) -> None:

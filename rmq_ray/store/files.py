@@ -28,6 +28,7 @@ T = TypeVar("T")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST)
 _RUNS_MAX = 100_000  # runs of data in one sparse file; beyond it the whole file counts as data
 _WRITES_MAX = 1_000  # a positional write that needs more pieces than this is broken
 
@@ -41,6 +42,8 @@ def _typed(error: OSError, doing: str, path: str) -> StoreError:
         return StoreUnwritable(f"{detail}; give the broker's user write permission", path)
     if error.errno == errno.ENOENT:
         return StoreMissing(f"{detail}; the file or directory is not there", path)
+    if error.errno in _NO_DIRECTORY:
+        return StoreUnwritable(f"{detail}; a file is where a directory of the store should be: choose another path, or move the file away", path)
     if error.errno in _NO_DESCRIPTOR:
         return StoreUnreadable(f"{detail}; raise the limit of open files", path)
     return StoreFailed(f"{detail}; the disk must be read again before the store goes on", path)

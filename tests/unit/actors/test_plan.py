@@ -64,6 +64,8 @@ def test_brokers_are_told_the_name_servers_and_the_plan_travels() -> None:
     [
         ({"cluster": "a b"}, "cluster name"),
         ({"cluster": ""}, "cluster name"),
+        ({"store_path": 5}, "store_path must be a directory"),
+        ({"store_path": " "}, "store_path must be a directory"),
         ({"brokers": 0}, "brokers must be 1 to 26"),
         ({"brokers": 27}, "brokers must be 1 to 26"),
         ({"name_servers": 0}, "name_servers must be 1 to 9"),

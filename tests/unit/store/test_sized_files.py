@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.errors import StoreUnwritable
 from rmq_ray.store.files import FileSystem
 
 
@@ -39,3 +40,10 @@ def test_a_file_of_a_size_is_made_where_nameless_files_are_unknown(tmp_path: Pat
     made = FileSystem().make_sized(str(tmp_path / "f"), 400)
     assert made.size() == 400 and [path.name for path in tmp_path.iterdir()] == ["f"]
     made.close()
+
+
+def test_a_file_in_the_place_of_a_directory_is_told_and_no_fault_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    for wrong in (tmp_path / "taken", tmp_path / "taken" / "broker-a"):
+        with pytest.raises(StoreUnwritable, match="a file is where a directory of the store should be"):
+            FileSystem().make_dirs(str(wrong))
