@@ -69,7 +69,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
     parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before")
-    parser.add_argument("--ahead", action="store_true", help="precedence over the machine's other work (root; for dataframe, flat and scan)")
+    parser.add_argument("--ahead", action="store_true", help="precedence over the machine's other work (root; for dataframe, flat, replication and scan)")
+    parser.add_argument("--log-gb", type=float, default=0.0, help="replication: copy a log of so many GB, too; needs 2.2 times that on the disk")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     parser.add_argument("--markdown", type=Path, default=None, help="also write them as a table to this file")
     parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
@@ -79,7 +80,7 @@ def main() -> int:
         if name not in PARTS:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     with scene(arguments.scale, arguments.directory) as where:
-        where.with_peers, where.ahead = arguments.peers, arguments.ahead
+        where.with_peers, where.ahead, where.log_gb = arguments.peers, arguments.ahead, arguments.log_gb
         for name in names:
             if arguments.peers:
                 where.peers.update(run_peers(PEERS.get(name, [])))

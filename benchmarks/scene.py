@@ -31,6 +31,8 @@ class Scene:
     floors: dict[str, float] = field(default_factory=dict)
     with_peers: bool = False
     ahead: bool = False
+    log_gb: float = 0.0
+    """Of log that is copied to a slave from the disk, besides the one that is in memory."""
 
     def settle(self) -> None:
         """Before measuring, when all processes have started: they take precedence over the machine's other work, where that was asked for."""

@@ -64,7 +64,8 @@ def _find_candidates(records: ScannedRecords) -> Array:
     if not len(rows):
         return rows
     eight: Array = np.ndarray((len(view) - 7,), ">u8", view, 0, (1,))
-    return rows[eight[records.text_at[rows]] == _PREFIX]
+    found: Array = rows[eight[records.text_at[rows]] == _PREFIX]
+    return found
 
 
 def read_marks(records: ScannedRecords, rows: Array | None = None) -> Marks:
