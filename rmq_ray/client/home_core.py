@@ -1,14 +1,17 @@
-"""Where a thread wakes that slept for others: on the core of those who run, not on an idle one (Linux).
+"""Where a thread wakes that slept for others: on the core of those who run, not on an idle one (Linux), as long as that is faster.
 
-    asleep    mask {home} ──whoever runs on home wakes it──> queued on home, no other core is roused
+    asleep    mask {core} ──whoever runs on the core wakes it──> queued there, no other core is roused
     awake     its own mask again, before the caller's code runs
 
 The kernel wakes a thread on an idle core if it finds one, and an idle core is slow to rouse (a virtual one: through the hypervisor); a thread that needs the
-interpreter lock gains nothing there, as the waker has that lock. So a thread that sleeps in a crowd narrows its own affinity to the crowd's core for as long
-as it sleeps. Decides when that pays: a thread is narrowed after it was seen to wake elsewhere, for ``NARROWED_SLEEPS`` sleeps, then looked at again; where
-the kernel leaves threads together by itself, as on a busy machine, nothing is changed. Does not decide who is a crowd (``client.sharing``).
+interpreter lock gains nothing there, as the waker has that lock. So a thread that sleeps in a crowd may narrow its own affinity to the crowd's core until it
+goes on. Whether that is faster depends on what else the machine does: on a busy one threads stay together by themselves, and changing masks only costs. So it
+is tried, 100 ms of each two seconds, and kept while it gives a tenth more.
 
-Invariants: a thread has its former mask again when ``wait`` returns or raises; only the mask of the calling thread is touched, read anew each time; the
+    Phase    KEEP ──1.8 s──> BASE: as it is, counted ──100 ms──> TRIAL: the other way, counted ──100 ms──> KEEP, the better way
+
+Decides when and where threads are narrowed. Does not decide who is a crowd (``client.sharing``).
+Invariants: a thread has its former mask again when ``on_core`` returns or raises; only the mask of the calling thread is touched, read anew each time; the
 main thread is never narrowed, since signal handlers run in it. A mask set from outside (``taskset``) while a thread sleeps narrowed is undone by its waking.
 """
 
@@ -20,11 +23,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
 
 log = logging.getLogger("rmq_ray.client")
 
-NARROWED_SLEEPS = 32
-"""A look at where the kernel wakes a thread costs a move to another core and back, 50 to 90 us, where it does that."""
+KEEP_MS = 1_800.0
+TRIAL_MS = 100.0
+"""2,000 messages of a crowd or more; after half of that the threads have not gathered yet, and the gain does not show."""
+GAIN_MIN = 1.1
+
+T = TypeVar("T")
 
 
 def _cpu_reader() -> Callable[[], int] | None:
@@ -47,36 +56,61 @@ def home() -> int | None:
     return None if _current_cpu is None or len(os.sched_getaffinity(0)) < 2 else _current_cpu()
 
 
-class Bed:
-    """Of one thread: how it sleeps in crowds."""
-
-    __slots__ = ("_narrowed_left",)
-
-    def __init__(self) -> None:
-        self._narrowed_left = 0
-
-    def wait(self, lock: threading.Lock, timeout_s: float, core: int) -> bool:
-        """``lock.acquire``, to be woken on ``core``, a value of ``home``."""
-        assert _current_cpu is not None
-        if self._narrowed_left > 0:
-            self._narrowed_left -= 1
-            return acquire_on(core, lock, timeout_s)
-        woken = lock.acquire(timeout=timeout_s)
-        if _current_cpu() != core and threading.current_thread() is not threading.main_thread():
-            self._narrowed_left = NARROWED_SLEEPS
-        return woken
-
-
-def acquire_on(core: int, lock: threading.Lock, timeout_s: float) -> bool:
-    """``lock.acquire`` with the calling thread's affinity narrowed to ``core`` meanwhile; as it is if the thread may not run there."""
+def on_core(core: int, work: Callable[[], T]) -> T:
+    """``work()`` with the calling thread's affinity narrowed to ``core``; as it is in the main thread, and if the thread may not run there."""
     former = os.sched_getaffinity(0)
+    if core not in former or threading.get_ident() == threading.main_thread().ident:
+        return work()
     try:
-        if core in former:
-            with contextlib.suppress(OSError):  # the process may not run there any more
-                os.sched_setaffinity(0, (core,))
-        return lock.acquire(timeout=timeout_s)
+        with contextlib.suppress(OSError):  # the process may not run there any more
+            os.sched_setaffinity(0, (core,))
+        return work()
     finally:
         try:  # no function of Python's before the call: an exception from outside would strike at its start
             os.sched_setaffinity(0, former)
         except OSError as error:
             log.debug("cores %s were taken from the process: %s", former, error)
+
+
+class Phase(Enum):
+    """See the drawing."""
+
+    KEEP = 1
+    BASE = 2
+    TRIAL = 3
+
+
+class Trials:
+    """Which way is faster: narrowed or not. Not thread-safe; begins with not."""
+
+    def __init__(self) -> None:
+        self._phase = Phase.KEEP
+        self._narrow = False
+        self._base_rate = 0.0
+        self._count = 0
+        self._begun_ms = self._ends_ms = 0.0
+
+    def count(self, messages: int) -> None:
+        """So many were sent."""
+        self._count += messages
+
+    def narrows(self, now_ms: float) -> bool:
+        """Whether the threads of a group that opens now sleep narrowed."""
+        if now_ms >= self._ends_ms:
+            self._turn(now_ms)
+        return self._narrow is not (self._phase is Phase.TRIAL)
+
+    def _turn(self, now_ms: float) -> None:
+        rate = self._count / (now_ms - self._begun_ms) if now_ms > self._begun_ms else 0.0
+        paused = now_ms - self._ends_ms > TRIAL_MS  # nothing was sent for long: the rate says nothing
+        if self._phase is Phase.KEEP:
+            self._phase = Phase.BASE
+        elif self._phase is Phase.BASE:
+            self._base_rate = rate
+            self._phase = Phase.KEEP if paused else Phase.TRIAL
+        else:
+            if not paused and rate > GAIN_MIN * self._base_rate:
+                self._narrow = not self._narrow
+            self._phase = Phase.KEEP
+        self._count, self._begun_ms = 0, now_ms
+        self._ends_ms = now_ms + (KEEP_MS if self._phase is Phase.KEEP else TRIAL_MS)

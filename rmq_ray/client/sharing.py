@@ -27,7 +27,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rmq_ray.client.home_core import Bed, home
+from rmq_ray.client.home_core import Trials, home, on_core
 from rmq_ray.clock import Clock
 
 FRAMES_ALONE_MAX = 2
@@ -56,10 +56,9 @@ WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
 class Seat:
     """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
 
-    __slots__ = ("bed", "lock", "taken", "turn")
+    __slots__ = ("lock", "taken", "turn")
 
     def __init__(self) -> None:
-        self.bed = Bed()
         self.lock = threading.Lock()
         self.lock.acquire()
         self.turn = WAITING
@@ -112,9 +111,11 @@ class Sharing(ABC, Generic[Item, G]):
         self._inside: dict[Any, int] = {}
         self._open: dict[Any, G] = {}
         self._ready: deque[Seat] = deque()
+        self._awake_max = AWAKE_MAX
         self._awake = 0
         """Threads that are AWAKE: each will look at the line."""
         self._freed_ms = 0.0
+        self._trials = Trials()
 
     @abstractmethod
     def _ship(self, group: G) -> None:
@@ -133,7 +134,7 @@ class Sharing(ABC, Generic[Item, G]):
             if group is None:
                 group = self._open[key] = make()
                 group.sharing = self
-                if self._inside[key] >= CROWD_MIN:
+                if self._inside[key] >= CROWD_MIN and self._trials.narrows(self._clock.monotonic_ms()):
                     group.core = home()
             index = len(group.items)
             group.items.append(item)
@@ -155,24 +156,16 @@ class Sharing(ABC, Generic[Item, G]):
 
     def sleep(self, group: G, index: int, patience_ms: float) -> bool:
         """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
-        seat = group.seats[index]
-        assert seat is not None
-        woken = False
-        deadline = self._clock.monotonic_ms() + patience_ms
-        try:
-            while (left := deadline - self._clock.monotonic_ms()) > 0:
-                slice_s = min(WAIT_SLICE_S, left / 1000)
-                woken = seat.lock.acquire(timeout=slice_s) if group.core is None else seat.bed.wait(seat.lock, slice_s, group.core)
-                if woken or self._look_around(group, seat):
-                    break
-        finally:
-            self._go(group, index, seat, woken)
-        return group.done
+        if group.core is None:
+            return self._sleep(group, index, patience_ms)
+        return on_core(group.core, lambda: self._sleep(group, index, patience_ms))
 
     def line_up(self, group: G) -> None:
         """Of a group that ended: its threads wake after those who are in line."""
         with self._lock:
             self._free(group.key)
+            self._trials.count(len(group.items))
+            self._awake_max = AWAKE_MAX if group.core is None else 1  # there is no other core to be woken early
             for seat in group.seats:
                 if seat is not None:
                     seat.turn = READY
@@ -182,6 +175,20 @@ class Sharing(ABC, Generic[Item, G]):
             seat.lock.release()
 
     # --- a thread that waits ---------------------------------------------------------------------------------------------
+
+    def _sleep(self, group: G, index: int, patience_ms: float) -> bool:
+        seat = group.seats[index]
+        assert seat is not None
+        woken = False
+        deadline = self._clock.monotonic_ms() + patience_ms
+        try:
+            while (left := deadline - self._clock.monotonic_ms()) > 0:
+                woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
+                if woken or self._look_around(group, seat):
+                    break
+        finally:
+            self._go(group, index, seat, woken)
+        return group.done
 
     def _go(self, group: G, index: int, seat: Seat, woken: bool) -> None:
         """This thread waits no more: the next in line wakes; a group that is due leaves."""
@@ -251,7 +258,7 @@ class Sharing(ABC, Generic[Item, G]):
 
     def _next_in_line(self) -> Seat | None:
         """Who wakes now; None when nobody is to."""
-        if not self._ready or self._awake >= AWAKE_MAX:
+        if not self._ready or self._awake >= self._awake_max:
             return None
         seat = self._ready.popleft()
         seat.turn = AWAKE

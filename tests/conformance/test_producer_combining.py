@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmq_ray.client.combining import Messages
-from rmq_ray.client.home_core import Bed, acquire_on, home
+from rmq_ray.client.home_core import Trials, home
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.sharing import CROWD_MIN, FRAMES_ALONE_MAX
@@ -52,7 +52,7 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
     everywhere = os.sched_getaffinity(0)
     monkeypatch.setattr("rmq_ray.client.sharing.CROWD_MIN", FRAMES_ALONE_MAX + 1)  # the third thread opens the group
     monkeypatch.setattr("rmq_ray.client.home_core._current_cpu", lambda: min(everywhere))
-    monkeypatch.setattr(Bed, "wait", lambda bed, lock, wait_s, core: acquire_on(core, lock, wait_s))
+    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
     cluster.broker.fault = lambda arrival, number: fault if len(arrival.records) > 1 else None
     cluster.broker.hold.clear()
     asleep: list[int] = []
@@ -76,7 +76,8 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
 
 
 @pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
-def test_few_threads_keep_their_masks_while_they_sleep(cluster: TinyCluster) -> None:
+def test_few_threads_keep_their_masks_while_they_sleep(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
     cluster.broker.hold.clear()
     count = FRAMES_ALONE_MAX + 1
     assert count < CROWD_MIN

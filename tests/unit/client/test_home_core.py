@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client import home_core
-from rmq_ray.client.home_core import NARROWED_SLEEPS, Bed, acquire_on, home
+from rmq_ray.client.home_core import KEEP_MS, TRIAL_MS, Trials, home, on_core
 
 pytestmark = pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
 ALL = os.sched_getaffinity(0)
@@ -38,46 +38,33 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def open_lock() -> threading.Lock:
-    return threading.Lock()
+def mask() -> set[int]:
+    return os.sched_getaffinity(0)
 
 
-def closed_lock() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
+def test_a_thread_works_on_the_core_and_has_its_own_mask_afterwards() -> None:
+    assert in_a_thread(lambda: (on_core(min(ALL), mask), mask())) == ({min(ALL)}, ALL)
 
 
-def test_a_thread_sleeps_on_the_core_and_has_its_own_mask_afterwards(placed: list[set[int]]) -> None:
-    assert in_a_thread(lambda: (acquire_on(min(ALL), open_lock(), 1.0), os.sched_getaffinity(0))) == (True, ALL)
-    assert placed == [{min(ALL)}, ALL]
-
-
-def test_a_time_out_gives_the_mask_back() -> None:
-    assert in_a_thread(lambda: (acquire_on(max(ALL), closed_lock(), 0.001), os.sched_getaffinity(0))) == (False, ALL)
-
-
-def test_an_exception_in_the_wait_gives_the_mask_back() -> None:
-    class Broken:
-        def acquire(self, timeout: float) -> bool:
-            assert os.sched_getaffinity(0) == {min(ALL)}
-            raise KeyboardInterrupt
+def test_an_exception_gives_the_mask_back() -> None:
+    def interrupted() -> None:
+        assert mask() == {min(ALL)}
+        raise KeyboardInterrupt
 
     def work() -> set[int]:
         with pytest.raises(KeyboardInterrupt):
-            acquire_on(min(ALL), Broken(), 1.0)  # type: ignore[arg-type]
-        return os.sched_getaffinity(0)
+            on_core(min(ALL), interrupted)
+        return mask()
 
     assert in_a_thread(work) == ALL
 
 
 def test_a_mask_that_the_thread_was_given_is_kept(placed: list[set[int]]) -> None:
-    def work() -> set[int]:
+    def work() -> tuple[set[int], set[int]]:
         os.sched_setaffinity(0, {max(ALL)})
-        assert acquire_on(min(ALL), open_lock(), 1.0)  # it may not run there
-        return os.sched_getaffinity(0)
+        return on_core(min(ALL), mask), mask()  # it may not run there
 
-    assert in_a_thread(work) == {max(ALL)}
+    assert in_a_thread(work) == ({max(ALL)}, {max(ALL)})
     assert {min(ALL)} not in placed
 
 
@@ -86,28 +73,41 @@ def test_a_core_that_was_taken_from_the_process_is_no_error(monkeypatch: pytest.
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    assert acquire_on(min(ALL), open_lock(), 1.0)
+    assert in_a_thread(lambda: on_core(min(ALL), mask)) == ALL
 
 
-def test_threads_that_wake_where_they_should_are_left_alone(placed: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_core, "_current_cpu", lambda: 7)
-    bed = Bed()
-    assert in_a_thread(lambda: [bed.wait(open_lock(), 1.0, 7) for _ in range(3)]) == [True] * 3
+def test_the_main_thread_is_never_narrowed(placed: list[set[int]]) -> None:
+    assert on_core(min(ALL), mask) == ALL
     assert placed == []
 
 
-def test_a_thread_that_woke_elsewhere_is_narrowed_for_a_while(placed: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_core, "_current_cpu", lambda: -1)
-    bed = Bed()
-    in_a_thread(lambda: [bed.wait(open_lock(), 1.0, min(ALL)) for _ in range(NARROWED_SLEEPS + 2)])
-    assert placed == [{min(ALL)}, ALL] * NARROWED_SLEEPS
+def ways(trials: Trials, rates: dict[bool, float], turns: int, now_ms: float = 1_000.0) -> list[bool]:
+    """What was decided over some turns, one message stream whose rate (messages a ms) depends on the way."""
+    decided = []
+    for _ in range(int(turns * (KEEP_MS + 2 * TRIAL_MS))):
+        decided.append(trials.narrows(now_ms))
+        trials.count(int(rates[decided[-1]]))
+        now_ms += 1.0
+    return decided
 
 
-def test_the_main_thread_is_never_narrowed(placed: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_core, "_current_cpu", lambda: -1)
-    bed = Bed()
-    assert [bed.wait(open_lock(), 1.0, min(ALL)) for _ in range(3)] == [True] * 3
-    assert placed == []
+def test_threads_are_narrowed_while_that_is_faster() -> None:
+    trials = Trials()
+    assert not any(ways(trials, {False: 20, True: 30}, 1)[: int(TRIAL_MS)])
+    assert sum(ways(trials, {False: 20, True: 30}, 2, 4_000.0)) > 1.8 * KEEP_MS
+    back = ways(trials, {False: 40, True: 30}, 3, 9_000.0)
+    assert sum(back[-int(KEEP_MS) :]) <= TRIAL_MS
+
+
+def test_equal_rates_leave_threads_alone_but_for_the_trials() -> None:
+    assert sum(ways(Trials(), {False: 21, True: 22}, 10)) == 10 * TRIAL_MS
+
+
+def test_a_rate_with_a_pause_in_it_decides_nothing() -> None:
+    trials = Trials()
+    assert [trials.narrows(now_ms) for now_ms in (1_000.0, 1_000.0 + TRIAL_MS)] == [False, True]  # the base rate is 0
+    trials.count(1_000)
+    assert not trials.narrows(1_000.0 + 4 * TRIAL_MS)
 
 
 def test_home_is_a_core_of_the_thread_and_nothing_with_one_core() -> None:
