@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from rmq_ray.errors import LogDiverged
 from rmq_ray.store.log_scan import find_valid, scan_buffer
 from rmq_ray.store.record import MAGIC, RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.store.record_batch import MARK_PREFIX
+from rmq_ray.store.record_batch import MARK_BYTES, MARK_OFFSET_AT, MARK_PREFIX
 from rmq_ray.store.restart import StoreParts
 
 TAIL_BYTES = 1 << 16
 """How much of the log below a position the digest covers."""
 _SEARCH_BYTES = 8 << 20
 _LAST_FRAME_BYTES = 512 << 10
-_RECORD_TRIES = 16  # bodies may hold what looks like a record's beginning
+_TRIES = 16  # bodies may hold what looks like a record's beginning, or a mark
 _POSITION_AT = 24  # PHYSICALOFFSET, counted from the magic
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
@@ -48,16 +48,21 @@ def whole_frames(data: bytes, log_offset: int) -> int:
     who reads on gets each frame in one piece. All of them where no frame is found to begin near their end: a guess that costs who is told more only time.
     """
     low = max(0, len(data) - _LAST_FRAME_BYTES)
-    mark = data.rfind(MARK_PREFIX, low)
-    begin = _record_before(data, log_offset, low, mark) if mark >= 0 else -1
-    if begin <= 0:
-        begin = _record_before(data, log_offset, low, len(data))
+    mark = len(data)
+    for _ in range(_TRIES):
+        mark = data.rfind(MARK_PREFIX, low, mark)
+        if mark < 0:
+            break
+        begin = _record_before(data, log_offset, low, mark)
+        if begin >= 0 and data[mark + MARK_OFFSET_AT : mark + MARK_BYTES] == b"%016x" % (log_offset + begin):
+            return begin or len(data)
+    begin = _record_before(data, log_offset, low, len(data))
     return begin if begin > 0 else len(data)
 
 
 def _record_before(data: bytes, log_offset: int, low: int, at: int) -> int:
     """Where the last record begins whose header ends before byte ``at``, -1 if it is not found behind byte ``low``."""
-    for _ in range(_RECORD_TRIES):
+    for _ in range(_TRIES):
         at = data.rfind(_MAGIC_BYTES, low, at)
         if at < 4:
             break

@@ -89,3 +89,46 @@ def test_a_grown_buffer_is_given_back_when_it_is_empty() -> None:
     feed(buffer, b"x")
     buffer.shrink()
     assert buffer.capacity == FIRST_BYTES and len(buffer.space()) == FIRST_BYTES
+
+
+@settings(deadline=None)
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.lists(st.integers(400, 300_000), min_size=1, max_size=8), st.booleans())
+def test_frames_that_were_given_away_stay_as_they_are_until_their_buffer_is_taken_back(lengths: list[int], cuts: list[int], back: bool) -> None:
+    wanted = [bytes((number + 1,)) * length for number, length in enumerate(lengths)]
+    stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in wanted)
+    buffer = FrameBuffer(FRAME_BYTES_MAX, eager=True)
+    kept: list[memoryview] = []
+    at = turn = number = 0
+    while at < len(stream):  # ends: at rises
+        space = buffer.space()
+        count = min(len(space), len(stream) - at, cuts[turn % len(cuts)])
+        space[:count] = stream[at : at + count]
+        buffer.filled(count)
+        at, turn = at + count, turn + 1
+        while (frame := buffer.take()) is not None:
+            buffer.give_away()
+            kept.append(frame)
+            assert bytes(frame) == wanted[number]
+            number += 1
+            if back and isinstance(frame.obj, bytearray):
+                buffer.take_back(frame.obj)
+        buffer.settle()
+    assert number == len(wanted) and (back or [bytes(frame) for frame in kept] == wanted)
+
+
+def test_a_buffer_that_was_taken_back_is_received_into_again() -> None:
+    buffer = FrameBuffer(FRAME_BYTES_MAX, eager=True)
+    used = set()
+    for _ in range(5):
+        size = 1 << 20
+        assert feed(buffer, struct.pack(">i", size) + bytes(size - 1)) == []
+        space = buffer.space()
+        space[:1] = b"x"
+        buffer.filled(1)
+        frame = buffer.take()
+        assert frame is not None and isinstance(frame.obj, bytearray)
+        buffer.give_away()
+        used.add(id(frame.obj))
+        buffer.take_back(frame.obj)
+        buffer.settle()
+    assert len(used) <= 2, "nothing new is made for each frame"
