@@ -25,6 +25,7 @@ BODY_BYTES = 1_000
 
 def run(scene: Scene) -> None:
     """Both modes with one slave on the same machine, then the catching up of a second one."""
+    scene.settle()
     messages = scene.count(400_000)
     rates = {mode: produced_rate(scene.directory / f"replication-{mode}", mode, messages) for mode in ("async", "sync")}
     scene.report.add(Figure("SYNC_MASTER, one slave, batches of 1 KB messages", rates["sync"], "msg/s", "ASYNC_MASTER", rates["async"], 0.6))
