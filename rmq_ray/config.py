@@ -229,6 +229,7 @@ class BrokerConfig(_Group):
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 
     def __post_init__(self) -> None:
+        _require(self.foreign is not ForeignClients.ACL, "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'", "acl")
         _require(2 <= self.copies_min <= 16, "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)", self.copies_min)
         _require(0 <= self.broker_id <= 1_000, "broker_id must be 0 (master) to 1000", self.broker_id)
         _require(1 <= self.slave_timeout_ms <= 3_600_000, "slave_timeout_ms must be 1 to 3600000", self.slave_timeout_ms)

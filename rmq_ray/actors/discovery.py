@@ -39,6 +39,8 @@ class StaticDiscovery:
                 Address.parse(address)
             except ValueError as error:
                 raise ConfigError(f"name_servers: {error}; give 'host:port' or several, separated by ';'", address) from None
+        if not isinstance(secret, bytes):
+            raise ConfigError(f"secret must be bytes, not {type(secret).__name__}; `Cluster.discovery.lookup().secret` has it where the cluster runs")
         self._address = ClusterAddress(cluster, addresses, secret)
 
     def lookup(self) -> ClusterAddress:

@@ -86,6 +86,9 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     """
     names.check_cluster_name(cluster)
     _check_path(store_path)
+    for name, given in (("broker_settings", broker_settings), ("store_settings", store_settings), ("resources", resources)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{name} must map names to values, not {given!r:.80}", repr(given)[:80])
     _check_counts(brokers, name_servers, replicas, ports)
     root = Path(store_path).expanduser().absolute()
     allowed = _enum(ForeignClients, foreign, "foreign")

@@ -193,7 +193,8 @@ class ProducerCore:
                     raise NoRoute(f"{said}: its master is gone, is drained, or the topic is not writable any more; nothing was sent", topic) from error
             except RemotingError as error:
                 if self.clock.monotonic_ms() + pause >= deadline:
-                    raise BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {error}; nothing was sent", topic) from error
+                    why = str(error).removesuffix("; nothing was sent")
+                    raise BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {why}; nothing was sent", topic) from error
             self.clock.sleep_ms(pause)
             pause = min(pause * 2, BACK_OFF_MAX_MS)
 

@@ -48,6 +48,11 @@ def test_addresses_come_as_text_or_list(given: object) -> None:
     assert (found.name_servers, found.secret, found.cluster) == (("10.0.0.1:9876", "10.0.0.2:9876"), b"secret", "mine")
 
 
+def test_a_secret_that_is_no_bytes_is_told() -> None:
+    with pytest.raises(ConfigError, match="secret must be bytes, not str"):
+        discovery_for("default", "127.0.0.1:1", "wrong")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("given", ["", ";", [], "nonsense", "host:", "host:0", "host:99999", ["ok:1", "bad"]])
 def test_addresses_that_are_none_are_refused_at_once(given: object) -> None:
     with pytest.raises(ConfigError, match="host:port"):
