@@ -54,11 +54,13 @@ class ReadyQueue(Generic[T]):
             self._wake()
 
     def get(self, timeout: float) -> T:
-        """The oldest item, waiting up to ``timeout`` seconds for one; ``queue.Empty`` when none came."""
-        while not self._items:  # ends: an item, or the time is over
-            if not self._sleep(timeout):
-                break
-        return self.get_nowait()
+        """The oldest item; ``queue.Empty`` when ``timeout`` seconds went by in which nobody woke this thread."""
+        while True:  # ends: an item, or the time is over
+            try:
+                return self.get_nowait()
+            except Empty:
+                if not self._sleep(timeout):
+                    raise
 
     def get_nowait(self) -> T:
         """The oldest item; ``queue.Empty`` when there is none."""
@@ -79,16 +81,17 @@ class ReadyQueue(Generic[T]):
         sleeper.release()
 
     def _sleep(self, timeout: float) -> bool:
-        """False when nobody woke this thread for ``timeout`` seconds."""
+        """False when nobody woke this thread for ``timeout`` seconds and nothing waits."""
         me = self._mine.sleeper
         if me is None:
             me = self._mine.sleeper = threading.Lock()
             me.acquire()
         self._asleep.append(me)
-        if self._items or not me.acquire(timeout=timeout):
+        in_time = True
+        if self._items or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)
-                return bool(self._items)
+                return in_time or bool(self._items)
             except ValueError:  # somebody has it in hand and is about to release it
                 if not me.acquire(timeout=HAND_OVER_S):
                     self._mine.sleeper = None  # never again: a late release must not wake another sleep

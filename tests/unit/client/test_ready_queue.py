@@ -112,6 +112,28 @@ def test_a_wake_up_that_crosses_the_end_of_the_wait_is_not_left_behind() -> None
     assert not queue._waking
 
 
+def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
+    class Stolen(list[Any]):
+        """What this sleeper sees before it sleeps is gone when it looks again; then another item comes."""
+
+        def remove(self, sleeper: Any) -> None:
+            super().remove(sleeper)
+            if queue._items.popleft() == 1:
+                threading.Timer(0.01, queue.put, (2,)).start()
+
+    class Late(Stolen):
+        def append(self, sleeper: Any) -> None:
+            super().append(sleeper)
+            if not seen:
+                seen.append(1)
+                queue._items.append(1)
+
+    seen: list[int] = []
+    queue: ReadyQueue[int] = ReadyQueue()
+    queue._asleep = Late()
+    assert queue.get(5) == 2
+
+
 def test_many_threads_take_everything_once() -> None:
     queue: ReadyQueue[int] = ReadyQueue()
     takers, putters, each = 8, 4, 2_000
