@@ -159,13 +159,15 @@ class Producer(ProducerShell):
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-        unplaced = queue is None and selector is None and message_group is None
-        untimed = not delay_level and delay is None and deliver_at is None
-        plain = unplaced and untimed and isinstance(body, bytes) and 0 < len(body) < self._plain_below
-        topic = topic_or_message if plain and isinstance(topic_or_message, str) else None
-        if topic is not None and body is not None and (topic in self._plain_topics or self._is_plain(topic)):
+        if (
+            (queue is None and selector is None and message_group is None and not delay_level and delay is None and deliver_at is None)
+            and type(body) is bytes
+            and type(topic_or_message) is str
+            and 0 < len(body) < self._plain_below
+            and (topic_or_message in self._plain_topics or self._is_plain(topic_or_message))
+        ):
             text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
-            return core.batches.append(topic, body, text, timeout_ms)
+            return core.batches.append(topic_or_message, body, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:

@@ -29,6 +29,8 @@ USER_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - UNIQUE_TAIL_BYTES - MARK_BYTE
 DEFAULT_GROUPS = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 DELAY_LEVEL_MAX = 18
 
+_last_labels: list[tuple[str | None, Mapping[str, str], str]] = [(None, {}, "")]
+"""Tag and properties, and their text."""
 _last_properties: list[tuple[Mapping[str, str], str]] = [({}, "")]
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _ALLOWED = "letters, digits, % | _ -"
@@ -98,24 +100,37 @@ def property_text(tag: str | None, keys: Sequence[str] | str, properties: Mappin
     >>> property_text("paid", ["o-1", "o-2"], {"region": "eu"})
     'KEYS\\x01o-1 o-2\\x02TAGS\\x01paid\\x02region\\x01eu\\x02'
     """
-    text = ""
+    known_tag, known, tail = _last_labels[0]  # messages in a row often have the same ones, but for their keys
+    if keys.__class__ is list and len(keys) == 1 and tag == known_tag and properties == known:
+        key = keys[0]
+        if key.__class__ is str and key and key.isprintable() and " " not in key:  # separators are not printable
+            text = f"KEYS\x01{key}\x02{tail}"
+            if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX:
+                return text
+    return _new_text(tag, keys, properties)
+
+
+def _new_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+    text, keys_end = "", 0
     if keys:
         key = keys[0] if keys.__class__ is list and len(keys) == 1 else None
         if key.__class__ is not str or not key or " " in key or NAME_SEPARATOR in key or PROPERTY_SEPARATOR in key:
             return _judged_text(tag, keys, properties)
         text = "KEYS\x01" + key + "\x02"
+        keys_end = len(text)
     if tag is not None:
         part = _tag_text(tag) if tag.__class__ is str else ""
         if not part:
             return _judged_text(tag, keys, properties)
         text += part
     if properties:
-        known, known_text = _last_properties[0]  # messages in a row often have the same ones
+        known, known_text = _last_properties[0]
         if known != properties:
             whole = _judged_text(tag, keys, properties)
             _last_properties[0] = (dict(properties), whole[len(text) :])
             return whole
         text += known_text
+        _last_labels[0] = (tag, known, text[keys_end:])
     return text if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX else _judged_text(tag, keys, properties)
 
 

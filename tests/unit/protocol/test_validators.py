@@ -152,3 +152,18 @@ def test_properties_that_changed_since_the_last_message_are_not_taken_from_memor
     properties["region"] = ""
     with pytest.raises(MessageIllegal, match="must not be empty"):
         property_text(None, (), properties)
+
+
+def test_labels_like_the_last_ones_are_written_and_judged_like_new_ones() -> None:
+    properties = {"region": "eu"}
+    for key in ("o-1", "o-2", "ö-3"):
+        assert property_text("paid", [key], properties) == f"KEYS\x01{key}\x02TAGS\x01paid\x02region\x01eu\x02"
+    for bad in ("o 1", "o\x011", "o\x021"):
+        with pytest.raises(MessageIllegal):
+            property_text("paid", [bad], properties)
+    with pytest.raises(MessageTooLarge):
+        property_text("paid", ["k" * 40_000], properties)
+    assert property_text(None, ["o-1"], properties) == "KEYS\x01o-1\x02region\x01eu\x02"
+    assert property_text("paid", (), properties) == "TAGS\x01paid\x02region\x01eu\x02"
+    properties["region"] = "us"
+    assert property_text("paid", ["o-1"], properties) == "KEYS\x01o-1\x02TAGS\x01paid\x02region\x01us\x02"
