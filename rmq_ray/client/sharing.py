@@ -11,7 +11,8 @@ goes alone, who joins, who wakes whom and when a group leaves. Does not decide w
 
     seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
-One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each.
+One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each. Threads of a crowd
+sleep on one core, one awake, while that is faster (``home_core``).
 
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose end ships the group; a seat's lock is released by
 whoever made it AWAKE, once; each frame out belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its turn) goes on
