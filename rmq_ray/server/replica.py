@@ -32,6 +32,7 @@ from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogLineage, pack_fol
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.reign import Reign
+from rmq_ray.server.replica_repair import repair
 from rmq_ray.server.replica_stream import TIMEOUT_MS, ReplicaStream, Threads, sound_answer
 from rmq_ray.server.replica_tables import ReplicaTables
 from rmq_ray.store.follower_store import FollowerStore, Lineage
@@ -71,7 +72,7 @@ class Replica:
         self._connected = False
         self._master_end = 0
         self._caught_up_ms: float | None = None
-        self._sessions = self._removed_bytes = 0
+        self._sessions = self._removed_bytes = self._mended = 0
         self._fault: str | None = None
         self._strange = asyncio.Event()
 
@@ -103,6 +104,7 @@ class Replica:
         return {
             "master": self._master, "connected": self._connected, "lag_bytes": behind, "lag_ms": lag_ms, "sessions": self._sessions,
             "tables_synced": self._tables.synced, "fault": self._fault, "removed_bytes": self._removed_bytes,
+            "mended": self._mended,
         }  # fmt: skip
 
     # --- one session after the other ------------------------------------------------------------------------------------------------------
@@ -142,6 +144,7 @@ class Replica:
             self._connected, self._fault = True, None
             syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
             syncing.add_done_callback(self._ended)
+            self._mended += await repair(connection, store, self._thread, self._polls)
             stream = ReplicaStream(
                 self._core, connection, store, Threads(self._thread, self._helper), self._config.replica_bytes, self._polls,
                 lambda end: self._note(store, end), flush_counts,

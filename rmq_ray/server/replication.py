@@ -283,7 +283,8 @@ class Replication:
             elif tail.end > parts.log.committed:
                 fault = f"it ends at {tail.end}, this log at {parts.log.committed}: it has more"
             else:
-                fault = "" if tail.begin < parts.log.begin or has_tail(parts, tail) else f"its bytes {tail.begin} to {tail.end} are others"
+                known = tail.begin < parts.log.begin or has_tail(parts, tail, config.body_bytes_max)
+                fault = "" if known else f"its bytes {tail.begin} to {tail.end} are others"
             if fault:
                 raise Refused(f"the log of slave {asked.broker_id} does not go on here: {fault}; give it an empty directory", ResponseCode.LOG_DIVERGED)
         return LogLineage(origin.log, store.epochs, parts.log.begin, config.segment_bytes, config.flush is FlushMode.SYNC_FLUSH)

@@ -116,6 +116,18 @@ class ConsumeQueue:
         self._max += count - skip
         return count - skip
 
+    def fill_blank(self, offset: int, entry: bytes) -> bool:
+        """Put an entry where a blank one stands in for its record; False where there is none. Durable on return."""
+        if self._last_start < 0 or not self._min <= offset < self._max:
+            return False
+        start = offset * ENTRY_BYTES // self._file_bytes * self._file_bytes
+        file, within = self._file(start), offset * ENTRY_BYTES - start
+        if file.pread(ENTRY_BYTES, within) != BLANK_ENTRY:
+            return False
+        file.pwrite(entry, within)
+        file.datasync()
+        return True
+
     def read(self, offset: int, count: int) -> bytes:
         """Up to ``count`` entries from ``offset``, less at the queue's end; nothing outside of it or where files are gone."""
         end = min(offset + count, self._max)

@@ -28,6 +28,7 @@ from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
 from rmq_ray.store.log_scan import ScannedRecords
 from rmq_ray.store.log_source import Tail, tail_of
+from rmq_ray.store.mending import mend_stretch, mendable
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.store.record_batch import Array
@@ -74,7 +75,7 @@ class FollowerStore(MessageStore):
 
     def tail(self) -> Tail:
         """The last bytes of the log, for the master to compare."""
-        return tail_of(self.readable(), self.end_offset)
+        return tail_of(self.readable(), self.end_offset, self._config.body_bytes_max)
 
     def follow(self, lineage: Lineage) -> None:
         """Before the first bytes of a master: take over its epochs; begin where its log does if that has left this one behind.
@@ -165,6 +166,18 @@ class FollowerStore(MessageStore):
             self._state = StoreState.RECOVERED
             self.start(self._on_durable, threads=self._threads)
             return removed
+
+    def broken_stretches(self) -> list[tuple[int, int]]:
+        """(log offset, bytes) of what is in quarantine and could be mended with the master's bytes."""
+        return mendable(self.readable())
+
+    def mend(self, log_offset: int, data: bytes) -> bool:
+        """Put the master's bytes in the place of a broken stretch; see ``store.mending``."""
+        with self._taking, self._showing:
+            parts = self.readable()
+            with self._lock:
+                parts.reader.recent = None
+                return mend_stretch(parts, log_offset, data, self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX, self._visible)
 
     def _cut(self, parts: StoreParts, log_offset: int) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 
 from rmq_ray.errors import LogDiverged
-from rmq_ray.store.log_scan import find_valid, scan_buffer
+from rmq_ray.store.log_scan import Stop, find_valid, scan_buffer
 from rmq_ray.store.record import MAGIC, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.store.record_batch import MARK_BYTES, MARK_OFFSET_AT, MARK_PREFIX
 from rmq_ray.store.restart import StoreParts
@@ -71,23 +71,53 @@ def _record_before(data: bytes, log_offset: int, low: int, at: int) -> int:
     return -1
 
 
-def tail_of(parts: StoreParts, end: int) -> Tail:
-    """What lies directly below ``end``, in the segment that holds the byte before it."""
+def tail_of(parts: StoreParts, end: int, body_bytes_max: int) -> Tail:
+    """What lies directly below ``end``, in the segment that holds the byte before it, and behind what is broken there: that is put into quarantine."""
     segment = parts.chain.find(end - 1) if end > parts.log.begin else None
     if segment is None:
         return Tail(end, end, 0)
     begin = max(segment.start, end - TAIL_BYTES)
-    return Tail(begin, end, zlib.crc32(segment.read(begin, end - begin)))
+    data = segment.read(begin, end - begin)
+    at = _behind_broken(parts, memoryview(data), begin, body_bytes_max + RECORD_BYTES_OVER_BODY_MAX, aligned=begin == segment.start)
+    return Tail(begin + at, end, zlib.crc32(data[at:]))
 
 
-def has_tail(parts: StoreParts, tail: Tail) -> bool:
-    """Whether the log has the same bytes there. True for an empty tail; the caller looks at positions outside of the log."""
+def has_tail(parts: StoreParts, tail: Tail, body_bytes_max: int) -> bool:
+    """Whether the log has the same bytes there. True for an empty tail, and where the log's own bytes are broken there, so that they cannot be compared;
+    the caller looks at positions outside of the log.
+    """
     if tail.begin == tail.end:
         return True
     if not 0 < tail.end - tail.begin <= TAIL_BYTES:
         return False
     data = parts.log.read(tail.begin, tail.end - tail.begin)
-    return len(data) == tail.end - tail.begin and zlib.crc32(data) == tail.crc
+    if len(data) != tail.end - tail.begin:
+        return False
+    if zlib.crc32(data) == tail.crc:
+        return True
+    _behind_broken(parts, memoryview(data), tail.begin, body_bytes_max + RECORD_BYTES_OVER_BODY_MAX, aligned=False)
+    return bool(broken_between(parts, tail.begin, tail.end))
+
+
+def _behind_broken(parts: StoreParts, view: memoryview, base: int, record_max: int, *, aligned: bool) -> int:
+    """From which byte of ``view`` on, which lies at log offset ``base``, everything is sound; broken stretches before go into quarantine. ``aligned``: a record
+    begins at ``base``. 0 where no record begins in it; bytes at its very end that are no record are not looked for.
+    """
+    first = find_valid(view, base, 0)
+    if first is None:
+        return 0
+    if aligned and first > base:
+        parts.quarantine.add(base, first - base, "the log's first record here is none")
+    at = first - base
+    while True:  # ends: ``at`` rises
+        found = scan_buffer(view[at:], base + at, record_max, True)
+        if found.end - base >= len(view) or found.stop is Stop.BLANK:
+            return at
+        following = find_valid(view, base, found.end - base + 1)
+        if following is None:
+            return at
+        parts.quarantine.add(found.end, following - found.end, found.fault or found.stop.value)
+        at = following - base
 
 
 def broken_between(parts: StoreParts, begin: int, end: int) -> list[tuple[int, int, str]]:

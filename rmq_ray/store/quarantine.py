@@ -56,6 +56,13 @@ class Quarantine:
             except StoreError as error:
                 logger.error("the quarantine list could not be written: %s", error)  # it is found again when the record is read again
 
+    def remove(self, log_offset: int) -> None:
+        """The record is whole again. Durable on return; raises the store's errors."""
+        with self._lock:
+            if self._listed.pop(log_offset, None) is not None:
+                self.count -= 1
+                self._write()
+
     def cut_from(self, log_offset: int) -> None:
         """The log was cut there: other records will lie behind it. Durable on return; raises the store's errors."""
         with self._lock:

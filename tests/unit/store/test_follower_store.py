@@ -149,7 +149,7 @@ def test_a_copy_of_another_log_is_refused() -> None:
     with pytest.raises(LogDiverged, match="empty directory"):
         store.follow(Lineage("0" * 32, other.store.epochs, 0, 65_536))
     assert store.origin().log == rig.store.identity
-    assert not has_tail(other.store.readable(), Tail(0, store.end_offset, 1)) and has_tail(rig.store.readable(), store.tail())
+    assert not has_tail(other.store.readable(), Tail(0, store.end_offset, 1), 1 << 22) and has_tail(rig.store.readable(), store.tail(), 1 << 22)
 
 
 def test_segments_of_another_size_are_refused() -> None:
