@@ -139,7 +139,7 @@ class QueueQuestions:
         )  # fmt: skip
         command = Command(RequestCode.PULL_RECORDS, body=pack_pull(request), serialize=BINARY)
         answer = self._client.invoke(self._address(queue), command, asked.wait_ms + GRACE_MS)
-        status = STATUS_OF_CODE.get(answer.code)  # type: ignore[call-overload]
+        status = STATUS_OF_CODE.get(answer.code)
         if status is None:
             raise _refusal(answer, queue)
         return _result(queue, subscription, status, unpack_pull_answer(answer.body))
