@@ -87,7 +87,7 @@ class Replica:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.close, STOP_WAIT_S)
-        await asyncio.to_thread(self._helper.close)
+        await asyncio.to_thread(self._helper.close, STOP_WAIT_S)
 
     def master_at(self, address: str) -> None:
         """A name server says where the master is; a configured master stays."""

@@ -11,6 +11,7 @@ import pytest
 from rmq_ray.client.producer import Producer
 from rmq_ray.errors import StoreFull
 from rmq_ray.model.message import Message
+from rmq_ray.remoting import async_connection
 from rmq_ray.server import replica_stream
 from rmq_ray.store.follower_store import FollowerStore
 from tests.conformance.test_replication import same_log
@@ -22,6 +23,7 @@ from tests.support.waiting import eventually
 def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicatedCluster]:
     """A master with a few thousand messages in frames of some lengths, and a slave whose disk is empty."""
     monkeypatch.setattr(replica_stream, "LONG_BYTES", 1)
+    monkeypatch.setattr(async_connection, "LENT_BYTES_MIN", 1)
     with ReplicatedCluster(tmp_path, broker={"replica_bytes": 4096}) as cluster:
         cluster.stop_slave()
         shutil.rmtree(cluster.slave_path())
