@@ -13,6 +13,7 @@ from rmq_ray.errors import StoreFull
 from rmq_ray.model.message import Message
 from rmq_ray.remoting import async_connection
 from rmq_ray.server import replica_stream
+from rmq_ray.store.follower_check import Broken, CheckedPiece
 from rmq_ray.store.follower_store import FollowerStore
 from tests.conformance.test_replication import same_log
 from tests.support.replicated import ReplicatedCluster
@@ -24,7 +25,8 @@ def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicat
     """A master with a few thousand messages in frames of some lengths, and a slave whose disk is empty."""
     monkeypatch.setattr(replica_stream, "LONG_BYTES", 1)
     monkeypatch.setattr(async_connection, "LENT_BYTES_MIN", 1)
-    with ReplicatedCluster(tmp_path, broker={"replica_bytes": 4096}) as cluster:
+    cluster = ReplicatedCluster(tmp_path, broker={"replica_bytes": 4096})
+    with cluster:
         cluster.stop_slave()
         shutil.rmtree(cluster.slave_path())
         with Producer("p", discovery=cluster) as producer:
@@ -37,7 +39,7 @@ def test_every_byte_comes_and_becomes_visible_in_order(behind: ReplicatedCluster
     beside: list[int] = []
     take = FollowerStore.take
 
-    def noting(store: FollowerStore, piece: replica_stream.CheckedPiece) -> int:
+    def noting(store: FollowerStore, piece: CheckedPiece) -> int:
         beside.append(piece.begin)
         return take(store, piece)
 
@@ -53,7 +55,7 @@ def test_a_piece_that_cannot_be_written_ends_the_session_and_nothing_behind_it_i
     taken: list[int] = []
     take = FollowerStore.take
 
-    def failing(store: FollowerStore, piece: replica_stream.CheckedPiece) -> int:
+    def failing(store: FollowerStore, piece: CheckedPiece) -> int:
         if len(taken) == 5:
             taken.append(-1)
             raise StoreFull("the disk is full for a moment", "here")
@@ -74,11 +76,12 @@ def test_bytes_that_spoil_on_the_way_are_asked_for_again(behind: ReplicatedClust
     spoilt: list[int] = []
     check = FollowerStore.check
 
-    def spoiling(store: FollowerStore, log_offset: int, data: bytes, broken: replica_stream.Broken = ()) -> replica_stream.CheckedPiece:
+    def spoiling(store: FollowerStore, log_offset: int, data: bytes, broken: Broken = ()) -> CheckedPiece:
         if log_offset > 20_000 and len(spoilt) < 2 and len(data) > 200:
             spoilt.append(log_offset)
-            data = bytearray(data)
-            data[95] ^= 255  # of the first body
+            changed = bytearray(data)
+            changed[95] ^= 255  # of the first body
+            data = bytes(changed)
         return check(store, log_offset, data, broken)
 
     monkeypatch.setattr(FollowerStore, "check", spoiling)
