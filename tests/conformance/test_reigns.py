@@ -233,6 +233,7 @@ def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_ma
             with producer.transaction(lambda _message: LocalTransactionState.UNKNOWN) as transaction:
                 transaction.send("orders", b"half at the old master")
                 cluster.settled()
+                eventually(lambda: "orders" in cluster.replicas[1].core.tables.topics)  # topics are those of a second ago
                 cluster.listening = False
                 late = threading.Thread(target=lambda: (time.sleep(1.0), cluster.elect(wanted=1)))
                 cluster.run(cluster.replicas[0].fence(cluster.told.master_epoch + 1))
