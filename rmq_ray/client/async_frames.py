@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -181,20 +182,23 @@ class AsyncFrames:
             raise ConnectFailed(f"no connection to broker {broker_name} in half of {timeout_ms:.0f} ms; nothing was sent") from None
         return await connection.request(command, max(1.0, timeout_ms - (self._clock.monotonic_ms() - began_ms)))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it as a task that ``close`` waits for, and then cancels."""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it as a task that ``close`` waits for, and then cancels: perhaps before its first step."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self, timeout_ms: float) -> None:
-        """Ship what waits, wait for what is out, close the loop's connections."""
+        """Ship what waits, wait for what is out (also what leaves meanwhile), close the loop's connections."""
         for turn in list(self._turns.values()):
             self._leave(turn)
         for leave in self.before_close:
             leave()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_ms / 1000)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self._tasks:  # ends: no tasks, or the time-out
+                    await asyncio.wait(self._tasks)
         for task in list(self._tasks):
             task.cancel()
         links, self._links = self._links, {}
@@ -225,7 +229,7 @@ class AsyncFrames:
         if self._turns.get(turn.key) is not turn:
             return
         del self._turns[turn.key]
-        self.start(self._deliver(turn))
+        self.start(self._deliver(turn)).add_done_callback(lambda _task: _not_begun(turn))
 
     async def _deliver(self, turn: Turn) -> None:
         try:
@@ -343,6 +347,13 @@ def results_of(result: SendResult, load: Load, address: Address) -> list[SendRes
         results.append(SendResult(result.status, message_id, result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
         log_offset += int(size)
     return results
+
+
+def _not_begun(turn: Turn) -> None:
+    """The turn's task is over. Senders without an end: it was cancelled before its first step."""
+    for future in turn.futures:
+        if not future.done():
+            future.set_exception(ClientError("the producer was closed before the message left; nothing was sent", turn.queue.topic))
 
 
 def _refuse(command: Command, connection: AsyncConnection) -> Command | None:

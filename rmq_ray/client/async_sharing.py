@@ -4,12 +4,16 @@
 
 Decides who travels with whom: those who come in the same turn of the loop with the same key, up to the limits. Does not decide how anything is sent
 (``ship`` does). A caller that is cancelled leaves its item in the list. Belongs to one loop; called by ``client.async_transaction``.
+
+Invariant: every caller gets an end, also when the producer is closed before a list's task took its first step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from rmq_ray.client.async_frames import AsyncFrames, results_of
@@ -17,12 +21,13 @@ from rmq_ray.client.ending import END_BYTES, REQUEST_TIMEOUT_MS, Answer, answers
 from rmq_ray.client.half_sending import HalfSending
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.errors import ConnectionLost, RmqError, SendUnknown
+from rmq_ray.errors import ConnectionLost, RmqError, SendError, SendUnknown
 from rmq_ray.model.message import SendResult
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.halves import ENDS_MAX, End, pack_ends
 
+log = logging.getLogger("rmq_ray.client")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -73,20 +78,27 @@ class LoopTurns(Generic[Item, Result]):
         turn.left = True
         if self._turns.get(key) is turn:
             del self._turns[key]
-        self._frames.start(self._run(key, turn))
+        self._frames.start(self._run(key, turn)).add_done_callback(partial(self._ended, turn))
 
     def _leave_all(self) -> None:
         for key, turn in list(self._turns.items()):
             self._leave(key, turn)
 
     async def _run(self, key: str, turn: _Turn[Item, Result]) -> None:
-        outcome: Sequence[Result] | RmqError = self._lost()
+        outcome: Sequence[Result] | RmqError
         try:
             outcome = await self._ship(key, turn.items)
         except RmqError as error:
             outcome = error
-        finally:  # also when it is cancelled: every caller gets an end
-            turn.done.set_result(outcome)
+        except Exception as error:  # noqa: BLE001 - every caller must get an end
+            log.exception("what a turn of the loop asked for %s could not be sent", key)
+            outcome = SendError(f"what was asked for {key!r} could not be sent: {error!r}", key)
+        turn.done.set_result(outcome)
+
+    def _ended(self, turn: _Turn[Item, Result], _task: asyncio.Task[None]) -> None:
+        """The list's task is over, perhaps cancelled before its first step: a coroutine that never ran has no ``finally``."""
+        if not turn.done.done():
+            turn.done.set_result(self._lost())
 
 
 class SharedTransactions:
