@@ -32,6 +32,8 @@ KEEP_MS = 1_800.0
 TRIAL_MS = 100.0
 """2,000 messages of a crowd or more; after half of that the threads have not gathered yet, and the gain does not show."""
 GAIN_MIN = 1.1
+COUNT_MIN = 200
+"""Messages of a phase: few slow frames say nothing."""
 
 T = TypeVar("T")
 
@@ -56,8 +58,10 @@ def home() -> int | None:
     return None if _current_cpu is None or len(os.sched_getaffinity(0)) < 2 else _current_cpu()
 
 
-def on_core(core: int, work: Callable[[], T]) -> T:
-    """``work()`` with the calling thread's affinity narrowed to ``core``; as it is in the main thread, and if the thread may not run there."""
+def on_core(core: int | None, work: Callable[[], T]) -> T:
+    """``work()`` with the calling thread's affinity narrowed to ``core``; as it is for None, in the main thread, and if the thread may not run there."""
+    if core is None:
+        return work()
     former = os.sched_getaffinity(0)
     if core not in former or threading.get_ident() == threading.main_thread().ident:
         return work()
@@ -102,14 +106,14 @@ class Trials:
 
     def _turn(self, now_ms: float) -> None:
         rate = self._count / (now_ms - self._begun_ms) if now_ms > self._begun_ms else 0.0
-        paused = now_ms - self._ends_ms > TRIAL_MS  # nothing was sent for long: the rate says nothing
+        doubtful = self._count < COUNT_MIN or now_ms - self._ends_ms > TRIAL_MS  # too little was sent, or nothing for long
         if self._phase is Phase.KEEP:
             self._phase = Phase.BASE
         elif self._phase is Phase.BASE:
             self._base_rate = rate
-            self._phase = Phase.KEEP if paused else Phase.TRIAL
+            self._phase = Phase.KEEP if doubtful else Phase.TRIAL
         else:
-            if not paused and rate > GAIN_MIN * self._base_rate:
+            if not doubtful and rate > GAIN_MIN * self._base_rate:
                 self._narrow = not self._narrow
             self._phase = Phase.KEEP
         self._count, self._begun_ms = 0, now_ms

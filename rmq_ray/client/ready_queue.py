@@ -91,6 +91,7 @@ class ReadyQueue(Generic[T]):
         if self._items or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)
+                self._waking = self._waking and in_time  # for so long nobody wakes: it was said after the one to be woken had given up
                 return in_time or bool(self._items)
             except ValueError:  # somebody has it in hand and is about to release it
                 if not me.acquire(timeout=HAND_OVER_S):

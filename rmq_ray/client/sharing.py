@@ -157,9 +157,16 @@ class Sharing(ABC, Generic[Item, G]):
 
     def sleep(self, group: G, index: int, patience_ms: float) -> bool:
         """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
-        if group.core is None:
-            return self._sleep(group, index, patience_ms)
-        return on_core(group.core, lambda: self._sleep(group, index, patience_ms))
+        deadline = self._clock.monotonic_ms() + patience_ms
+        due: list[G] = []
+        ended = False
+        while not ended:  # ends: at the deadline
+            try:
+                ended = on_core(group.core, lambda: self._sleep(group, index, deadline, due))
+            finally:
+                while due:
+                    self._ship(due.pop())  # with the thread's own affinity: a connection that is made here has threads, which inherit it
+        return group.done
 
     def line_up(self, group: G) -> None:
         """Of a group that ended: its threads wake after those who are in line."""
@@ -177,22 +184,25 @@ class Sharing(ABC, Generic[Item, G]):
 
     # --- a thread that waits ---------------------------------------------------------------------------------------------
 
-    def _sleep(self, group: G, index: int, patience_ms: float) -> bool:
+    def _sleep(self, group: G, index: int, deadline: float, due: list[G]) -> bool:
+        """True: this thread waits no more. False: it does, once the caller has sent off what is ``due``."""
         seat = group.seats[index]
         assert seat is not None
         woken = False
-        deadline = self._clock.monotonic_ms() + patience_ms
         try:
             while (left := deadline - self._clock.monotonic_ms()) > 0:
                 woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
-                if woken or self._look_around(group, seat):
+                if woken or self._look_around(group, seat, due):
                     break
+                if due:
+                    return False
+            return True
         finally:
-            self._go(group, index, seat, woken)
-        return group.done
+            if not due:
+                self._go(group, index, seat, woken, due)
 
-    def _go(self, group: G, index: int, seat: Seat, woken: bool) -> None:
-        """This thread waits no more: the next in line wakes; a group that is due leaves."""
+    def _go(self, group: G, index: int, seat: Seat, woken: bool, due: list[G]) -> None:
+        """This thread waits no more: the next in line wakes; a group that is to leave is ``due``."""
         follower: Seat | None = None
         with self._lock:
             self._count_down(self._inside, group.key)
@@ -206,15 +216,15 @@ class Sharing(ABC, Generic[Item, G]):
                 group.seats[index] = None
             if not woken:
                 self._mine.seat = None  # its lock may still be released for this turn
-            due = self._due(group.key)
+            leaves = self._due(group.key)
+            if leaves is not None:
+                due.append(leaves)
         if follower is not None:
             follower.lock.release()
-        if due is not None:
-            self._ship(due)
 
-    def _look_around(self, group: G, seat: Seat) -> bool:
-        """Nobody woke this thread for long. True when its frame has ended all the same; else an open group that nothing will ship leaves: whoever
-        should have (an interrupted thread) is counted out.
+    def _look_around(self, group: G, seat: Seat, due: list[G]) -> bool:
+        """Nobody woke this thread for long. True when its frame has ended all the same; else an open group that nothing will ship is ``due``: whoever
+        should have sent it off (an interrupted thread) is counted out.
         """
         key = group.key
         with self._lock:
@@ -226,7 +236,7 @@ class Sharing(ABC, Generic[Item, G]):
                 return group.done
             del self._open[key]
             self._out[key], self._inside[key] = 1, len(group.items)
-        self._ship(group)
+            due.append(group)
         return False
 
     def _own_seat(self) -> Seat:

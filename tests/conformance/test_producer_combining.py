@@ -8,10 +8,11 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from rmq_ray.client.combining import Messages
+from rmq_ray.client.combining import Combiner, Messages
 from rmq_ray.client.home_core import Trials, home
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
@@ -73,6 +74,23 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
         failed = sum(done.exception(10) is not None for done in sends)
     assert masks == [everywhere] * count
     assert (failed > 0) == (fault is not None)
+
+
+@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
+def test_a_connection_that_a_crowd_makes_may_use_every_core(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere = os.sched_getaffinity(0)
+    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
+    shipped: list[set[int]] = []
+    ship = Combiner._ship
+
+    def ships(combiner: Combiner, group: Any) -> None:
+        shipped.append(os.sched_getaffinity(0))  # what the threads of a connection would inherit that is made now
+        ship(combiner, group)
+
+    monkeypatch.setattr(Combiner, "_ship", ships)
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(12) as pool:
+        assert all(pool.map(lambda n: producer.send("orders", b"%d" % n), range(600)))
+    assert len(shipped) > 10 and all(mask == everywhere for mask in shipped)
 
 
 @pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
@@ -174,6 +192,14 @@ def test_a_broker_that_hangs_does_not_hold_up_sends_to_the_other() -> None:
         assert all(send.result(10) for send in sends)
 
 
+def abandon(combiner: Combiner, group: Any, index: int) -> None:
+    """The thread of this place waits no more."""
+    due: list[Any] = []
+    combiner._go(group, index, group.seats[index], False, due)
+    for left in due:
+        combiner._ship(left)
+
+
 def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
     count = FRAMES_ALONE_MAX + 9
@@ -183,7 +209,7 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 9)
         (group,) = combiner._open.values()
         for index in (0, 4, 8):  # as if their threads had been interrupted: they poll, and abandon their locks
-            combiner._go(group, index, group.seats[index], False)
+            abandon(combiner, group, index)
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
         assert producer.send("orders", b"after")
@@ -211,6 +237,6 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         for place in places:
             assert place is not None
             group, index = place  # type: ignore[misc]
-            core.combiner._go(group, index, group.seats[index], False)
+            abandon(core.combiner, group, index)
         eventually(lambda: core.combiner._out == {})
         assert producer.send("orders", b"after")

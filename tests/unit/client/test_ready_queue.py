@@ -164,3 +164,12 @@ def test_many_threads_take_everything_once() -> None:
         for number in range(putters):
             of_one = [item for item in mine if number * each <= item < (number + 1) * each]
             assert of_one == sorted(of_one)
+
+
+def test_a_wake_up_that_is_said_after_its_thread_has_given_up_keeps_nobody_asleep() -> None:
+    """As a thread that puts, off its core between taking the sleeper and saying so."""
+    ready: ReadyQueue[int] = ReadyQueue()
+    ready._waking = True
+    with pytest.raises(Empty):
+        ready.get(0.001)
+    assert not ready._waking, "else no put would wake anyone any more"
