@@ -31,6 +31,9 @@ FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
 _control_plane: ThreadOffload | None = None  # of this process
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
+_context: Any | None = None
+"""Ray's context of this process, as of its first fork: a forked child asks it, as the way to it leads through a lock that nobody may be left to give back."""
+_worker_at_fork: str | None = None
 _parents_worker: str | None = None
 """In a forked child: the worker id of its parent, whose threads are not here, so that no call to Ray would ever be answered."""
 _addresses: dict[str, ClusterAddress] = {}
@@ -51,12 +54,26 @@ def require_ray() -> None:
 
 
 def _worker_id() -> str:
-    return str(ray.get_runtime_context().get_worker_id())
+    global _context
+    if _context is None:
+        _context = ray.get_runtime_context()
+    return str(_context.get_worker_id())
 
 
-def _remember_the_parent() -> None:
+def _before_fork() -> None:
+    """In the parent, all of whose threads go on: what it waits for comes."""
+    global _worker_at_fork
+    _worker_at_fork = None
+    try:
+        _worker_at_fork = _worker_id() if ray.is_initialized() else None
+    except Exception:  # noqa: BLE001 - another thread leaves Ray in this moment; the fork itself must go on
+        log.debug("forked while Ray was left", exc_info=True)
+
+
+def _after_fork() -> None:
+    """In the child, which holds for ever whatever another thread of the parent held: it must take no lock."""
     global _parents_worker
-    _parents_worker = _worker_id() if ray.is_initialized() else None
+    _parents_worker = _worker_at_fork
 
 
 def _is_inherited() -> bool:
@@ -64,7 +81,7 @@ def _is_inherited() -> bool:
     return _parents_worker is not None and ray.is_initialized() and _worker_id() == _parents_worker
 
 
-os.register_at_fork(after_in_child=_remember_the_parent)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def find(name: str) -> Any | None:
