@@ -193,10 +193,11 @@ class ControllerShell:
         self._plan = self._plan.with_name_servers(self._addresses)
         others = others_of(self._plan, self._known(), may_create_stores=not self._restarted)
         for member in others:
-            await self._crew.create(member)
+            if self._crew.resting(member.name) is None:
+                await self._crew.create(member)
         self._elections.start()
         for member in others:
-            if member.shell is HoldShell or member.shell is ReplicaShell:
+            if member.shell is HoldShell or member.shell is ReplicaShell or self._crew.resting(member.name):
                 continue
             await self._address(member)
             status = await gateway.call_async(self._crew.handle(member.name), "status")

@@ -50,39 +50,46 @@ class CopyService:
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
             resting = self._crew.resting(name)
-            if resting is not None:
-                return {"was": "stopped", "master": self._master(resting)}
-            broker = self._member(name)
-            if broker.shell is ReplicaShell:
+            broker = resting or self._member(name)
+            if resting is None and broker.shell is ReplicaShell:
                 await self._leave(broker.arguments[0], force)
             for member in (broker, self._hold(broker)):
                 if member is not None:
                     await self._end(member)
             log.warning("%s is stopped until it is started again", name)
-            return {"was": "running", "master": self._master(broker)}
+            return {"was": "running" if resting is None else "stopped", "master": self._master(broker)}
 
     async def start(self, broker_name: str, replica: int) -> dict[str, Any]:
         """Returns ``was`` and ``address`` once it serves; harmless for a copy that is not stopped. Raises what keeps it from serving."""
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
             resting = self._crew.resting(name)
-            if resting is None:
-                self._member(name)
-            else:
-                for member in (self._hold(resting), resting):
-                    if member is not None:
-                        await self._crew.create(self._with_identity(member))
-            return {"was": "running" if resting is None else "stopped", "address": await self._serving(name)}
+            return {"was": "running" if resting is None else "stopped", "address": await self._start(name)}
 
     async def start_all(self) -> list[str]:
-        """Every copy that is stopped; the names of their actors."""
-        stopped = [member for member in self._crew.all_resting() if member.key is not None]
-        for member in stopped:
-            config: BrokerConfig = member.arguments[0]
-            await self.start(config.broker_name, config.broker_id)
-        return [member.name for member in stopped]
+        """Every copy that is stopped, all at once; the names of their actors. One that does not serve keeps no other one: its error comes at the end."""
+        async with self._working:
+            stopped = [member.name for member in self._crew.all_resting() if member.key is not None]
+            ended = await asyncio.gather(*(self._start(name) for name in stopped), return_exceptions=True)
+        failed = {name: error for name, error in zip(stopped, ended, strict=True) if isinstance(error, BaseException)}
+        if len(failed) == 1:
+            raise next(iter(failed.values()))
+        if failed:
+            said = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise ClusterError(f"{len(failed)} of {len(stopped)} stopped copies do not start: {said}", sorted(failed))
+        return stopped
 
     # --- inside ---
+
+    async def _start(self, name: str) -> str:
+        resting = self._crew.resting(name)
+        if resting is None:
+            self._member(name)
+        else:
+            for member in (self._hold(resting), resting):
+                if member is not None:
+                    await self._crew.create(self._with_identity(member))
+        return await self._serving(name)
 
     async def _leave(self, config: BrokerConfig, force: bool) -> None:
         """Hand over, if it reigns; see what the others are without it."""
@@ -100,8 +107,12 @@ class CopyService:
             log.warning("%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error)
 
     async def _end(self, member: Member) -> None:
-        handle = self._crew.handle(member.name)
-        self._crew.rest(member)
+        """Also of one whose stop did not come to its end: whether it is gone is seen again, every time."""
+        if self._crew.resting(member.name) is None:
+            handle = self._crew.handle(member.name)
+            self._crew.rest(member)
+        elif (handle := await gateway.find_again(member.name)) is None:
+            return
         try:
             await gateway.call_async(handle, "stop", timeout_s=STOP_S)
         except (ClusterError, RmqError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,13 +81,26 @@ class Crew:
         self._watches: dict[str, Watch] = {}
         self._renewed: set[str] = set()
         self._resting: dict[str, Member] = {}
+        self._making: Counter[str] = Counter()
 
     async def create(self, member: Member) -> None:
-        """Make this actor, or attach to the one that runs; from now on it belongs here. ``ClusterError`` while Ray cannot."""
-        self._members[member.name] = member.again
+        """Make this actor, or attach to the one that runs; from now on it belongs here. One that is stopped meanwhile is ended again.
+
+        ``ClusterError`` while Ray cannot; what was stopped is stopped still.
+        """
+        resting = self._resting.get(member.name)
+        self._making[member.name] += 1
+        try:
+            made = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
+        finally:
+            self._making[member.name] -= 1
+        if self._resting.get(member.name) is not resting:
+            log.warning("%s was stopped while it was created: it is ended again", member.name)
+            gateway.kill_worker(made)
+            return
         self._resting.pop(member.name, None)
+        self._members[member.name], self._handles[member.name] = member.again, made
         self._watches.setdefault(member.name, Watch())
-        self._handles[member.name] = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
 
     async def attach(self, member: Member) -> None:
         """Keep the handle of this actor if it runs, before it can be known what it would be created with: it is killed when it hangs, not created.
@@ -107,13 +121,18 @@ class Crew:
             self._renewed.discard(member.name)
 
     async def remove(self, name: str) -> None:
-        """End this actor's process for good. ``ClusterError`` where Ray does not let it go in time."""
-        gateway.kill(name, for_good=True)
+        """End this actor's process for good, also one that is being made now. ``ClusterError`` where Ray does not let it go in time."""
         deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
+        while self._making[name]:
+            await self._pause(deadline, f"{name} is being created for {GONE_MS // 1000} s")
+        gateway.kill(name, for_good=True)
         while await gateway.find_again(name) is not None:
-            if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                raise ClusterError(f"{name} was killed {GONE_MS // 1000} s ago and is still there: try again", name)
-            await asyncio.sleep(GONE_POLL_S)
+            await self._pause(deadline, f"{name} was killed {GONE_MS // 1000} s ago and is still there")
+
+    async def _pause(self, deadline: float, said: str) -> None:
+        if SYSTEM_CLOCK.monotonic_ms() > deadline:
+            raise ClusterError(f"{said}: try again", said)
+        await asyncio.sleep(GONE_POLL_S)
 
     def rest(self, member: Member) -> None:
         """It is about to be stopped: from now on it is not looked after, until it is created again."""
