@@ -44,8 +44,8 @@ class CopyService:
     async def stop(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
         """Returns ``was`` ("running", "stopped") and ``master``: the replica that reigns now, where there are slaves.
 
-        Raises ``PromotionRefused`` where that would leave the broker without a master or, under SYNC_MASTER, without ``copies_min`` copies in sync, unless
-        ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
+        Raises ``PromotionRefused`` where nobody reigns now, or where that would leave the broker without a master or, under SYNC_MASTER, without
+        ``copies_min`` copies in sync, unless ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
@@ -95,7 +95,10 @@ class CopyService:
         """Hand over, if it reigns; see what the others are without it."""
         try:
             election = self._elections.of(config.broker_name)
-            others = election.in_sync_without(config.broker_id)
+            if election.serving_master is None:
+                said = f"nobody takes sends of {config.broker_name} now, and replica {config.broker_id} may be the one to be elected"
+                raise PromotionRefused(f"{said}: wait until `rmq-ray broker list` shows a master", config.broker_name)
+            others = self._awake(config.broker_name, election.in_sync_without(config.broker_id))
             if others is not None and config.replication is ReplicationMode.SYNC_MASTER and len(others) < config.copies_min:
                 said = f"without replica {config.broker_id}, {len(others)} copies of {config.broker_name} are in sync, {config.copies_min} are needed"
                 raise PromotionRefused(f"{said}: its sends would not be acknowledged; start the others first", config.broker_name)
@@ -105,6 +108,12 @@ class CopyService:
             if not force:
                 raise PromotionRefused(f"{error.args[0]}; or stop it with force", config.broker_name) from None
             log.warning("%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error)
+
+    def _awake(self, broker_name: str, replicas: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Without those that are stopped: they stay in the sync state set until the master has another one approved."""
+        if replicas is None:
+            return None
+        return tuple(number for number in replicas if self._crew.resting(names.broker(self._cluster, broker_name, number)) is None)
 
     async def _end(self, member: Member) -> None:
         """Also of one whose stop did not come to its end: whether it is gone is seen again, every time."""

@@ -16,7 +16,7 @@ from rmq_ray.actors.elections import Elections
 from rmq_ray.actors.members import Crew, Member, others_of
 from rmq_ray.actors.plan import ClusterPlan, make_plan
 from rmq_ray.actors.supervise import Ping
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
 
 BROKER = "broker-a"
 
@@ -135,6 +135,32 @@ def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopp
         actors.kill(copy(1))
         await supervised(crew)
         assert copy(1) in actors.alive
+
+    run(work())
+
+
+def test_while_nobody_reigns_a_copy_is_stopped_with_force_only(actors: Actors) -> None:
+    async def work() -> None:
+        for replication in ("sync", "async"):
+            _, service = await built(Election(None), trio(replication))
+            with pytest.raises(PromotionRefused, match=r"nobody takes sends of broker-a now.*broker list.*with force"):
+                await service.stop(BROKER, 1, False)
+            assert copy(1) in actors.alive
+            assert (await service.stop(BROKER, 1, True))["was"] == "running"
+            assert copy(1) not in actors.alive
+
+    run(work())
+
+
+def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(actors: Actors) -> None:
+    async def work() -> None:
+        _, service = await built(Election(0))
+        assert (await service.stop(BROKER, 0, False))["master"] == 1
+        for replica in (1, 2):
+            with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync, 2 are needed"):
+                await service.stop(BROKER, replica, False)
+        await service.start(BROKER, 0)
+        await service.stop(BROKER, 2, False)
 
     run(work())
 
