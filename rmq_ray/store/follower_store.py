@@ -209,6 +209,11 @@ class FollowerStore(MessageStore):
         self.opened_end = report.end
         return report
 
+    def shutdown(self) -> bool:
+        """See ``MessageStore.shutdown``; waits for what is being taken or made visible."""
+        with self._taking, self._showing:
+            return super().shutdown()
+
     def reopen(self) -> RecoveryReport:
         """See ``MessageStore.reopen``."""
         with self._taking, self._showing:
