@@ -13,7 +13,7 @@ Decides which error a refusal is. Keeps nothing. Called by ``client.pull_consume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rmq_ray.client.client_instance import ClientInstance
@@ -65,11 +65,12 @@ class OnePull:
 
 
 class QueueQuestions:
-    """Of one group."""
+    """Of one group. ``at``: which copy of a broker is asked, by its name; of the others the one that routes tell."""
 
-    def __init__(self, client: ClientInstance, group: str) -> None:
+    def __init__(self, client: ClientInstance, group: str, at: Mapping[str, Address] | None = None) -> None:
         self._client = client
         self._group = group
+        self._at = at or {}
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that can be read. ``TopicNotFound`` when no name server knows the topic."""
@@ -152,6 +153,8 @@ class QueueQuestions:
         return OffsetAnswer.from_fields(_accepted(answer, queue).fields).offset
 
     def _address(self, queue: MessageQueue) -> Address:
+        if queue.broker_name in self._at:
+            return self._at[queue.broker_name]
         routes = self._client.routes
         found = routes.subscribe_address(queue.broker_name)
         if found is None:

@@ -12,6 +12,7 @@ row that is not damaged, in order, or raises.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ import msgpack
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.outage import ask_for_map, ask_name_server, wait_for_brokers
 from rmq_ray.client.queue_questions import QueueQuestions
-from rmq_ray.client.scan_copies import MASTER_ALONE_MS, named_offsets, planned_at
+from rmq_ray.client.scan_copies import MASTER_ALONE_MS, group_positions, named_offsets, planned_at
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
@@ -133,7 +134,7 @@ class ScanOptions:
 
     ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are no longer there are an error, else the read begins
     or ends at the nearest ones. ``pattern``: the topic is a regular expression that whole names must match. ``master_alone_ms``: how long slaves are not
-    asked while their master does not answer; see ``scan_copies``.
+    asked while their master does not answer; a read that ends at a time or a group's position never asks them; see ``scan_copies``.
     """
 
     rows_min: int = 1
@@ -157,7 +158,8 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
     ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan_positions``. ``brokers_expected``: must be registered before the topic's
     route counts, since a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
     Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
-    ``ClusterError`` where there is no cluster or an expected broker stays away, ``RemotingError`` where a broker cannot be asked.
+    ``ClusterError`` where there is no cluster, an expected broker stays away, or a master does that alone can say where the read is to begin or end;
+    ``RemotingError`` where a broker cannot be asked.
     """
     options = options or ScanOptions()
     begin, finish = normal(start), normal(end)
@@ -168,13 +170,9 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
         assert where is not None  # looked up by start
         wait_for_brokers(instance, brokers_expected, "a read now would lack its queues")
         names = _topics(instance, topic, options.pattern)
-        brokers: dict[str, Address] = {}
-        bounds: dict[MessageQueue, tuple[int, int]] = {}
-        for each in names:
-            own, found = planned_at(instance, each, named_offsets((begin, finish)), options.master_alone_ms)
-            brokers.update(own)
-            bounds.update(found)
-        low, high = (_looked_up(instance, position, bounds) for position in (begin, finish))
+        alone_ms = math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms  # such an end is the master's to say
+        brokers, bounds = planned_at(instance, names, named_offsets((begin, finish)), alone_ms)
+        low, high = (_looked_up(instance, position, brokers, bounds) for position in (begin, finish))
         ranges = resolve(low, high, bounds, options.fail_on_data_loss)
         pins = _pin(instance, ranges, brokers)
         stores = {name: ask_for_map(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
@@ -223,17 +221,18 @@ def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]
     return tuple((str(address), ask_for_map(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"]) for address, body in asked)
 
 
-def _looked_up(instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], bounds: Bounds) -> Position:
+def _looked_up(
+    instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], brokers: Mapping[str, Address], bounds: Bounds
+) -> Position:
     """Words and offsets as they are; a time or a group's position as the offset that each queue's broker says."""
     if isinstance(position, str):
         return position
     if isinstance(position, Mapping):
         return of_queues(position, bounds)
     if isinstance(position, LikeGroup):
-        questions = QueueQuestions(instance, position.group)
-        found = group_offsets(position.group, {queue: questions.position(queue) for queue in bounds}, bounds)
+        found = group_offsets(position.group, group_positions(instance, position.group, brokers, bounds), bounds)
     else:
-        questions = QueueQuestions(instance, TOOLS_GROUP)
+        questions = QueueQuestions(instance, TOOLS_GROUP, brokers)
         found = {queue: questions.offset_at(queue, position) for queue in bounds}
     return {queue: min(max(low, found[queue]), high) for queue, (low, high) in bounds.items()}
 

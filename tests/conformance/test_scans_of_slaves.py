@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from rmq_ray.client.admin import Admin
+from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.producer import Producer
+from rmq_ray.client.scan_copies import group_positions
 from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.client.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ConnectFailed, RemotingError
-from rmq_ray.model.ids import Address
+from rmq_ray.errors import ClusterError, ConnectFailed, GroupNotFound, RemotingError
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.scan_positions import LikeGroup
+from rmq_ray.protocol.scan_positions import LikeGroup, Where
 from tests.support.replicated import ReplicatedCluster
 
 
@@ -86,3 +89,107 @@ def test_a_slave_that_lacks_the_rows_that_are_named_is_not_asked_for_a_plan(pair
     with pytest.raises(ConnectFailed):
         plan_scan(pair, "orders", "earliest", "latest", 1)
     assert plan_scan(pair, "orders", "earliest", {queue: high}, 1, (), ScanOptions(master_alone_ms=0)).rows == 8
+
+
+AT_ONCE = ScanOptions(master_alone_ms=0)
+
+
+def address_of_slave(pair: ReplicatedCluster) -> str:
+    return str(Address.parse(pair.slaves[1].status()["address"]))
+
+
+def lagging(pair: ReplicatedCluster) -> list[MessageQueue]:
+    """Topics orders and bills of a queue each, 5 messages a queue that the slave has, 5 more that it never gets."""
+    queues = [MessageQueue(topic, "broker-a", 0) for topic in ("bills", "orders")]
+    admin = Admin(pair)
+    for queue in queues:
+        admin.create_topic(queue.topic, queues=1)
+    admin.close()
+    with Producer("p", discovery=pair) as producer:
+        for half in range(2):
+            for queue in queues:
+                producer.send_batch([Message(queue.topic, b"%d" % number) for number in range(5)], queue=queue)
+            if half == 0:
+                pair.caught_up()
+                pair.tables_synced()
+                pair.stop_slave()
+    pair.start_slave(master="127.0.0.1:9")
+    return queues
+
+
+def commit(pair: ReplicatedCluster, group: str, queue: MessageQueue, offset: int) -> None:
+    admin = Admin(pair)
+    admin._commit(group, queue, offset)
+    admin.close()
+
+
+def test_where_a_time_or_a_group_is_that_ends_a_read_is_not_told_by_a_slave(pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = lagging(pair)[1]
+    commit(pair, "daily", queue, 9)
+    SYSTEM_CLOCK.sleep_ms(5)
+    ends: list[tuple[Where, int]] = [(SYSTEM_CLOCK.now_ms(), 10), (LikeGroup("daily"), 9)]
+    for end, rows in ends:
+        assert plan_scan(pair, "orders", "earliest", end, 1, (), AT_ONCE).rows == rows
+    unreachable(pair)
+    monkeypatch.setattr("rmq_ray.client.scan_copies.PATIENCE_MS", 300)
+    for end, _ in ends:
+        with pytest.raises(ClusterError, match="the master of broker-a does not answer .* or end the read at 'latest' or at offsets"):
+            plan_scan(pair, "orders", "earliest", end, 1, (), AT_ONCE)
+    assert plan_scan(pair, "orders", "earliest", "latest", 1, (), AT_ONCE).rows == 5
+
+
+def test_several_topics_are_planned_at_one_copy_which_has_what_any_of_them_needs(pair: ReplicatedCluster) -> None:
+    bills, orders = lagging(pair)
+    with plan_scan(pair, ["bills", "orders"], "earliest", {bills: 10}, 1, (), AT_ONCE) as plan:
+        assert {address for address, _ in plan.pins}.isdisjoint({address_of_slave(pair)})
+        assert {split.queue: split.end for split in plan.splits} == {bills: 10, orders: 10}
+        assert streamed(plan) == 20
+
+
+def test_a_silent_master_is_waited_for_once_however_many_topics_are_read(pair: ReplicatedCluster) -> None:
+    names = [f"orders-{number}" for number in range(8)]
+    admin = Admin(pair)
+    for name in names:
+        admin.create_topic(name, queues=1)
+    admin.close()
+    with Producer("p", discovery=pair) as producer:
+        for name in names:
+            producer.send(name, b"one")
+    pair.caught_up()
+    pair.tables_synced()
+    unreachable(pair)
+    begin = SYSTEM_CLOCK.monotonic_ms()
+    plan = plan_scan(pair, "orders-.*", "earliest", "latest", 1, (), ScanOptions(pattern=True, master_alone_ms=300))
+    assert plan.rows == 8 and {address for address, _ in plan.pins} == {address_of_slave(pair)}
+    assert 300 <= SYSTEM_CLOCK.monotonic_ms() - begin < 1_500
+
+
+def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = lagging(pair)[1]
+    commit(pair, "young", queue, 3)
+    at_slave = {"broker-a": Address.parse(address_of_slave(pair))}
+    instance = ClientInstance.get_or_create(pair)
+    instance.start()
+    try:
+        instance.routes.find_subscribe("orders")
+        assert group_positions(instance, "young", at_slave, [queue]) == {queue: 3}
+        assert group_positions(instance, "misspelt", at_slave, [queue]) == {queue: None}
+    finally:
+        instance.release()
+    with pytest.raises(GroupNotFound):
+        plan_scan(pair, "orders", LikeGroup("misspelt"), "latest", 1, (), AT_ONCE)
+    unreachable(pair)
+    monkeypatch.setattr("rmq_ray.client.scan_copies.PATIENCE_MS", 300)
+    with pytest.raises(ClusterError, match="group 'young' is not known at .* because it is new there"):
+        plan_scan(pair, "orders", LikeGroup("young"), "latest", 1, (), AT_ONCE)
+
+
+def test_a_slave_that_gets_the_group_meanwhile_tells_it(pair: ReplicatedCluster) -> None:
+    lagging(pair)
+    unreachable(pair)
+    core = pair.slaves[1]._core
+    assert core is not None
+    synced = Timer(0.3, core.tables.offsets.load, ({("orders", "young"): {0: 3}},))
+    synced.start()
+    assert plan_scan(pair, "orders", LikeGroup("young"), "latest", 1, (), AT_ONCE).rows == 2
+    synced.join(5)
