@@ -87,7 +87,7 @@ class PendingRequests:
     def expire(self) -> None:
         """End those whose time is over."""
         now = self._clock.monotonic_ms()
-        for correlation_id, pending in list(self._waiting.items()):
+        for correlation_id, pending in self._waiting.copy().items():
             if pending.deadline_ms <= now and self._take(correlation_id) is not None:
                 pending.reply.set_exception(timed_out(pending))
 

@@ -105,8 +105,8 @@ class RouteCache:
 
     def topic_of_copies(self, address: Address) -> str | None:
         """A topic in whose route the broker at this address has other copies, too; None when there are none."""
-        names = {name for name, known in list(self._brokers.items()) if len(known) > 1 and address in known.values()}
-        return next((topic for topic, route in list(self._routes.items()) for data in route.brokers if data.broker_name in names), None) if names else None
+        names = {name for name, known in self._brokers.copy().items() if len(known) > 1 and address in known.values()}
+        return next((topic for topic, route in self._routes.copy().items() for data in route.brokers if data.broker_name in names), None) if names else None
 
     def topics(self) -> list[str]:
         """Topics with a cached route."""
@@ -160,7 +160,7 @@ class RouteCache:
         with self._lock:
             living = {address for route in self._routes.values() for data in route.brokers for address in data.addresses.values()}
             dropped: list[Address] = []
-            for name, known in list(self._brokers.items()):
+            for name, known in self._brokers.copy().items():
                 kept = {broker_id: address for broker_id, address in known.items() if str(address) in living}
                 dropped += [address for address in known.values() if str(address) not in living]
                 if kept:

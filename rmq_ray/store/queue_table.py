@@ -52,8 +52,11 @@ class QueueTable:
         return queue
 
     def all(self) -> list[tuple[str, int, ConsumeQueue]]:
-        """Every queue as (topic, queue id, queue), in no order; a copy."""
-        return [(topic, queue_id, queue) for (topic, queue_id), queue in list(self._queues.items())]
+        """Every queue as (topic, queue id, queue), in no order; a copy. May run beside appends.
+
+        ``dict.copy`` is one step; ``list(items)`` is not: making its pairs may run the garbage collector, whose finalizers let other threads in.
+        """
+        return [(topic, queue_id, queue) for (topic, queue_id), queue in self._queues.copy().items()]
 
     def topics(self) -> set[str]:
         """Topics that have a queue."""
@@ -72,7 +75,7 @@ class QueueTable:
 
     def maxima(self) -> dict[tuple[str, int], int]:
         """The next queue offset of every queue: what our checkpoint keeps."""
-        return {key: queue.max_offset for key, queue in list(self._queues.items())}
+        return {key: queue.max_offset for key, queue in self._queues.copy().items()}
 
     def max_log_offset(self) -> int:
         """Where the last record that any queue knows ends in the log."""
@@ -88,7 +91,7 @@ class QueueTable:
         """
         if any(self._max_of(key) < offset for key, offset in maxima.items()):
             return False
-        for key, queue in list(self._queues.items()):
+        for key, queue in self._queues.copy().items():
             if key in maxima:
                 queue.truncate_to(maxima[key])
             else:
@@ -135,7 +138,7 @@ class QueueTable:
         """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns how many. Their offsets
         begin at 0 again, so only an administrator asks for it.
         """
-        keys = [key for key, queue in list(self._queues.items()) if queue.max_log_offset < min_log_offset]
+        keys = [key for key, queue in self._queues.copy().items() if queue.max_log_offset < min_log_offset]
         for key in keys:
             self._drop(key)
         return len(keys)

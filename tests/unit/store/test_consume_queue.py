@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
@@ -442,3 +443,26 @@ def test_any_history_of_appends_cuts_deletions_and_restarts_reads_like_a_list(tm
         if model:
             assert (queue.min_offset, queue.max_offset) == (low, top)
         assert queue.read(low, 1000) == b"".join(model[n] for n in range(low, top))
+
+
+def test_queues_are_listed_while_others_come(tmp_path: Path) -> None:
+    """The collector may run while the list is made; a finalizer gives the interpreter away, and another thread appends to a new topic."""
+    table = QueueTable(str(tmp_path), PER_FILE, FileSystem())
+    for queue_id in range(100):
+        table.get_or_create("orders", queue_id)
+    later = iter(range(10_000))
+
+    def collected(phase: str, _info: dict[str, int]) -> None:
+        table.get_or_create("late", next(later))
+
+    limits = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            listed, maxima = table.all(), table.maxima()
+    finally:
+        gc.set_threshold(*limits)
+        gc.callbacks.remove(collected)
+    assert next(later) > 20, "the collector ran"
+    assert len(listed) >= 100 <= len(maxima)
