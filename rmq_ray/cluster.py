@@ -115,6 +115,10 @@ class Cluster:
         """The end of ``stop_broker``, on the same store or not at all; returns when it serves: ``broker``, ``replica``, ``was``, ``address``."""
         return self._copy("start_copy", broker_name, replica, timeout_s)
 
+    def start_stopped(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
+        """``start_broker`` for every copy that is stopped, all at once; their actors. What does not serve is told at the end, when the others do."""
+        return list(gateway.call(self._controller(), "start_copies", timeout_s=timeout_s))
+
     def stop(self) -> None:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the same path finds them."""
         if "admin" in self.__dict__:
@@ -168,10 +172,9 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     failover_settings: Mapping[str, Any] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster of named detached actors, or attach to the one that runs under this name; its settings count then, and a warning tells which differ.
-
-    ``store_path``: directory below which each broker keeps its store; relative = below the current directory of this
-    process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
+    """Start a cluster of named detached actors, or attach to the one that runs under this name; its settings count then (a warning tells
+    which differ), and copies of it that were stopped stay so. ``store_path``: directory below which each broker keeps its store; relative = below
+    the current directory of this process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
     ``host``: None = loopback on a Ray cluster of one node, else the node's address. ``resources``: broker name -> custom
     Ray resource of the node that holds its disk ("broker-a/1": of its first slave's); needed where the Ray cluster has several nodes.
     ``replicas``: slaves of each broker, one of which takes over when the master is gone. ``replication``: "async", or "sync" = a send is
@@ -216,10 +219,11 @@ def plan(config: str | Path) -> Survey:
     return survey(read_topology(config))
 
 
-def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s: float = 0.0) -> Cluster:
+def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s: float = 0.0, start_stopped: bool = False) -> Cluster:
     """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns when every broker takes sends.
 
-    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. A broker's first start makes its store, later ones
+    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. ``start_stopped``: also start copies that `broker stop` stopped
+    in a cluster that runs; else they stay so, and are not awaited. A broker's first start makes its store, later ones
     want that store back: ``rmq.stores.json`` beside the file knows it. Raises before anything is started: ``ConfigError`` with the line of what
     is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is not what is expected, and ``ClusterError`` where a cluster
     of the name runs with other settings.
@@ -242,7 +246,8 @@ def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s
         handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=_place_of_controller(made) or gateway.HEAD)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
-    gateway.call(handle, "start_copies", timeout_s=timeout_s)
+    if start_stopped:
+        Cluster(topology.cluster).start_stopped(timeout_s=timeout_s)
     awaiting.for_brokers(topology, handle, found, known_stores.read(topology), deadline)
     known_stores.remember(topology, awaiting.identities(topology, handle, found))
     return Cluster(topology.cluster)

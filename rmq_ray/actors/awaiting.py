@@ -9,7 +9,7 @@ Invariant: every wait has the caller's deadline (ms of the monotonic clock).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rmq_ray.actors import gateway, names
@@ -40,17 +40,21 @@ def for_controller(name: str, handle: Any, timeout_s: float) -> None:
 
 
 def for_brokers(topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float) -> None:
-    """Until every broker of the file takes sends and its other copies are there, those excepted whose nodes are not.
+    """Until every broker of the file takes sends and its other copies are there, those excepted whose nodes are not, or that were stopped on purpose.
 
     ``known``: stores that must be there; a slave that finds its directory empty and is not named in it gets a new one.
     """
     absent = {step.actor for step in found.steps if step.awaited}
+    stopped = {actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]}
     for spec in topology.brokers:
+        in_service = [copy for copy in (spec, *spec.replicas) if not _rests(_actor(topology, copy), stopped)]
+        if not in_service:
+            continue
         if not spec.replicas:
             _for_copy(_actor(topology, spec), deadline)
             continue
         _for_master(topology, handle, spec.config.broker_name, deadline)
-        for copy in (spec, *spec.replicas):
+        for copy in in_service:
             if copy.actor in absent:
                 log.warning("%s is not there: no node offers %s", copy.actor, copy.resource)
                 continue
@@ -62,7 +66,7 @@ def for_brokers(topology: Topology, handle: Any, found: Survey, known: Mapping[s
                 log.warning("%s begins with an empty store and copies its master's log", copy.actor)
                 gateway.call(handle, "renew_store", copy.actor)
                 _for_copy(_actor(topology, copy), deadline)
-        for_registrations(_actor(topology, copy) for copy in (spec, *spec.replicas) if copy.actor not in absent)
+        for_registrations(_actor(topology, copy) for copy in in_service if copy.actor not in absent)
 
 
 def for_registrations(actors: Iterable[str]) -> None:
@@ -91,6 +95,12 @@ def identities(topology: Topology, handle: Any, found: Survey) -> dict[str, str]
         if len(learnt) == len(wanted) or SYSTEM_CLOCK.monotonic_ms() > deadline:
             return learnt
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
+
+
+def _rests(actor: str, stopped: Collection[str]) -> bool:
+    if actor in stopped:
+        log.warning("%s is stopped and stays so: `rmq-ray broker start` or `up` start it", actor)
+    return actor in stopped
 
 
 def _actor(topology: Topology, spec: BrokerSpec) -> str:

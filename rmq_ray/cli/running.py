@@ -42,6 +42,7 @@ def up(options: Options, /, config: str | None, wait_s: float, ray_port: int | N
     """Start the cluster, or attach to it; starts Ray first where none runs.
 
     The stores are made in --store, or where --config says, on the first start and found again on the next one. Running it twice changes nothing.
+    In a cluster that runs, copies that `broker stop` stopped are started.
     """
     if config is not None:
         use_topology(options, config)
@@ -51,7 +52,11 @@ def up(options: Options, /, config: str | None, wait_s: float, ray_port: int | N
 
     try:
         was_running = options.cluster in gateway.clusters()
-        mq = rmq_ray.start(options.cluster, **settings) if config is None else rmq_ray.start_from(config, wait_s=wait_s)
+        if config is None:
+            mq = rmq_ray.start(options.cluster, **settings)
+            mq.start_stopped()
+        else:
+            mq = rmq_ray.start_from(config, wait_s=wait_s, start_stopped=True)
         addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
         mq.admin.close()
     except BaseException:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,21 @@ def test_another_copy_is_made_master_by_a_command(cluster: rmq.Cluster) -> None:
         cluster.promote("broker-z")
     with pytest.raises(ConfigError, match="broker-a has the replicas 0, 1, not 7"):
         cluster.promote("broker-a", 7)
+
+
+def test_a_script_that_attaches_leaves_what_is_stopped_and_up_starts_it(file: Path, cluster: rmq.Cluster) -> None:
+    eventually(lambda: in_sync(cluster), 30)
+    slave = next(number for number, row in rows(cluster).items() if row["role"] == "slave")
+    for up in (("--config", str(file)), ()):
+        cluster.stop_broker("broker-a", slave, force=True)
+        begin = time.monotonic()
+        start_from(file, timeout_s=20)
+        rmq.start(cluster.name)
+        assert time.monotonic() - begin < 10 and rows(cluster)[slave]["state"] == "stopped"
+        done = CliRunner().invoke(main, ["--cluster", cluster.name, "up", *up])
+        assert done.exit_code == 0, done.output
+        assert rows(cluster)[slave]["state"] == "serving"
+        eventually(lambda: in_sync(cluster), 30)
 
 
 def test_a_slave_whose_disk_is_lost_begins_anew_once_people_say_so(file: Path, cluster: rmq.Cluster) -> None:

@@ -240,7 +240,7 @@ def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile
         await shell.stop_copy(BROKER, 0, False)
         server.set()
         while (await shell.state())[0] != "serving":
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         assert copy(0) not in actors.alive and (await shell.members())[copy(0)]["stopped"]
         assert await shell.start_copies() == [copy(0)] and copy(0) in actors.alive
 
