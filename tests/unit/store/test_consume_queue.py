@@ -459,7 +459,7 @@ def test_queues_are_listed_while_others_come(tmp_path: Path) -> None:
 
     limits = gc.get_threshold()
     gc.callbacks.append(collected)
-    gc.set_threshold(20)
+    gc.set_threshold(3)
     try:
         for _ in range(20):
             listed, maxima = table.all(), table.maxima()
