@@ -453,7 +453,7 @@ def test_queues_are_listed_while_others_come(tmp_path: Path) -> None:
     late: list[int] = []
 
     def collected(phase: str, _info: dict[str, int]) -> None:
-        if len(late) < 60:
+        if phase == "start" and len(late) < 2_000:
             late.append(len(late))
             table.get_or_create("late", late[-1])
 
@@ -466,5 +466,5 @@ def test_queues_are_listed_while_others_come(tmp_path: Path) -> None:
     finally:
         gc.set_threshold(*limits)
         gc.callbacks.remove(collected)
-    assert len(late) > 20, "the collector ran"
+    assert late, "the collector ran"
     assert len(listed) > 100 < len(maxima)
