@@ -3,9 +3,9 @@
     listed in quarantine ──the master's bytes are whole records, as long──> written over it, synced ──> blank entries of queues filled ──> taken off the list
 
 Decides: which stretches may be mended (within one segment, 16 MiB at most), which bytes are good enough (records with their own positions and CRCs that
-fill the stretch exactly). Does not decide where they come from. Called by: follower store, which holds its locks.
+fill the stretch exactly, without the zero bytes of a torn write). Does not decide where they come from. Called by: follower store, which holds its locks.
 
-Invariants: nothing but bytes that are broken here is written over; a stretch is on the list until its bytes are on disk, so a death at any step leaves what
+Invariants: nothing outside of a listed stretch is written over, and what is taken off the list is there byte for byte as the master has it; a stretch is on the list until its bytes are on disk, so a death at any step leaves what
 there was, or a whole record that the next call takes off. What was broken when the queues were made gets its entry, no keys in the index.
 """
 
@@ -41,7 +41,7 @@ def mend_stretch(parts: StoreParts, log_offset: int, data: bytes, record_max: in
     segment = parts.chain.find(log_offset)
     if records is None or segment is None or (log_offset, len(data)) not in mendable(parts):
         return False
-    if whole_records(segment.read(log_offset, len(data)), log_offset, record_max) is None:
+    if segment.read(log_offset, len(data)) != data:
         segment.write(data, log_offset)
     segment.file.datasync()
     if log_offset < visible:
@@ -56,7 +56,7 @@ def mend_stretch(parts: StoreParts, log_offset: int, data: bytes, record_max: in
 
 def whole_records(data: bytes, log_offset: int, record_max: int) -> ScannedRecords | None:
     """The records that fill ``data`` exactly; None where anything else is in it."""
-    found = scan_buffer(memoryview(data), log_offset, record_max, True)
+    found = scan_buffer(memoryview(data), log_offset, record_max, True, strict_from=0)
     return found.records if len(found.records) and found.end == log_offset + len(data) else None
 
 

@@ -130,6 +130,32 @@ def test_a_stretch_that_is_sound_after_all_is_only_taken_off_the_list() -> None:
     assert len(disk.unsynced("commitlog")) == before
 
 
+def torn(store: MessageStore, place: tuple[int, int]) -> None:
+    """Four zero bytes in the record's properties, which no CRC covers: what a start finds after a write that was torn."""
+    segment = store.opened.chain.find(place[0])
+    assert segment is not None
+    segment.write(b"\0" * 4, place[0] + place[1] - 6)
+
+
+def test_a_torn_record_whose_body_is_whole_gets_the_masters_bytes() -> None:
+    rig, disk = filled(), CrashFileSystem()
+    place = middle(rig)
+    store = copied(rig, disk)
+    torn(store, place)
+    store.opened.quarantine.add(*place, "zero bytes in its topic or properties")
+    assert store.mend(place[0], good(rig, place)) and not store.broken_stretches()
+    assert read_log(store.readable(), *place) == good(rig, place)
+
+
+def test_a_torn_record_of_the_master_is_no_remedy() -> None:
+    rig, disk = filled(), CrashFileSystem()
+    place = middle(rig)
+    store = copied(rig, disk)
+    rot(store, place)
+    torn(rig.store, place)
+    assert not store.mend(place[0], good(rig, place)) and store.broken_stretches() == [place]
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_loss_of_power_at_any_step_leaves_the_stretch_listed_or_whole(keep: bool) -> None:
     rig = filled()
