@@ -2,7 +2,7 @@
 
     send ──join──> Turn (one per topic or given queue and loop turn) ──call_soon──> deliver (task) ──> AsyncConnection
 
-Called by ``client.async_producer``. Everything runs in the loop except route look-ups, which a thread does. The rules are those of
+Called by ``client.async_producer``. Everything runs in the loop except route look-ups, which a thread does (``client.async_finding``). The rules are those of
 the thread-based producer (``protocol.retry``); only the waiting differs.
 """
 
@@ -13,9 +13,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
+from rmq_ray.client.async_finding import AsyncFinding
 from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
 from rmq_ray.client.frame_sending import partly
 from rmq_ray.client.loads import Load
@@ -68,7 +68,7 @@ class AsyncFrames:
         self._clock = core.clock
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._lookups: dict[str, asyncio.Task[Sequence[MessageQueue]]] = {}
+        self._finding = AsyncFinding(core)
         self._turns: dict[Key, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.before_close: list[Callable[[], None]] = []
@@ -82,18 +82,9 @@ class AsyncFrames:
         if asyncio.get_running_loop() is not self._loop:
             raise ClientError(f"producer {self._core.group!r} belongs to another event loop; make one per loop")
 
-    async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's queues. Only the first calls for a topic wait, and go on in the order in which they came."""
-        lookup = self._lookups.get(topic)
-        if lookup is None:
-            info = self._core.instance.routes.publish(topic)
-            if info is not None and info.queues:
-                return info.queues
-            lookup = self._lookups[topic] = self._loop.create_task(asyncio.to_thread(self._core.find_queues, topic, float(self._config.send_timeout_ms)))
-            lookup.add_done_callback(partial(self._looked_up, topic))
-        while lookup.done() and self._lookups.get(topic) is lookup:  # those who waited longer come first
-            await asyncio.sleep(0)
-        return await asyncio.shield(lookup)
+    async def queues(self, topic: str, timeout_ms: float) -> tuple[Sequence[MessageQueue], float]:
+        """The topic's queues, and what is left of the time; see ``AsyncFinding.queues``."""
+        return await self._finding.queues(topic, timeout_ms)
 
     def next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Round robin."""
@@ -102,12 +93,14 @@ class AsyncFrames:
     async def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
         """One message, in the frame of this loop turn; special kinds on their own."""
         if message.special:
-            queue = message.queue or self.next_queue(await self.queues(message.topic))
-            return await self.send_load(await self._single(message, timeout_ms), queue, message.queue is not None, timeout_ms)
+            began_ms = self._clock.monotonic_ms()
+            queue = message.queue or self.next_queue((await self.queues(message.topic, timeout_ms))[0])
+            load = await self._single(message, self._core.left_ms(timeout_ms, began_ms))
+            return await self.send_load(load, queue, message.queue is not None, self._core.left_ms(timeout_ms, began_ms))
         key: Key = message.topic if message.queue is None else message.queue
         turn = self._turns.get(key)
         if turn is None:
-            queues = (message.queue,) if message.queue is not None else await self.queues(message.topic)
+            queues, timeout_ms = await self._queues_for(message, timeout_ms)
             turn = self._turns.get(key) or self._open(key, self.next_queue(queues), timeout_ms)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         if message.group is not None:
@@ -124,7 +117,8 @@ class AsyncFrames:
 
     async def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
         """One message without an answer, written once."""
-        queue = message.queue or self.next_queue(await self.queues(message.topic))
+        queues, timeout_ms = await self._queues_for(message, timeout_ms)
+        queue = message.queue or self.next_queue(queues)
         load = (
             await self._single(message, timeout_ms) if message.special else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
         )
@@ -138,23 +132,23 @@ class AsyncFrames:
             self._core.identity.release(load.frame_id)
 
     async def send_frames(  # noqa: PLR0913 - a batch
-        self, frames: Sequence[FrameParts], queue: MessageQueue, pinned: bool, timeout_ms: float, steps: SendSteps | None = None
+        self, frames: Sequence[FrameParts], queue: MessageQueue, pinned: bool, left_ms: float, timeout_ms: float, steps: SendSteps | None = None
     ) -> list[SendResult]:
-        """The frames of one batch, one after the other; see ``Producer.send_batch``."""
+        """The frames of one batch, one after the other; see ``Producer.send_batch``. ``left_ms``: for the first one, ``timeout_ms``: for each other."""
         results: list[SendResult] = []
         for parts in frames:
             try:
                 if steps is None:
-                    results.append(await self._send_parts(parts, queue, pinned, timeout_ms))
+                    results.append(await self._send_parts(parts, queue, pinned, left_ms))
                 else:
                     with steps.around_frame(queue.topic, queue, parts) as (ctx, packed):
-                        ctx.result = await self._send_parts(packed, queue, pinned, timeout_ms)
+                        ctx.result = await self._send_parts(packed, queue, pinned, left_ms)
                     results.append(ctx.result)
             except SendError as error:
                 if not results:
                     raise
                 raise partly(error, results, queue.topic) from error
-            queue = queue_with_namespace(self._config.namespace, results[-1].queue)
+            queue, left_ms = queue_with_namespace(self._config.namespace, results[-1].queue), timeout_ms
         return results
 
     async def send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, sending: Sending | None = None) -> SendResult:
@@ -190,7 +184,8 @@ class AsyncFrames:
         return task
 
     async def close(self, timeout_ms: float) -> None:
-        """Ship what waits, wait for what is out (also what leaves meanwhile), close the loop's connections."""
+        """Ship what waits, wait for what is out (also what leaves meanwhile), close the loop's connections. Who waits for a route is told."""
+        self._finding.close()
         for turn in list(self._turns.values()):
             self._leave(turn)
         for leave in self.before_close:
@@ -207,12 +202,10 @@ class AsyncFrames:
         for link in links.values():
             await link.close()
 
-    def _looked_up(self, topic: str, lookup: asyncio.Task[Sequence[MessageQueue]]) -> None:
-        if not lookup.cancelled():
-            lookup.exception()  # looked at even if every caller was cancelled
-        self._loop.call_soon(self._lookups.pop, topic, None)  # behind the callers that are being woken
-
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    async def _queues_for(self, message: Outgoing, timeout_ms: float) -> tuple[Sequence[MessageQueue], float]:
+        return ((message.queue,), timeout_ms) if message.queue is not None else await self.queues(message.topic, timeout_ms)
 
     def _open(self, key: Key, queue: MessageQueue, timeout_ms: float) -> Turn:
         if self._config.on_full == "raise" and self._slots[queue.broker_name].locked():
@@ -260,8 +253,9 @@ class AsyncFrames:
             return await self._deliver_frame(turn)
 
     async def _deliver_frame(self, turn: Turn) -> tuple[SendResult, Load, Address]:
+        began_ms = self._clock.monotonic_ms()
         load = await self._load(turn.queue, turn.bodies, turn.texts, turn.flags, turn.timeout_ms)
-        return await self.resolve(load, turn.queue, isinstance(turn.key, MessageQueue), turn.timeout_ms)
+        return await self.resolve(load, turn.queue, isinstance(turn.key, MessageQueue), self._core.left_ms(turn.timeout_ms, began_ms))
 
     async def _load(self, queue: MessageQueue, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int], timeout_ms: float) -> Load:
         words = flags if any(flags) else None

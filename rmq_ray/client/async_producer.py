@@ -108,11 +108,11 @@ class AsyncProducer(ProducerShell):
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
-            await self._place(message, placement)
+            timeout_ms = await self._place(message, placement, timeout_ms)
             return await frames.send(message, timeout_ms)
         self._steps.name(message)
         with self._steps.around(message, ASYNC) as ctx:
-            await self._place(message, self._steps.placement(placement))
+            timeout_ms = await self._place(message, self._steps.placement(placement), timeout_ms)
             self._steps.pack(message)
             ctx.result = result = await frames.send(message, timeout_ms)
         return result
@@ -138,14 +138,13 @@ class AsyncProducer(ProducerShell):
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
-            await self._place(message, placement)
-            await frames.send_oneway(message, self._timeout_ms)
+            await frames.send_oneway(message, await self._place(message, placement, self._timeout_ms))
             return
         self._steps.name(message)
         with self._steps.around(message, ONEWAY):
-            await self._place(message, self._steps.placement(placement))
+            left_ms = await self._place(message, self._steps.placement(placement), self._timeout_ms)
             self._steps.pack(message)
-            await frames.send_oneway(message, self._timeout_ms)
+            await frames.send_oneway(message, left_ms)
 
     async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
         """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
@@ -154,10 +153,10 @@ class AsyncProducer(ProducerShell):
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
         topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
-        queues = await frames.queues(topic)
+        queues, left_ms = await frames.queues(topic, timeout_ms)
         assert self._core is not None
         target = frames.next_queue(queues) if queue is None else self._core.choose(topic, queue, None, 0.0)
-        return await frames.send_frames(parts, target, queue is not None, timeout_ms, self._steps)
+        return await frames.send_frames(parts, target, queue is not None, left_ms, timeout_ms, self._steps)
 
     async def send_arrow(  # noqa: PLR0913 - the public signature
         self,
@@ -219,13 +218,15 @@ class AsyncProducer(ProducerShell):
             self._transactions = AsyncHalves(self._core, frames, self._steps, self._place)
         return self._transactions
 
-    async def _place(self, message: Outgoing, placement: Placement | None) -> None:
+    async def _place(self, message: Outgoing, placement: Placement | None, timeout_ms: float) -> float:
+        """Give the message its queue; what is left of the time."""
         if placement is None:
-            return
+            return timeout_ms
         assert self._core is not None and self._frames is not None
         check_placement(placement[0], placement[1], placement[3])
-        await self._frames.queues(message.topic)  # the route is known from here on: what follows does not block
+        _, left_ms = await self._frames.queues(message.topic, timeout_ms)  # the route is known from here on: what follows does not block
         self._core.place(message, placement, 0.0)
+        return left_ms
 
     async def _ready(self) -> AsyncFrames:
         self._look_for_fork()

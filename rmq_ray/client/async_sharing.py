@@ -106,6 +106,7 @@ class SharedTransactions:
 
     def __init__(self, core: ProducerCore, frames: AsyncFrames, halves: HalfSending) -> None:
         self.frames = frames
+        self._core = core
         self.timeout_ms = float(core.config.send_timeout_ms)
         self._group = core.group
         self._halves = halves
@@ -115,9 +116,11 @@ class SharedTransactions:
         self.ends: LoopTurns[End, Answer] = LoopTurns(frames, self._end, ends_max, lambda: ConnectionLost("the producer was closed; it may have ended"))
 
     async def _send(self, topic: str, messages: list[Outgoing]) -> Sequence[SendResult]:
-        queue = self.frames.next_queue(await self.frames.queues(topic))
-        load = await self.frames.when_free(lambda: self._halves.load(messages, 0.0, None), self.timeout_ms)
-        return results_of(*await self.frames.resolve(load, queue, False, self.timeout_ms, self._halves.sending))
+        began_ms = self._core.clock.monotonic_ms()
+        queues, left_ms = await self.frames.queues(topic, self.timeout_ms)
+        load = await self.frames.when_free(lambda: self._halves.load(messages, 0.0, None), left_ms)
+        left_ms = self._core.left_ms(self.timeout_ms, began_ms)
+        return results_of(*await self.frames.resolve(load, self.frames.next_queue(queues), False, left_ms, self._halves.sending))
 
     async def _end(self, broker_name: str, ends: list[End]) -> Sequence[Answer]:
         command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)

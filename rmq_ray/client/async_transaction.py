@@ -35,12 +35,12 @@ from rmq_ray.model.message import Message, SendResult, SendStatus
 from rmq_ray.protocol.transaction import LocalTransactionState
 
 log = logging.getLogger("rmq_ray.client.transaction")
-Place = Callable[[Outgoing, Placement | None], Awaitable[None]]
+Place = Callable[[Outgoing, Placement | None, float], Awaitable[float]]
 ENDS_AT_ONCE = 256
 
 
 class AsyncHalves:
-    """Halves and ends of one ``AsyncProducer``. ``place``: gives a message its queue."""
+    """Halves and ends of one ``AsyncProducer``. ``place``: gives a message its queue and returns what is left of the time."""
 
     def __init__(self, core: ProducerCore, frames: AsyncFrames, steps: SendSteps | None, place: Place) -> None:
         self.engine = engine_of(core, None)
@@ -55,11 +55,11 @@ class AsyncHalves:
         check_immunity(immunity_s)
         steps = self._steps
         if steps is None:
-            await self._place(message, placement)
+            timeout_ms = await self._place(message, placement, timeout_ms)
             return await self._send(message, timeout_ms, immunity_s)
         steps.name(message)
         with steps.around(message, ASYNC) as ctx:
-            await self._place(message, steps.placement(placement))
+            timeout_ms = await self._place(message, steps.placement(placement), timeout_ms)
             steps.pack(message)
             half = await self._send(message, timeout_ms, immunity_s)
             ctx.result = half.result
@@ -74,9 +74,10 @@ class AsyncHalves:
             if plain and len(message.text) <= SHARED_TEXT_MAX:
                 result = await self._shared.halves.ask(message.topic, message, len(message.body) + len(message.text) + RECORD_OVERHEAD)
             else:
-                queue = message.queue or frames.next_queue(await frames.queues(message.topic))
-                load = await frames.when_free(lambda: engine.halves.load((message,), 0.0, immunity_s), timeout_ms)
-                result = await frames.send_load(load, queue, message.queue is not None, timeout_ms, engine.halves.sending)
+                began_ms, left_ms = self.core.clock.monotonic_ms(), self.core.left_ms
+                queue = message.queue or frames.next_queue((await frames.queues(message.topic, timeout_ms))[0])
+                load = await frames.when_free(lambda: engine.halves.load((message,), 0.0, immunity_s), left_ms(timeout_ms, began_ms))
+                result = await frames.send_load(load, queue, message.queue is not None, left_ms(timeout_ms, began_ms), engine.halves.sending)
         except BaseException as error:
             engine.not_begun(key, error)
             raise

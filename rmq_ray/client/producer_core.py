@@ -18,6 +18,7 @@ from rmq_ray.client.broker_probe import BrokerProbe
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.combining import Combiner
 from rmq_ray.client.compressing import split_word
+from rmq_ray.client.finding import Finding
 from rmq_ray.client.group_order import GroupOrder
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
@@ -28,12 +29,11 @@ from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
 from rmq_ray.client.timers import Timers
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RemotingError, SendTimeout
+from rmq_ray.errors import ClientError, SendTimeout
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.queue_selection import checked_choice
-from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.remoting.frame import Command
 
 CLOSE_SLACK_MS = 1_000  # beyond the send time-out, for frames that end at it
@@ -58,6 +58,8 @@ class ProducerCore:
         """The ``TransactionEngine``, once there is one."""
         self.request_reply: object | None = None
         """The ``Requests``, once there was one."""
+        self.closing = False
+        """Who waits for a route stops waiting."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
         self.disowners: list[Callable[[ClientError], None]] = []
@@ -98,6 +100,7 @@ class ProducerCore:
 
     def close(self) -> None:
         """Send what lingers, wait for the answers up to the send time-out, unregister, let go of the instance."""
+        self.closing = True
         for close in self.closers:
             close()
         self.batches.flush()
@@ -175,28 +178,40 @@ class ProducerCore:
         load = encode_load(self.identity, queue, bodies, texts, self.clock.now_ms(), timeout_ms, flags)
         return self._send_load(load, queue, pinned, timeout_ms)
 
+    def known_queues(self, topic: str) -> Sequence[MessageQueue] | None:
+        """The queues of a topic without asking anybody; None = ``find_queues`` has to ask, and perhaps to wait."""
+        info = self.instance.routes.publish(topic)
+        return info.queues if info is not None and info.queues else None
+
     def find_queues(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
-        """The queues of a topic; asks again, with pauses, while no name server answers or no master is there. ``NoRoute``, ``BrokerUnreachable``."""
-        routes = self.instance.routes
-        info = routes.publish(topic)
-        if info is not None and info.queues:
-            return info.queues
-        deadline, pause = self.clock.monotonic_ms() + timeout_ms, BACK_OFF_FIRST_MS
-        while True:
-            try:
-                return routes.find_publish(topic, self.config.default_topic_queues).queues
-            except NoRoute as error:
-                if not routes.is_between_masters(topic):
-                    raise
-                if self.clock.monotonic_ms() + pause >= deadline:
-                    said = f"no broker takes messages of topic {topic!r} now, after {timeout_ms:.0f} ms"
-                    raise NoRoute(f"{said}: its master is gone, is drained, or the topic is not writable any more; nothing was sent", topic) from error
-            except RemotingError as error:
-                if self.clock.monotonic_ms() + pause >= deadline:
-                    why = str(error).removesuffix("; nothing was sent")
-                    raise BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {why}; nothing was sent", topic) from error
+        """The queues of a topic; asks again, with pauses, while no name server answers or no master is there.
+
+        Raises ``NoRoute``, ``BrokerUnreachable``, and ``ClientError`` when the producer is closed meanwhile.
+        """
+        found = self.known_queues(topic)
+        if found is not None:
+            return found
+        finding, deadline = self.finding(topic), self.clock.monotonic_ms() + timeout_ms
+        while (found := finding.attempt()) is None:  # ends: at the deadline
+            pause = finding.pause_ms()
+            if self.closing:
+                raise self.closed_while_finding(topic)
+            if self.clock.monotonic_ms() + pause >= deadline:
+                raise finding.given_up(timeout_ms) from finding.met
             self.clock.sleep_ms(pause)
-            pause = min(pause * 2, BACK_OFF_MAX_MS)
+        return found
+
+    def finding(self, topic: str) -> Finding:
+        """A wait for the queues of a topic."""
+        return Finding(self.instance.routes, topic, self.config.default_topic_queues)
+
+    def closed_while_finding(self, topic: str) -> ClientError:
+        """What a caller is told who waits for a route when the producer is closed."""
+        return ClientError(f"producer {self.group!r} was closed while a send waited for the route of topic {topic!r}; nothing was sent", topic)
+
+    def left_ms(self, timeout_ms: float, started_ms: float) -> float:
+        """What is left of a call's time; not below 0."""
+        return max(0.0, timeout_ms - (self.clock.monotonic_ms() - started_ms))
 
     def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
         """Round robin over the topic's queues."""

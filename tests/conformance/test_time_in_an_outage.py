@@ -1,0 +1,119 @@
+"""A topic's master is away: who sends waits for as long as was said, and no longer; other topics go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rmq_ray.client.async_producer import AsyncProducer
+from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer_shell import ProducerShell
+from rmq_ray.errors import ClientError, NoRoute
+from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
+from tests.support.tiny_cluster import TinyCluster
+from tests.support.waiting import eventually
+
+MANY = [f"t{number}" for number in range(20)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[TinyCluster]:
+    with TinyCluster(topics={name: 4 for name in ("orders", "good", *MANY)}) as running:
+        running.name_servers[0].routes.pop(DEFAULT_TOPIC, None)
+        yield running
+
+
+def loses_its_master(cluster: TinyCluster, producer: ProducerShell, topic: str) -> TopicRoute:
+    """The producer has learnt that only a slave is left; the route that was."""
+    routes = cluster.name_servers[0].routes
+    full = routes[topic]
+    broker = full.brokers[0]
+    routes[topic] = replace(full, queues=(), brokers=(replace(broker, addresses={1: broker.addresses[0]}),))
+    core = producer._core
+    assert core is not None
+    core.instance.routes.refresh(topic)
+    return full
+
+
+def test_an_awaited_send_in_an_outage_ends_at_its_own_time_out(cluster: TinyCluster) -> None:
+    async def main() -> None:
+        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=10_000) as producer:
+            await producer.send("orders", b"1")
+            loses_its_master(cluster, producer, "orders")
+            began = time.monotonic()
+            calls = [producer.send("orders", b"2", timeout=0.2), producer.send("orders", b"3", timeout=0.2, selector=lambda queues, message, arg: queues[0])]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(end) for end in ends] == [NoRoute, NoRoute] and "after 200 ms" in str(ends[0])
+            assert time.monotonic() - began < 3
+
+    asyncio.run(main())
+
+
+def test_an_awaited_send_goes_on_when_the_master_is_back_and_a_shorter_one_before_it_has_given_up(cluster: TinyCluster) -> None:
+    async def main() -> None:
+        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=10_000) as producer:
+            await producer.send("orders", b"1")
+            full = loses_its_master(cluster, producer, "orders")
+            long = asyncio.create_task(producer.send("orders", b"3"))
+            with pytest.raises(NoRoute):
+                await producer.send("orders", b"2", timeout=0.05)
+            cluster.name_servers[0].routes["orders"] = full
+            assert (await asyncio.wait_for(long, 5)).queue.topic == "orders"
+            assert not producer._frames._finding._lookups  # type: ignore[union-attr]
+
+    asyncio.run(main())
+
+
+def test_topics_without_a_master_hold_up_no_topic_that_is_well(cluster: TinyCluster) -> None:
+    async def main() -> None:
+        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=2_500) as producer:
+            await asyncio.gather(*(producer.send(topic, b"1") for topic in MANY))
+            for topic in MANY:
+                loses_its_master(cluster, producer, topic)
+            stuck = [asyncio.create_task(producer.send(topic, b"2")) for topic in MANY]
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(producer.send("good", b"x"), 2)
+            for call in stuck:
+                call.cancel()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_awaited_sends_that_wait_for_a_route(cluster: TinyCluster) -> None:
+    async def main() -> None:
+        producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=30_000)
+        await producer.send("orders", b"1")
+        loses_its_master(cluster, producer, "orders")
+        call = asyncio.create_task(producer.send("orders", b"2"))
+        await asyncio.sleep(0.05)
+        await producer.close()
+        with pytest.raises(ClientError, match="was closed while a send waited for the route of topic 'orders'; nothing was sent"):
+            await asyncio.wait_for(call, 5)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_sends_that_wait_for_a_route(cluster: TinyCluster) -> None:
+    ends: list[BaseException] = []
+
+    def send(producer: Producer) -> None:
+        try:
+            producer.send("orders", b"2")
+        except ClientError as error:
+            ends.append(error)
+
+    producer = Producer("web", discovery=cluster, send_timeout_ms=30_000)
+    producer.send("orders", b"1")
+    loses_its_master(cluster, producer, "orders")
+    asked = len(cluster.name_servers[0].asked)
+    thread = threading.Thread(target=send, args=(producer,), daemon=True)
+    thread.start()
+    eventually(lambda: len(cluster.name_servers[0].asked) > asked)
+    producer.close()
+    thread.join(5)
+    assert "nothing was sent" in str(ends[0])
