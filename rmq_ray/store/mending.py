@@ -3,10 +3,12 @@
     listed in quarantine ──the master's bytes are whole records, as long──> written over it, synced ──> blank entries of queues filled ──> taken off the list
 
 Decides: which stretches may be mended (within one segment, 16 MiB at most), which bytes are good enough (records with their own positions and CRCs that
-fill the stretch exactly, without the zero bytes of a torn write). Does not decide where they come from. Called by: follower store, which holds its locks.
+fill the stretch exactly, or up to the blank that ends a segment, without the zero bytes of a torn write). Does not decide where they come from. Called by:
+follower store, which holds its locks.
 
-Invariants: nothing outside of a listed stretch is written over, and what is taken off the list is there byte for byte as the master has it; a stretch is on the list until its bytes are on disk, so a death at any step leaves what
-there was, or a whole record that the next call takes off. What was broken when the queues were made gets its entry, no keys in the index.
+Invariants: nothing outside of a listed stretch is written over, and what is taken off the list is there byte for byte as the master has it; a stretch is on
+the list until its bytes are on disk, so a death at any step leaves what there was, or a whole record that the next call takes off. What was broken when the
+queues were made gets its entry, no keys in the index.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import logging
 
 from rmq_ray.store.consume_queue import ENTRY
-from rmq_ray.store.log_scan import ScannedRecords, scan_buffer
+from rmq_ray.store.log_scan import ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.record import BLANK, BLANK_MAGIC
 from rmq_ray.store.record_batch import Array
 from rmq_ray.store.redispatch import Redispatcher
 from rmq_ray.store.restart import StoreParts
@@ -37,9 +40,11 @@ def mend_stretch(parts: StoreParts, log_offset: int, data: bytes, record_max: in
     """Put the master's bytes of a stretch in its place; False where they are no better. ``visible``: up to where queues have been made. Durable on return;
     raises the store's errors.
     """
-    records = whole_records(data, log_offset, record_max)
     segment = parts.chain.find(log_offset)
-    if records is None or segment is None or (log_offset, len(data)) not in mendable(parts):
+    if segment is None or (log_offset, len(data)) not in mendable(parts):
+        return False
+    records = whole_records(data, log_offset, record_max, segment.end)
+    if records is None:
         return False
     if segment.read(log_offset, len(data)) != data:
         segment.write(data, log_offset)
@@ -54,10 +59,13 @@ def mend_stretch(parts: StoreParts, log_offset: int, data: bytes, record_max: in
     return True
 
 
-def whole_records(data: bytes, log_offset: int, record_max: int) -> ScannedRecords | None:
-    """The records that fill ``data`` exactly; None where anything else is in it."""
+def whole_records(data: bytes, log_offset: int, record_max: int, segment_end: int) -> ScannedRecords | None:
+    """The records that fill ``data`` exactly, but for what ends a full segment; None where anything else is in it."""
     found = scan_buffer(memoryview(data), log_offset, record_max, True, strict_from=0)
-    return found.records if len(found.records) and found.end == log_offset + len(data) else None
+    end, room = log_offset + len(data), segment_end - found.end
+    if found.stop is Stop.BLANK and end == segment_end and data[-room:] == BLANK.pack(room, BLANK_MAGIC).ljust(room, b"\0"):
+        end = found.end
+    return found.records if len(found.records) and found.end == end else None
 
 
 class _Blanks(Redispatcher):

@@ -156,6 +156,25 @@ def test_a_torn_record_of_the_master_is_no_remedy() -> None:
     assert not store.mend(place[0], good(rig, place)) and store.broken_stretches() == [place]
 
 
+def test_the_last_record_of_a_segment_is_mended_with_the_blank_behind_it() -> None:
+    """A scan lists it up to the segment's end: no record follows."""
+    rig, disk = StoreRig(config=small_config()), CrashFileSystem()
+    while rig.store.end_offset < rig.config.segment_bytes + 2_000:
+        rig.send([b"%d" % rig.store.end_offset * 40], sequence=rig.store.end_offset)
+        rig.settle()
+    starts = [int(entry["log_offset"]) for entry in rig.store.entries("TopicTest", 0, 0, 1_000)]
+    last = max(start for start in starts if start < rig.config.segment_bytes)
+    place = (last, rig.config.segment_bytes - last)
+    store = copied(rig, disk)
+    segment = store.opened.chain.find(last)
+    assert segment is not None
+    segment.write(b"\xff" * 40, last + 60)
+    store.opened.quarantine.add(*place, "bad CRC")
+    assert not store.mend(last, good(rig, place)[:-1] + b"!"), "not what a segment ends with"
+    assert store.mend(last, good(rig, place)) and not store.broken_stretches()
+    assert read_log(store.readable(), *place) == good(rig, place)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_loss_of_power_at_any_step_leaves_the_stretch_listed_or_whole(keep: bool) -> None:
     rig = filled()
