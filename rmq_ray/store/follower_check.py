@@ -7,11 +7,13 @@ behind a stretch that the master named, or at a segment's end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rmq_ray.store.frame_tracker import FrameTracker
-from rmq_ray.store.log_scan import NEVER_STRICT, ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.log_scan import NEVER_STRICT, ScannedRecords, ScanResult, Stop, scan_buffer
 
 Broken = Sequence[tuple[int, int, str]]
 """(log offset, bytes, fault) of stretches that are broken in the master's log, too."""
@@ -42,7 +44,7 @@ def check_piece(view: memoryview, begin: int, segment_bytes: int, record_max: in
     known = {offset: (size, fault) for offset, size, fault in broken}
     start, base = 0, begin
     while start < len(view):  # ends: start rises, or it is left
-        result = scan_buffer(view[start:], base, record_max, True, NEVER_STRICT)
+        result = _without_torn(scan_buffer(view[start:], base, record_max, True, NEVER_STRICT), view[start:], record_max, known)
         _keep_whole(found, result.records, base, result.stop)
         if result.stop is Stop.MORE:
             return found
@@ -61,6 +63,20 @@ def check_piece(view: memoryview, begin: int, segment_bytes: int, record_max: in
             return found
         found.end = base
     return found
+
+
+def _without_torn(result: ScanResult, view: memoryview, record_max: int, known: Collection[int]) -> ScanResult:
+    """Up to the first record that the master names and that a write tore: no CRC covers its topic and properties, so that only the name tells it from one
+    of a log that others wrote. A name at a record without a fault, or inside of one, is no reason to do without it.
+    """
+    if known and len(result.records):
+        starts = result.records.starts + result.records.base
+        for row in np.flatnonzero(np.isin(starts, np.array(list(known), np.int64))).tolist():
+            at, end = int(result.records.starts[row]), int(result.records.ends[row])
+            alone = scan_buffer(view[at:end], int(starts[row]), record_max, True, strict_from=0)
+            if not len(alone.records):
+                return ScanResult(result.records.part(0, row), int(starts[row]), Stop.BAD, alone.fault)
+    return result
 
 
 def _keep_whole(found: CheckedPiece, records: ScannedRecords, base: int, stop: Stop) -> None:

@@ -175,6 +175,24 @@ def test_the_last_record_of_a_segment_is_mended_with_the_blank_behind_it() -> No
     assert read_log(store.readable(), *place) == good(rig, place)
 
 
+def test_a_torn_record_that_the_master_names_is_skipped_and_a_sound_one_is_taken() -> None:
+    """What is wrong with it is in no CRC; a name that a rotten queue entry brought about hides nothing."""
+    rig, disk = filled(), CrashFileSystem()
+    place, other = middle(rig), middle(rig, 1, 5)
+    store = opened(disk, create=True)
+    store.follow(Lineage(rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes))
+    before = good(rig, place)
+    torn(rig.store, place)
+    data = read_log(rig.store.readable(), 0, 1 << 16)
+    named = [(*place, "zero bytes"), (*other, "it is not the record of its queue offset"), (other[0] + 16, other[1], "?")]
+    assert store.append_raw(0, data, named) == len(data)
+    store.advance(len(data))
+    assert store.broken_stretches() == [place] and [len(found) for found in bodies(store)] == [
+        len(found) - (queue == 1) for queue, found in enumerate(bodies(rig.store))
+    ]
+    assert store.mend(place[0], before) and not store.broken_stretches()
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_loss_of_power_at_any_step_leaves_the_stretch_listed_or_whole(keep: bool) -> None:
     rig = filled()
