@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.append_result import AppendResult, MixedResult
@@ -38,6 +38,7 @@ from rmq_ray.store.record_properties import split_facts
 from rmq_ray.store.recovery import RecoveryReport
 from rmq_ray.store.restart import DelayOfLevel, StoreParts, Surroundings, restart
 from rmq_ray.store.single_message import EncodedMessages, StoredMessage, encode_batch, encode_message, is_queued, patch_messages
+from rmq_ray.store.soundness import judge
 from rmq_ray.store.store_lock import StoreLock
 from rmq_ray.store.store_reads import StoreState
 from rmq_ray.store.topic_removal import deleted_topic_directory
@@ -133,7 +134,7 @@ class MessageStore(StoreVisibility):
             if clean and self._checkpointer is not None:
                 clean = self._write_last_checkpoint(self._checkpointer)
             if self._parts.log.failure is not None:  # this host may open it again, as a follower's: what was not synced must not look as if it was
-                self._parts.forget_unsynced()
+                self._give_up_unsynced(self._parts)
             self._parts.close()
             if clean:
                 self._lock_file.mark_stopped()
@@ -146,7 +147,7 @@ class MessageStore(StoreVisibility):
         """After a failure: forget what the page cache says of unsynced bytes, read the disk again, go on. Slow as ``recover``."""
         if self._parts is not None:
             self._stop_threads()
-            self._parts.forget_unsynced()
+            self._give_up_unsynced(self._parts)
             self._parts.close()
             self._parts = None
         self._state = StoreState.OPEN
@@ -321,6 +322,16 @@ class MessageStore(StoreVisibility):
         with self._lock:
             parts.windows.expire(self._clock.now_ms())
             return Snapshot(self._visible, self._last_ms, parts.queues.maxima(), parts.windows.snapshot(), self._last_record)
+
+    def _give_up_unsynced(self, parts: StoreParts) -> None:
+        """What the log's failure left unsynced may be lost, of which ASYNC_FLUSH has acknowledged some: another copy is to be preferred."""
+        parts.forget_unsynced()
+        if parts.log.failure is None or parts.log.durable >= parts.log.end or self._config.flush is not FlushMode.ASYNC_FLUSH:
+            return
+        try:
+            judge(self._around.files, self._config.path, lost=True)
+        except StoreError as error:
+            logger.error("the disk of %s takes no note that acknowledged bytes may be lost: %s", self._config.path, error)
 
     def _stop_threads(self) -> bool:
         """True when everything written is durable and visible."""

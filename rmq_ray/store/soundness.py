@@ -2,9 +2,10 @@
 
     rmq_ray/unsound     exists from the recovery that found it out until the log is once more known to be whole
 
-Decides: a host that lost its power with bytes that were not synced, or an end below what was on disk once, makes a log unsound. Does not decide what follows
-(elections ask another copy first). Called by: restart (``judge``), follower store, a new reign (``absolve``). Invariant: the mark is durable before the log is
-written again, or the next start would take this one's boot for the one that wrote it all.
+Decides: a host that lost its power with bytes that were not synced, an end below what was on disk once, or a sync that failed with bytes acknowledged
+before it make a log unsound. Does not decide what follows (elections ask another copy first). Called by: restart and a store that failed (``judge``),
+follower store, a new reign (``absolve``). Invariant: the mark is durable before the log is written again, or the next start would take this one's boot for
+the one that wrote it all.
 """
 
 from __future__ import annotations

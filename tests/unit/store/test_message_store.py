@@ -425,6 +425,35 @@ def test_a_sync_that_fails_in_the_checkpoints_thread_is_told_too() -> None:
     store.shutdown()
 
 
+@pytest.mark.parametrize("flush", FlushMode)
+@pytest.mark.parametrize("again", ["read again in the same process", "opened by the next one"])
+def test_a_log_whose_sync_failed_is_not_sound_where_it_had_acknowledged_more(flush: FlushMode, again: str) -> None:
+    rig = StoreRig(config=small_config(flush=flush))
+    rig.send([b"a"], 0)
+    rig.settle()
+    rig.store.flush()
+    assert rig.report.sound
+    rig.send([b"b"], 1)  # acknowledged at once under ASYNC_FLUSH, and not on disk
+    rig.disk.fail_next("datasync", "commitlog")
+    with pytest.raises(StoreFailed):
+        rig.store.flush()
+    if again == "read again in the same process":
+        assert rig.store.reopen().sound is (flush is FlushMode.SYNC_FLUSH)
+    else:
+        rig.store.shutdown()
+        assert rig.next_life(rig.disk).report.sound is (flush is FlushMode.SYNC_FLUSH)
+
+
+def test_a_log_that_failed_with_everything_on_disk_stays_sound() -> None:
+    rig = StoreRig()
+    rig.send([b"a"], 0)
+    rig.store.flush()
+    rig.disk.fail_next("pwrite", "commitlog")
+    with pytest.raises(StoreFailed):
+        rig.send([b"b"], 1)
+    assert rig.store.reopen().sound
+
+
 def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeated() -> None:
     rig = StoreRig(config=SYNC)
     rig.send([b"a"], 0)
