@@ -36,6 +36,7 @@ from rmq_ray.server.replica_repair import repair
 from rmq_ray.server.replica_stream import TIMEOUT_MS, ReplicaStream, Threads, sound_answer
 from rmq_ray.server.replica_tables import ReplicaTables
 from rmq_ray.store.follower_store import FollowerStore, Lineage
+from rmq_ray.store.log_source import Tail
 
 log = logging.getLogger("rmq_ray.server.replication")
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
@@ -162,11 +163,16 @@ class Replica:
         try:
             return await self._join(connection, store, asked)
         except LogDiverged as error:
-            if self._epoch is None or MASTER_FENCED in error.args:
-                raise
-            await self._part(connection, store, asked, error)
-        tail = await self._thread.run(store.tail)
-        return await self._join(connection, store, replace(asked, tail_begin=tail.begin, tail_end=tail.end, tail_crc=tail.crc))
+            diverged = error
+        if MASTER_FENCED in diverged.args:
+            raise diverged
+        for shorter in await self._thread.run(lambda: store.shorter_tails(tail)):
+            with contextlib.suppress(LogDiverged):
+                return await self._join(connection, store, _showing(asked, shorter))
+        if self._epoch is None:
+            raise diverged
+        await self._part(connection, store, asked, diverged)
+        return await self._join(connection, store, _showing(asked, await self._thread.run(store.tail)))
 
     async def _part(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog, diverged: LogDiverged) -> None:
         """This log has what the elected master's has not: remove it, from the point on where their lineages part. ``diverged`` where that is not known."""
@@ -234,3 +240,7 @@ class Replica:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fatal(error)
+
+
+def _showing(asked: FollowLog, tail: Tail) -> FollowLog:
+    return replace(asked, tail_begin=tail.begin, tail_end=tail.end, tail_crc=tail.crc)

@@ -27,7 +27,7 @@ from rmq_ray.store.follower_check import Broken, CheckedPiece, check_piece
 from rmq_ray.store.frame_tracker import FrameTracker
 from rmq_ray.store.log_origin import LogOrigin, read_origin, write_origin
 from rmq_ray.store.log_scan import ScannedRecords
-from rmq_ray.store.log_source import Tail, tail_of
+from rmq_ray.store.log_source import Tail, shorter_tails, tail_of
 from rmq_ray.store.mending import mend_stretch, mendable
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.record import RECORD_BYTES_OVER_BODY_MAX
@@ -76,6 +76,10 @@ class FollowerStore(MessageStore):
     def tail(self) -> Tail:
         """The last bytes of the log, for the master to compare."""
         return tail_of(self.readable(), self.end_offset, self._config.body_bytes_max)
+
+    def shorter_tails(self, tail: Tail) -> list[Tail]:
+        """What of it to compare where the master has other bytes in it; see ``log_source``."""
+        return shorter_tails(self.readable(), tail, self._config.body_bytes_max)
 
     def follow(self, lineage: Lineage) -> None:
         """Before the first bytes of a master: take over its epochs; begin where its log does if that has left this one behind.

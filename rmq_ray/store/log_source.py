@@ -19,6 +19,7 @@ from rmq_ray.store.restart import StoreParts
 
 TAIL_BYTES = 1 << 16
 """How much of the log below a position the digest covers."""
+SHORTER_BYTES = (16 << 10, 4 << 10)
 _SEARCH_BYTES = 8 << 20
 _LAST_FRAME_BYTES = 512 << 10
 _TRIES = 16  # bodies may hold what looks like a record's beginning, or a mark
@@ -71,6 +72,19 @@ def _record_before(data: bytes, log_offset: int, low: int, at: int) -> int:
     return -1
 
 
+def shorter_tails(parts: StoreParts, tail: Tail, body_bytes_max: int) -> list[Tail]:
+    """Shorter ones with the same end, for a master that has other bytes in ``tail``: maybe broken ones, far from the end. Each holds whole records, whose
+    positions, times and properties no other log has there; empty where the last bytes hold none.
+    """
+    found = []
+    for size in SHORTER_BYTES:
+        view = memoryview(b"" if tail.end - tail.begin <= size else parts.log.read(tail.end - size, size))
+        first = find_valid(view, tail.end - size, 0) if len(view) == size else None
+        if first is not None and len(scan_buffer(view[first - tail.end + size :], first, body_bytes_max + RECORD_BYTES_OVER_BODY_MAX, True).records):
+            found.append(Tail(first, tail.end, zlib.crc32(view[first - tail.end + size :])))
+    return found
+
+
 def tail_of(parts: StoreParts, end: int, body_bytes_max: int) -> Tail:
     """What lies directly below ``end``, in the segment that holds the byte before it, and behind what is broken there: that is put into quarantine."""
     segment = parts.chain.find(end - 1) if end > parts.log.begin else None
@@ -83,8 +97,8 @@ def tail_of(parts: StoreParts, end: int, body_bytes_max: int) -> Tail:
 
 
 def has_tail(parts: StoreParts, tail: Tail, body_bytes_max: int) -> bool:
-    """Whether the log has the same bytes there. True for an empty tail, and where the log's own bytes are broken there, so that they cannot be compared;
-    the caller looks at positions outside of the log.
+    """Whether the log has the same bytes there; True for an empty tail. Where it has not, what of its own bytes is broken there goes into quarantine. The
+    caller looks at positions outside of the log.
     """
     if tail.begin == tail.end:
         return True
@@ -96,7 +110,7 @@ def has_tail(parts: StoreParts, tail: Tail, body_bytes_max: int) -> bool:
     if zlib.crc32(data) == tail.crc:
         return True
     _behind_broken(parts, memoryview(data), tail.begin, body_bytes_max + RECORD_BYTES_OVER_BODY_MAX, aligned=False)
-    return bool(broken_between(parts, tail.begin, tail.end))
+    return False
 
 
 def _behind_broken(parts: StoreParts, view: memoryview, base: int, record_max: int, *, aligned: bool) -> int:

@@ -7,7 +7,7 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import StoreError
 from rmq_ray.store.follower_store import FollowerStore, Lineage
-from rmq_ray.store.log_source import read_log
+from rmq_ray.store.log_source import Tail, has_tail, read_log
 from rmq_ray.store.message_store import MessageStore
 from rmq_ray.store.record import decode_record
 from tests.support.crash_fs import CrashFileSystem
@@ -191,6 +191,31 @@ def test_a_torn_record_that_the_master_names_is_skipped_and_a_sound_one_is_taken
         len(found) - (queue == 1) for queue, found in enumerate(bodies(rig.store))
     ]
     assert store.mend(place[0], before) and not store.broken_stretches()
+
+
+def test_a_broken_record_of_the_master_lets_no_other_end_of_a_log_pass() -> None:
+    rig, disk = filled(), CrashFileSystem()
+    store = copied(rig, disk)
+    parts, tail = rig.store.readable(), store.tail()
+    rig.store.opened.quarantine.add(*middle(rig), "bad CRC")
+    assert has_tail(parts, tail, 4 << 20)
+    assert not has_tail(parts, Tail(tail.begin, tail.end, tail.crc ^ 1), 4 << 20)
+
+
+def test_behind_a_broken_record_of_the_master_shorter_ends_are_compared() -> None:
+    rig, disk = filled(), CrashFileSystem()
+    store = copied(rig, disk)
+    parts, tail, place = rig.store.readable(), store.tail(), middle(rig, 1, 0)
+    shorter = store.shorter_tails(tail)
+    assert [tail.end - found.end for found in shorter] == [0] and 2_000 < tail.end - shorter[0].begin <= 4 << 10
+    segment = rig.store.opened.chain.find(place[0])
+    assert segment is not None
+    segment.write(b"\xff", place[0] + place[1] // 2)
+    assert not has_tail(parts, tail, 4 << 20) and has_tail(parts, shorter[0], 4 << 20)
+    assert parts.quarantine.count == 1
+    last = middle(rig, 1, rig.store.bounds("TopicTest", 1)[1] - 1)
+    segment.write(b"\xff", last[0] + last[1] // 2)
+    assert not has_tail(parts, shorter[0], 4 << 20), "what is broken lies in it"
 
 
 @pytest.mark.parametrize("keep", [True, False])
