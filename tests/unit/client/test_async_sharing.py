@@ -49,7 +49,8 @@ def test_closing_waits_for_what_leaves_while_it_waits() -> None:
         frames = frames_of_a_loop()
 
         async def slow(key: str, items: list[int]) -> list[int]:
-            await asyncio.sleep(0.001)
+            for _ in range(5):
+                await asyncio.sleep(0)
             if key == "first":
                 late.append(asyncio.create_task(turns.ask("second", 2, 1)))
                 await asyncio.sleep(0)  # it asks
