@@ -32,7 +32,7 @@ from rmq_ray.remoting.replicas import BYTES_MAX, FollowLog, LogLineage, pack_fol
 from rmq_ray.server.broker_core import BrokerCore
 from rmq_ray.server.offload import ThreadOffload
 from rmq_ray.server.reign import Reign
-from rmq_ray.server.replica_repair import repair
+from rmq_ray.server.replica_repair import Repair
 from rmq_ray.server.replica_stream import TIMEOUT_MS, ReplicaStream, Threads, sound_answer
 from rmq_ray.server.replica_tables import ReplicaTables
 from rmq_ray.store.follower_store import FollowerStore, Lineage
@@ -67,13 +67,14 @@ class Replica:
         self._limits = config.limits.but(frame_bytes_max=FRAME_BYTES_MAX)
         self._thread = ThreadOffload(f"{config.broker_name}-replica", on_fatal, 1)
         self._helper = ThreadOffload(f"{config.broker_name}-replica-helper", on_fatal, 1)
+        self._repair = Repair(self._thread, self._polls, clock)
         self._tables = ReplicaTables(core)
         self._task: asyncio.Task[None] | None = None
         self._master = config.master
         self._connected = False
         self._master_end = 0
         self._caught_up_ms: float | None = None
-        self._sessions = self._removed_bytes = self._mended = 0
+        self._sessions = self._removed_bytes = self._master_begin = 0
         self._fault: str | None = None
         self._strange = asyncio.Event()
 
@@ -105,7 +106,7 @@ class Replica:
         return {
             "master": self._master, "connected": self._connected, "lag_bytes": behind, "lag_ms": lag_ms, "sessions": self._sessions,
             "tables_synced": self._tables.synced, "fault": self._fault, "removed_bytes": self._removed_bytes,
-            "mended": self._mended,
+            "mended": self._repair.mended,
         }  # fmt: skip
 
     # --- one session after the other ------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class Replica:
             self._connected, self._fault = True, None
             syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
             syncing.add_done_callback(self._ended)
-            self._mended += await repair(connection, store, self._thread, self._polls)
+            await self._repair.run(connection, store, self._master_begin)
             stream = ReplicaStream(
                 self._core, connection, store, Threads(self._thread, self._helper), self._config.replica_bytes, self._polls,
                 lambda end: self._note(store, end), flush_counts,
@@ -193,6 +194,7 @@ class Replica:
     async def _join(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog) -> bool:
         found = await self._ask_lineage(connection, asked)
         await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
+        self._master_begin = found.begin
         return found.flush_counts
 
     def _polls(self) -> None:

@@ -111,4 +111,21 @@ def test_what_the_master_has_broken_too_stays_and_keeps_nobody_from_following(tm
         cluster.caught_up()
         assert cluster.replica()["mended"] == 0 and cluster.slave_store().status()["quarantined"] == 1
         assert len(bodies(cluster.slave_store())) == COUNT
-        eventually(lambda: cluster.store().status()["quarantined"] == 1)
+        assert len(bodies(cluster.store())) == COUNT and cluster.store().status()["quarantined"] == 1
+
+
+def test_a_stretch_that_the_master_has_removed_keeps_nobody_from_following(tmp_path: Path) -> None:
+    with ReplicatedCluster(tmp_path, segment_bytes=1 << 16) as cluster:
+        with Producer("p", discovery=cluster) as producer:
+            for _ in range(200):
+                producer.send("orders", b"x" * 1_000)
+            cluster.caught_up()
+            entry = cluster.slave_store().entries("orders", 1, 2, 1)[0]
+            cluster.slave_store().opened.quarantine.add(int(entry["log_offset"]), int(entry["size"]), "a reader found a wrong CRC")
+            cluster.stop_slave()
+            cluster.store().opened.chain.remove_first()
+            assert cluster.store().begin_offset > int(entry["log_offset"])
+            cluster.start_slave()
+            producer.send("orders", b"y" * 1_000)
+        cluster.caught_up()
+        assert cluster.replica()["fault"] is None and cluster.slave_store().end_offset == cluster.store().end_offset
