@@ -280,7 +280,7 @@ class ProducerConfig(_Group):
     batch_bytes_max: int = MIB
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
     buffer_bytes_max: int = 32 * MIB  # unanswered batches of send_async, all brokers together
-    on_full: str = "block"  # "block" waits up to the time-out, "raise" raises BrokerBusy at once
+    on_full: str = "block"  # "block" waits up to the time-out, "raise" raises BrokerBusy at once; for a topic's next master both wait up to the time-out
     compression: str | None = None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
     compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch
     compression_level: int | None = None  # None = 5 for zlib, the codec's own for zstd

@@ -133,7 +133,8 @@ class Accumulator:
         """The key has no open batch: open one (or join one that another thread opened meanwhile) and put the message in."""
         started_ms = self._clock.monotonic_ms()
         weight = max(message[3], self._config.batch_bytes_max)
-        queue = self.take_slot((key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms), weight, timeout_ms)
+        queues = (key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms)
+        queue = self.take_slot(queues, weight, max(0.0, timeout_ms - (self._clock.monotonic_ms() - started_ms)))
         left: OpenBatch | None = None
         displaced: OpenBatch | None = None
         body, text, flag, size = message

@@ -24,22 +24,23 @@ def send_frames(  # noqa: PLR0913 - a batch
     """All frames, through the producer's steps if it has some. ``queue``: where they must go. ``told``: how an error says how many are stored."""
     namespace = core.config.namespace
     topic = with_namespace(namespace, topic)
-    pinned = queue is not None
+    pinned, started_ms = queue is not None, core.clock.monotonic_ms()
     target = core.choose(topic, queue and queue_with_namespace(namespace, queue), None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
     results: list[SendResult] = []
+    left_ms = core.left_ms(timeout_ms, started_ms)  # of the first frame's time
     for parts in frames:
         try:
             if steps is None:
-                results.append(core.send_frame(target, pinned, *parts, timeout_ms))
+                results.append(core.send_frame(target, pinned, *parts, left_ms))
             else:
                 with steps.around_frame(topic, target, parts) as (ctx, packed):
-                    ctx.result = core.send_frame(target, pinned, *packed, timeout_ms)
+                    ctx.result = core.send_frame(target, pinned, *packed, left_ms)
                 results.append(ctx.result)
         except SendError as error:
             if not results:
                 raise
             raise partly(error, results, topic, told) from error
-        target = queue_with_namespace(namespace, results[-1].queue)
+        target, left_ms = queue_with_namespace(namespace, results[-1].queue), timeout_ms
     return results
 
 

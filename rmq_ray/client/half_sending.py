@@ -103,15 +103,22 @@ class HalfSending:
     def send(self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None) -> SendResult:
         """Store one half with this unique key; blocks. The result's offsets are the half's, its queue is the real one. Raises ``SendError``."""
         mark(message, key)
+        started_ms = self._core.clock.monotonic_ms()
         pinned = message.queue is not None
         queue = message.queue or self._core.next_queue(message.topic, timeout_ms)
-        if pinned or immunity_s is not None or timeout_ms != self._timeout_ms or len(message.text) > SHARED_TEXT_MAX:
-            return self._alone(message, queue, pinned, timeout_ms, immunity_s)
+        if (
+            pinned
+            or self._core.has_waited(timeout_ms, started_ms)
+            or immunity_s is not None
+            or timeout_ms != self._timeout_ms
+            or len(message.text) > SHARED_TEXT_MAX
+        ):
+            return self._alone(message, queue, pinned, timeout_ms, started_ms, immunity_s)
         place = self._combiner.enter(message, queue)
         if place is not None:
             return self._combiner.wait(*place)
         try:
-            return self._alone(message, queue, False, timeout_ms, None)
+            return self._alone(message, queue, False, timeout_ms, started_ms, None)
         finally:
             self._combiner.leave(queue)
 
@@ -124,9 +131,11 @@ class HalfSending:
         """Wait for halves that are under way, up to the send time-out."""
         self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
 
-    def _alone(self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, immunity_s: int | None) -> SendResult:
-        load = self.load((message,), timeout_ms, immunity_s)
+    def _alone(  # noqa: PLR0913 - a send
+        self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float, immunity_s: int | None
+    ) -> SendResult:
+        load = self.load((message,), self._core.left_ms(timeout_ms, started_ms), immunity_s)
         try:
-            return self.sending.send(load, queue, pinned, timeout_ms)
+            return self.sending.send(load, queue, pinned, timeout_ms, started_ms)
         finally:
             self._core.identity.release(load.frame_id)

@@ -131,7 +131,7 @@ class Producer(ProducerShell):
         if self._steps is not None:
             return self._steps.send(core, message, placement, timeout_ms)
         if placement is not None:
-            core.place(message, placement, timeout_ms)
+            timeout_ms = core.place(message, placement, timeout_ms)
         return core.send(message, timeout_ms)
 
     def send_async(  # noqa: PLR0913 - the public signature
@@ -173,7 +173,7 @@ class Producer(ProducerShell):
         if self._steps is not None:
             return self._steps.send_async(core, message, placement, timeout_ms)
         if placement is not None:
-            core.place(message, placement, timeout_ms)
+            timeout_ms = core.place(message, placement, timeout_ms)
         return core.send_async(message, timeout_ms)
 
     def send_oneway(  # noqa: PLR0913 - the public signature
@@ -199,9 +199,7 @@ class Producer(ProducerShell):
         if self._steps is not None:
             self._steps.send_oneway(core, message, placement, self._timeout_ms)
             return
-        if placement is not None:
-            core.place(message, placement, self._timeout_ms)
-        core.send_oneway(message, self._timeout_ms)
+        core.send_oneway(message, self._timeout_ms if placement is None else core.place(message, placement, self._timeout_ms))
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
         """Send messages of one topic to one queue and wait; a frame is stored whole or not at all.

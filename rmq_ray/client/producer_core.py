@@ -36,6 +36,7 @@ from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.queue_selection import checked_choice
 from rmq_ray.remoting.frame import Command
 
+LEFT_TO_SHARE = 0.9  # of its time-out must be left to a message that joins others
 CLOSE_SLACK_MS = 1_000  # beyond the send time-out, for frames that end at it
 
 
@@ -137,18 +138,24 @@ class ProducerCore:
             return self._send_ordered(message, timeout_ms)
         if message.queue is None and not message.special and timeout_ms == self.config.send_timeout_ms:
             return self.send_plain(message)
-        queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        return self._send_load(self.make_load(message, timeout_ms), queue, message.queue is not None, timeout_ms)
+        return self._send_alone(message, timeout_ms, self.clock.monotonic_ms())
 
     def send_plain(self, message: Outgoing) -> SendResult:
         """An ordinary message to any queue with the configured time-out: alone, or with other threads' messages when enough frames are out."""
         timeout_ms = self.config.send_timeout_ms
-        queue = self.next_queue(message.topic, timeout_ms)
+        queues = self.known_queues(message.topic)
+        if queues is None:
+            started_ms = self.clock.monotonic_ms()
+            queues = self.find_queues(message.topic, timeout_ms)
+            if self.has_waited(timeout_ms, started_ms):
+                return self._send_alone(message, timeout_ms, started_ms)
+        queue = self.choice.next(queues, self.turns.of(message.topic))
         place = self.combiner.enter(message, queue)
         if place is not None:
             return self.combiner.wait(*place)
         try:
-            return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms)
+            started_ms = self.clock.monotonic_ms()
+            return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms, started_ms)
         finally:
             self.combiner.leave(queue)
 
@@ -164,8 +171,9 @@ class ProducerCore:
 
     def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
         """One message without an answer."""
+        started_ms = self.clock.monotonic_ms()
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        load = self.make_load(message, timeout_ms)
+        load = self.make_load(message, self.left_ms(timeout_ms, started_ms))
         try:
             self.sending.oneway(load, queue)
         finally:
@@ -175,8 +183,9 @@ class ProducerCore:
         self, queue: MessageQueue, pinned: bool, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int] | None, timeout_ms: float
     ) -> SendResult:  # noqa: PLR0913 - a frame
         """Ordinary messages of one queue as one frame, waited for."""
+        started_ms = self.clock.monotonic_ms()
         load = encode_load(self.identity, queue, bodies, texts, self.clock.now_ms(), timeout_ms, flags)
-        return self._send_load(load, queue, pinned, timeout_ms)
+        return self._send_load(load, queue, pinned, timeout_ms, started_ms)
 
     def known_queues(self, topic: str) -> Sequence[MessageQueue] | None:
         """The queues of a topic without asking anybody; None = ``find_queues`` has to ask, and perhaps to wait."""
@@ -213,6 +222,10 @@ class ProducerCore:
         """What is left of a call's time; not below 0."""
         return max(0.0, timeout_ms - (self.clock.monotonic_ms() - started_ms))
 
+    def has_waited(self, timeout_ms: float, started_ms: float) -> bool:
+        """Whether so much of the time is gone that a message must not wait for a shared frame, which has time-outs of its own."""
+        return self.left_ms(timeout_ms, started_ms) < timeout_ms * LEFT_TO_SHARE
+
     def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
         """Round robin over the topic's queues."""
         return self.choice.next(self.find_queues(topic, timeout_ms), self.turns.of(topic))
@@ -227,8 +240,9 @@ class ProducerCore:
             self.find_queues(topic, timeout_ms)
         return queue
 
-    def place(self, message: Outgoing, placement: Placement, timeout_ms: float) -> None:
-        """Give the message its queue."""
+    def place(self, message: Outgoing, placement: Placement, timeout_ms: float) -> float:
+        """Give the message its queue; what is left of the time."""
+        started_ms = self.clock.monotonic_ms()
         queue, selector, arg, group = placement
         check_placement(queue, selector, group)
         if selector is not None:
@@ -236,6 +250,7 @@ class ProducerCore:
         else:
             message.queue = self.choose(message.topic, queue, group, timeout_ms)
         message.ordered, message.group = queue is None, group
+        return self.left_ms(timeout_ms, started_ms)
 
     def select(self, selector: Selector, message: Message, arg: object, timeout_ms: float) -> MessageQueue:
         """The queue that the user's selector picks. What it raises passes; nothing is sent then."""
@@ -256,9 +271,15 @@ class ProducerCore:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
+    def _send_alone(self, message: Outgoing, timeout_ms: float, started_ms: float) -> SendResult:
+        """In a frame of its own; waiting for a route and for a frame id is part of the time."""
+        queue = message.queue or self.next_queue(message.topic, timeout_ms)
+        load = self.make_load(message, self.left_ms(timeout_ms, started_ms))
+        return self._send_load(load, queue, message.queue is not None, timeout_ms, started_ms)
+
+    def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float) -> SendResult:  # noqa: PLR0913 - a send
         try:
-            return self.sending.send(load, queue, pinned, timeout_ms)
+            return self.sending.send(load, queue, pinned, timeout_ms, started_ms)
         finally:
             self.identity.release(load.frame_id)
 
@@ -275,11 +296,11 @@ class ProducerCore:
         started_ms = self.clock.monotonic_ms()
         queues = (message.queue,) if message.queue is not None else self.find_queues(message.topic, timeout_ms)
         weight = len(message.body) + len(message.text)
-        queue = self.batches.take_slot(queues, weight, timeout_ms)
+        queue = self.batches.take_slot(queues, weight, self.left_ms(timeout_ms, started_ms))
         outcome = BatchOutcome(queue)
 
         def prepare(wait: bool) -> Delivery:
-            load = self.make_load(message, timeout_ms if wait else 0.0)
+            load = self.make_load(message, self.left_ms(timeout_ms, started_ms) if wait else 0.0)
             outcome.message_ids = load.message_ids
             attempts = self.sending.attempts_since(started_ms, queue, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)

@@ -18,13 +18,14 @@ def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float
     """
     topic = with_namespace(core.config.namespace, topic)
     handle = RecallHandle.decode(recall_handle)
+    started_ms = core.clock.monotonic_ms()
     if core.instance.broker_address(handle.broker_name) is None:
         core.find_queues(topic, timeout_ms)
     address = core.instance.broker_address(handle.broker_name)
     if address is None:
         raise BrokerUnreachable(f"no address of broker {handle.broker_name!r} is known, message {handle.unique_key} still waits there", topic)
     fields = RecallHeader(topic, recall_handle, core.group).to_fields()
-    answer = core.instance.invoke(address, Command(RequestCode.RECALL_MESSAGE, fields=fields), timeout_ms)
+    answer = core.instance.invoke(address, Command(RequestCode.RECALL_MESSAGE, fields=fields), max(1.0, core.left_ms(timeout_ms, started_ms)))
     if answer.code == ResponseCode.SUCCESS:
         return handle.unique_key
     if answer.code == ResponseCode.QUERY_NOT_FOUND:

@@ -238,7 +238,7 @@ def ask(  # noqa: PLR0913 - a call
             future = steps.send_async(core, message, placement, timeout_ms)
         else:
             if placement is not None:
-                core.place(message, placement, timeout_ms)
+                timeout_ms = core.place(message, placement, timeout_ms)
             future = core.send_async(message, timeout_ms)
     except BaseException as error:
         requests.abandon(correlation_id, error)

@@ -66,7 +66,7 @@ class SendSteps:
         """All steps around a send that is waited for."""
         self.name(message)
         with self.around(message, SYNC) as ctx:
-            self._make_ready(core, message, placement, timeout_ms)
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
             ctx.result = result = core.send(message, timeout_ms)
         return result
 
@@ -74,7 +74,7 @@ class SendSteps:
         """All steps around one with a future."""
         self.name(message)
         with self.around(message, ASYNC) as ctx:
-            self._make_ready(core, message, placement, timeout_ms)
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
             future = core.send_async(message, timeout_ms)
             self.deferred(ctx, future)
         return future
@@ -83,7 +83,7 @@ class SendSteps:
         """All steps around one without an answer."""
         self.name(message)
         with self.around(message, ONEWAY):
-            self._make_ready(core, message, placement, timeout_ms)
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
             core.send_oneway(message, timeout_ms)
 
     def name(self, message: Outgoing) -> None:
@@ -133,12 +133,13 @@ class SendSteps:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _make_ready(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
-        """Give the message its queue, then compress it: selectors see the body that the user gave."""
+    def _make_ready(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> float:
+        """Give the message its queue, then compress it: selectors see the body that the user gave. What is left of the time."""
         whole = self.placement(placement)
         if whole is not None:
-            core.place(message, whole, timeout_ms)
+            timeout_ms = core.place(message, whole, timeout_ms)
         self.pack(message)
+        return timeout_ms
 
     def _context(self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None) -> SendContext:  # noqa: PLR0913 - a call
         return SendContext(self._group, topic, mode, bodies[0], text, queue, len(bodies), sum(map(len, bodies)), self._clock.now_ms())

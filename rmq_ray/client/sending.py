@@ -114,12 +114,11 @@ class Sending:
         config = self.config
         return SendAttempts(started_ms, timeout_ms, config.retries, alone=self.alone(queue, pinned), idempotent=config.idempotent, codes_retried=codes_retried)
 
-    def send(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float) -> SendResult:
-        """Send and wait; blocks up to ``timeout_ms``. Raises ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``."""
-        started_ms = self.clock.monotonic_ms()
+    def send(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float) -> SendResult:  # noqa: PLR0913 - a send
+        """Send and wait until ``timeout_ms`` after ``started_ms`` (monotonic). Raises ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``."""
         config = self.config
-        share = timeout_ms / (config.retries + 1) if config.idempotent or self.alone(queue, pinned) else timeout_ms
-        outcome, address = self._attempt(load, queue, share)
+        shares = config.retries + 1 if config.idempotent or self.alone(queue, pinned) else 1
+        outcome, address = self._attempt(load, queue, started_ms + timeout_ms, shares)
         if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
             return self.result(load, queue, outcome, address)
         attempts = self.attempts_since(started_ms, queue, pinned, timeout_ms, codes_retried=True)
@@ -177,14 +176,17 @@ class Sending:
         """The queue under the names that the producer's user knows."""
         return queue_without_namespace(self.config.namespace, queue)
 
-    def _attempt(self, load: Load, queue: MessageQueue, timeout_ms: float) -> tuple[Outcome, Address | None]:
+    def _attempt(self, load: Load, queue: MessageQueue, until_ms: float, shares: int) -> tuple[Outcome, Address | None]:
+        """One attempt with its share of the time that is left."""
         address = self.instance.broker_address(queue.broker_name)
         if address is None:
             return ConnectFailed(f"no address of broker {queue.broker_name!r} is known"), None
         began_ms = self.clock.monotonic_ms()
+        if began_ms >= until_ms:
+            return ConnectFailed("the time was over before the first attempt"), None
         outcome: Outcome
         try:
-            outcome = self.instance.invoke(address, load.command(queue), timeout_ms)
+            outcome = self.instance.invoke(address, load.command(queue), (until_ms - began_ms) / shares)
         except RemotingError as error:
             outcome = error
         self.choice.ended(queue.broker_name, began_ms, outcome)
@@ -209,12 +211,13 @@ class Sending:
                 raise delivery.error(now)
             self.follow(delivery, decision)
             self._pause(delivery, decision.delay_ms, address)
-            left = attempts.attempt_timeout_ms(clock.monotonic_ms())
+            now = clock.monotonic_ms()
+            left = attempts.attempt_timeout_ms(now)
             if left <= 0:
                 if stored is not None:
                     return stored
-                raise delivery.error(clock.monotonic_ms())
-            outcome, address = self._attempt(delivery.load, delivery.queue, left)
+                raise delivery.error(now)
+            outcome, address = self._attempt(delivery.load, delivery.queue, now + left, 1)
 
     def _pause(self, delivery: Delivery, delay_ms: float, tried: Address | None) -> None:
         """Wait, but not for a broker that is found at another address meanwhile."""

@@ -61,13 +61,13 @@ class HalfSender:
         steps = self._steps
         if steps is None:
             if placement is not None:
-                self._core.place(message, placement, timeout_ms)
+                timeout_ms = self._core.place(message, placement, timeout_ms)
             return self.engine.send_half(message, timeout_ms, immunity_s)
         steps.name(message)
         with steps.around(message, SYNC) as ctx:
             whole = steps.placement(placement)
             if whole is not None:
-                self._core.place(message, whole, timeout_ms)
+                timeout_ms = self._core.place(message, whole, timeout_ms)
             steps.pack(message)
             half = self.engine.send_half(message, timeout_ms, immunity_s)
             ctx.result = half.result

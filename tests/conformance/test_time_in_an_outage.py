@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,8 @@ import pytest
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.producer_shell import ProducerShell
-from rmq_ray.errors import ClientError, NoRoute
+from rmq_ray.errors import ClientError, NoRoute, SendError
+from rmq_ray.model.message import Message
 from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
@@ -77,7 +78,7 @@ def test_topics_without_a_master_hold_up_no_topic_that_is_well(cluster: TinyClus
                 loses_its_master(cluster, producer, topic)
             stuck = [asyncio.create_task(producer.send(topic, b"2")) for topic in MANY]
             await asyncio.sleep(0.05)
-            await asyncio.wait_for(producer.send("good", b"x"), 2)
+            assert (await asyncio.wait_for(producer.send("good", b"x"), 2)).queue.topic == "good"
             for call in stuck:
                 call.cancel()
 
@@ -117,3 +118,28 @@ def test_closing_ends_sends_that_wait_for_a_route(cluster: TinyCluster) -> None:
     producer.close()
     thread.join(5)
     assert "nothing was sent" in str(ends[0])
+
+
+WAYS: dict[str, Callable[[Producer], object]] = {
+    "send": lambda producer: producer.send("orders", b"2"),
+    "send to a chosen queue": lambda producer: producer.send("orders", b"2", selector=lambda queues, message, arg: queues[0]),
+    "send of one without a queue of its own": lambda producer: producer.send("orders", b"2", delay_level=1),
+    "send_batch": lambda producer: producer.send_batch([Message("orders", b"2")]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_waiting_for_a_master_is_part_of_a_sends_time_out(cluster: TinyCluster, way: str) -> None:
+    """The master is back after 0.6 of 0.8 s, and answers nothing: with a time-out of its own the send would end at 1.4 s."""
+    with Producer("web", discovery=cluster, send_timeout_ms=800, linger_ms=0) as producer:
+        producer.send("orders", b"1")
+        full = loses_its_master(cluster, producer, "orders")
+        cluster.broker.fault = lambda _arrival, _number: "lose"
+        back = threading.Timer(0.6, lambda: cluster.name_servers[0].routes.update(orders=full))
+        back.start()
+        began = time.monotonic()
+        with pytest.raises(SendError):
+            WAYS[way](producer)
+        took = time.monotonic() - began
+        cluster.broker.fault = lambda _arrival, _number: None
+    assert 0.55 < took < 1.2
