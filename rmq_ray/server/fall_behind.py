@@ -16,10 +16,9 @@ from heapq import nlargest
 
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.reading import GetResult
+from rmq_ray.store.reading import GetResult, last_log_offset
 
 ENTRIES_MAX = 200_000
-LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
 WENT_THROUGH = (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE)
 
 
@@ -34,9 +33,7 @@ class FallBehind:
         if result.status not in WENT_THROUGH:
             return
         if result.count:
-            size, last = int(result.sizes[-1]), result.parts[-1]
-            at = len(last) - size + LOG_OFFSET_AT
-            reached = int.from_bytes(last[at : at + 8], "big")
+            reached = last_log_offset(result.parts[-1], result.sizes)
         else:
             reached = store.log_offset_of(topic, queue_id, result.next_offset - 1)
         self.reached(group, topic, queue_id, reached, store.visible_offset)

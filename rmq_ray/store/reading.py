@@ -43,6 +43,12 @@ RECENT_BYTES_MAX = 4_096
 _LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
 
 
+def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:
+    """Where the last of these records begins in the log. ``records``: bytes that end with it; ``sizes``: of the last one at least."""
+    at = len(records) - int(sizes[-1]) + _LOG_OFFSET_AT
+    return int.from_bytes(records[at : at + 8], "big")
+
+
 @dataclass(slots=True)
 class GetResult:
     """What a read found. ``parts``: buffers that hold the records back to back; ``sizes``: one per record (int32)."""
@@ -74,8 +80,7 @@ class Recent:
     @property
     def last_log_offset(self) -> int:
         """Where its last record begins in the log."""
-        at = len(self.data) - int(self.sizes[-1]) + _LOG_OFFSET_AT
-        return int.from_bytes(self.data[at : at + 8], "big")
+        return last_log_offset(self.data, self.sizes)
 
     def answers(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> bool:
         """Whether a read without a filter gets all of it, and begins with it."""
