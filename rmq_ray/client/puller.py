@@ -32,7 +32,7 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.pulling import PullStatus, PullSysFlag
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
-from rmq_ray.remoting.records import PulledPage, PullRecords, pack_pull, unpack_pulled
+from rmq_ray.remoting.records import Lengths, PullAnswer, PullRecords, pack_pull, unpack_pulled
 
 PAUSED_DELAY_MS = 1_000  # PULL_TIME_DELAY_MILLS_WHEN_SUSPEND
 BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
@@ -268,7 +268,7 @@ class Puller:
             self._made_way_ms = now_ms
             self._parts.clock.sleep_ms(MAKE_WAY_MS)
 
-    def _put(self, work: AssignedQueue, answer: PulledPage) -> list[ReadyBatch]:
+    def _put(self, work: AssignedQueue, answer: PullAnswer[Lengths]) -> list[ReadyBatch]:
         """Page, tag check, batches; all of it is in the process queue on return."""
         raw, start = whole_bytes(answer.records)
         page = Page(work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset))

@@ -28,7 +28,7 @@ from rmq_ray.protocol.subscriptions import parse_subscription
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.headers import OffsetAnswer, QueryOffsetHeader, QueueHeader, SearchOffsetHeader
-from rmq_ray.remoting.records import PullAnswer, PullRecords, pack_pull, unpack_pull_answer
+from rmq_ray.remoting.records import Lengths, PullAnswer, PullRecords, pack_pull, unpack_pulled
 
 CALL_TIMEOUT_MS = 5_000
 GRACE_MS = 10_000  # a held pull is answered when its time is over; a broker that is slower than this by more is given up
@@ -143,7 +143,7 @@ class QueueQuestions:
         status = STATUS_OF_CODE.get(answer.code)
         if status is None:
             raise _refusal(answer, queue)
-        return _result(queue, subscription, status, unpack_pull_answer(answer.body))
+        return _result(queue, subscription, status, unpack_pulled(answer.body))
 
     def _offset(self, queue: MessageQueue, code: RequestCode) -> int:
         return self._number(queue, Command(code, fields=QueueHeader(queue.topic, queue.queue_id).to_fields()))
@@ -167,7 +167,7 @@ class QueueQuestions:
         return found[1]
 
 
-def _result(queue: MessageQueue, subscription: Subscription, status: PullStatus, answer: PullAnswer) -> PullResult:
+def _result(queue: MessageQueue, subscription: Subscription, status: PullStatus, answer: PullAnswer[Lengths]) -> PullResult:
     bounds = (answer.min_offset, answer.max_offset)
     if status is not PullStatus.FOUND or not len(answer.sizes):
         return PullResult(status, answer.next_offset, *bounds, PulledBatch((), {queue: answer.next_offset}))

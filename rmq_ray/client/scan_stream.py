@@ -60,7 +60,7 @@ class StreamSplitReader:
             self._connection.close()
             self._connection = None
 
-    def _page(self, split: Split, at: int, chunk_bytes: int) -> PullAnswer:
+    def _page(self, split: Split, at: int, chunk_bytes: int) -> PullAnswer[Sizes]:
         request = pack_scan(ScanRecords(split.queue.topic, split.queue.queue_id, at, split.end, chunk_bytes, split.epoch))
 
         def attempt(turn: int) -> Command:

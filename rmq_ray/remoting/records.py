@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
@@ -29,6 +29,8 @@ Sizes = np.ndarray[Any, np.dtype[Any]]
 """Byte lengths of records, big-endian int32, one dimension."""
 Lengths = Sizes | tuple[int, ...]
 """The same; fewer than ``FEW`` as plain numbers."""
+
+S = TypeVar("S")
 
 RECORDS_MAX = 65_536
 """Records of one frame or answer."""
@@ -54,27 +56,15 @@ class SendAnswer(NamedTuple):
     repeat: bool
 
 
-class PullAnswer(NamedTuple):
-    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths in bytes."""
+class PullAnswer(NamedTuple, Generic[S]):
+    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths in bytes: an array, or as ``unpack_pulled`` has them."""
 
     next_offset: int
     min_offset: int
     max_offset: int
     epoch: int
     suggested_broker: int
-    sizes: Sizes
-    records: memoryview
-
-
-class PulledPage(NamedTuple):
-    """A ``PullAnswer`` as consumers read it, many times a second."""
-
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    epoch: int
-    suggested_broker: int
-    sizes: Lengths
+    sizes: S
     records: memoryview
 
 
@@ -184,21 +174,21 @@ def pack_found(next_offset: int, low: int, epoch: int, suggested_broker: int, si
     return _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes)) + _FEW_SIZES[len(sizes)].pack(*sizes) + records
 
 
-def unpack_pull_answer(body: Body) -> PullAnswer:
+def unpack_pull_answer(body: Body) -> PullAnswer[Sizes]:
     """Reads what ``pack_pull_answer`` wrote."""
     answer = unpack_pulled(body)
     sizes = answer.sizes
     return PullAnswer(*answer[:5], np.array(sizes, _SIZE_TYPE) if isinstance(sizes, tuple) else sizes, answer.records)
 
 
-def unpack_pulled(body: Body) -> PulledPage:
-    """The same without an array of a few sizes, which costs more than the rest of a small answer."""
+def unpack_pulled(body: Body) -> PullAnswer[Lengths]:
+    """The same as consumers read it, many times a second: without an array of a few sizes, which costs more than the rest of a small answer."""
     view = _view(body)
     if len(view) < _PULL_ANSWER.size:
         raise MalformedFrame(f"answer to a pull of {len(view)} bytes; {_PULL_ANSWER.size} at least")
     next_offset, min_offset, max_offset, epoch, suggested, count = _PULL_ANSWER.unpack_from(view)
     start, sizes = _lengths(view, _PULL_ANSWER.size, count, count_min=0)
-    return PulledPage(next_offset, min_offset, max_offset, epoch, suggested, sizes, view[start:])
+    return PullAnswer(next_offset, min_offset, max_offset, epoch, suggested, sizes, view[start:])
 
 
 def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int, Lengths]:
