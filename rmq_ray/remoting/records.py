@@ -57,7 +57,7 @@ class SendAnswer(NamedTuple):
 
 
 class PullAnswer(NamedTuple, Generic[S]):
-    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths in bytes: an array, or as ``unpack_pulled`` has them."""
+    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths: an array, or as ``unpack_pulled`` has them."""
 
     next_offset: int
     min_offset: int

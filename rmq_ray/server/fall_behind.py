@@ -32,10 +32,7 @@ class FallBehind:
         """``group`` was handed ``result`` of a queue."""
         if result.status not in WENT_THROUGH:
             return
-        if result.count:
-            reached = last_log_offset(result.parts[-1], result.sizes)
-        else:
-            reached = store.log_offset_of(topic, queue_id, result.next_offset - 1)
+        reached = last_log_offset(result.parts[-1], result.sizes) if result.count else store.log_offset_of(topic, queue_id, result.next_offset - 1)
         self.reached(group, topic, queue_id, reached, store.visible_offset)
 
     def reached(self, group: str, topic: str, queue_id: int, log_offset: int, end: int) -> None:
