@@ -454,7 +454,8 @@ def test_a_log_that_failed_with_everything_on_disk_stays_sound() -> None:
     assert rig.store.reopen().sound
 
 
-def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeated() -> None:
+def with_a_failed_sync() -> tuple[StoreRig, int]:
+    """A store whose sync behind a second message has failed, and the log offset that is safe."""
     rig = StoreRig(config=SYNC)
     rig.send([b"a"], 0)
     rig.settle()
@@ -463,6 +464,11 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
     rig.send([b"b"], 1)
     rig.disk.fail_next("datasync", "commitlog")
     assert not rig.store.flush_step()
+    return rig, safe
+
+
+def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeated() -> None:
+    rig, safe = with_a_failed_sync()
     syncs = rig.disk.syncs
     assert rig.durable[-1] == safe == rig.store.durable_offset, "told, with nothing new"
     assert rig.store.state is StoreState.FAILED and not rig.store.flush_step()
@@ -481,14 +487,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
 
 def test_a_store_that_failed_and_is_opened_again_believes_the_disk_not_the_page_cache() -> None:
     """A master whose disk failed is deposed: closed, and opened in the same process as a copy of its heir's log."""
-    rig = StoreRig(config=SYNC)
-    rig.send([b"a"], 0)
-    rig.settle()
-    rig.store.flush()
-    safe = rig.store.durable_offset
-    rig.send([b"b"], 1)
-    rig.disk.fail_next("datasync", "commitlog")
-    assert not rig.store.flush_step()
+    rig, safe = with_a_failed_sync()
     assert not rig.store.shutdown(), "not durable"
     deposed = FollowerStore(rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk)
     deposed.open(create=False)
