@@ -29,7 +29,6 @@ from rmq_ray.topology.reader import read_topology
 from rmq_ray.topology.specs import Topology
 
 log = logging.getLogger("rmq_ray.cluster")
-STORE_PATH = "rmq-data"
 START_TIMEOUT_S = 180.0
 NODES_POLL_MS = 500
 STATUS_S = 5.0
@@ -158,7 +157,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     *,
     brokers: int = 1,
     replicas: int = 0,
-    store_path: str | PathLike[str] = STORE_PATH,
+    store_path: str | PathLike[str] = "rmq-data",
     flush: str = "async",
     replication: str = "async",
     foreign: str = "closed",

@@ -124,7 +124,7 @@ class CopyService:
             return
         try:
             await gateway.call_async(handle, "stop", timeout_s=STOP_S)
-        except (ClusterError, RmqError) as error:
+        except RmqError as error:
             log.warning("%s did not stop by itself and is killed: %s", member.name, error)
         await self._crew.remove(member.name)
 

@@ -93,10 +93,10 @@ class AsyncFrames:
     async def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
         """One message, in the frame of this loop turn; special kinds on their own."""
         if message.special:
+            queues, timeout_ms = await self._queues_for(message, timeout_ms)
             began_ms = self._clock.monotonic_ms()
-            queue = message.queue or self.next_queue((await self.queues(message.topic, timeout_ms))[0])
-            load = await self._single(message, self._core.left_ms(timeout_ms, began_ms))
-            return await self.send_load(load, queue, message.queue is not None, self._core.left_ms(timeout_ms, began_ms))
+            load = await self._single(message, timeout_ms)
+            return await self.send_load(load, message.queue or self.next_queue(queues), message.queue is not None, self._core.left_ms(timeout_ms, began_ms))
         key: Key = message.topic if message.queue is None else message.queue
         turn = self._turns.get(key)
         if turn is None:

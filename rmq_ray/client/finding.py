@@ -3,7 +3,7 @@
     attempt ──None──> pause ──> attempt ──> ... ──queues, or given_up──> caller
 
 Decides that a name server which does not answer and a topic between two masters pass by themselves, and nothing else. Does not wait: a thread sleeps
-between attempts (``ProducerCore.find_queues``), an event loop awaits (``AsyncFrames.queues``).
+between attempts (``ProducerCore.find_queues``), an event loop awaits (``AsyncFinding.queues``).
 """
 
 from __future__ import annotations
