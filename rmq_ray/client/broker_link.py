@@ -7,13 +7,14 @@ routes, groups or messages. Invariant: no lock is held while a request waits.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RmqError
+from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RequestTimeout, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.remoting.connection import Connection
@@ -109,27 +110,32 @@ class BrokerLink:
         if self._brokers is not None:
             self._brokers.drop(address)
 
-    def name_server_invoke(self, command: Command, timeout_ms: float) -> Command:
+    def name_server_invoke(self, command: Command, timeout_ms: float, until_ms: float = math.inf) -> Command:
         """Ask the chosen name server, then the others in turn; what worked is asked first next time.
 
+        ``timeout_ms``: for each. ``until_ms``: for all, monotonic; each has its share of what is left.
         When all failed and the discovery (asked once a second at most) tells others, those are asked too.
         """
         asked = self._servers
         try:
-            return self._ask_name_servers(command, timeout_ms)
+            return self._ask_name_servers(command, timeout_ms, until_ms)
         except RemotingError:
             if not self._others_than(asked):
                 raise
-            return self._ask_name_servers(command, timeout_ms)
+            return self._ask_name_servers(command, timeout_ms, until_ms)
 
-    def _ask_name_servers(self, command: Command, timeout_ms: float) -> Command:
+    def _ask_name_servers(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
         pool = self._need(self._name_servers)
         servers, first = self._servers, self._chosen
         last: RemotingError | None = None
         for step in range(len(servers)):
             index = (first + step) % len(servers)
+            share_ms = min(timeout_ms, (until_ms - self._clock.monotonic_ms()) / (len(servers) - step))
+            if share_ms <= 0:
+                last = last or RequestTimeout("no time is left to ask a name server; it was not asked", str(servers[index]))
+                break
             try:
-                answer = pool.request(servers[index], Command(command.code, fields=command.fields, body=command.body), timeout_ms)
+                answer = pool.request(servers[index], Command(command.code, fields=command.fields, body=command.body), share_ms)
             except RemotingError as error:
                 last = error
                 log.info("name server %s failed, asking the next: %s", servers[index], error)
@@ -144,7 +150,7 @@ class BrokerLink:
         return [pool.request(server, Command(command.code, fields=command.fields, body=command.body), timeout_ms) for server in self._servers]
 
     def tell_all(
-        self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: int, heard: Callable[[Command], None] = lambda _answer: None
+        self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: float, heard: Callable[[Command], None] = lambda _answer: None
     ) -> None:
         """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged. ``heard``: gets each answer,
         in a reader thread.

@@ -3,36 +3,45 @@
     send of a thread ──join──> Messages (one per topic and broker) ──encode──> Job ──> Launcher ──> ... ──> a result for each thread
 
 Called by ``ProducerCore.send`` for ordinary messages to any queue, and by ``client.half_sending``, whose frames are half messages. Decides what a group
-becomes on the wire and what each thread is told. Invariant: the messages of a group are stored whole or not at all; each thread gets an error of its own.
+becomes on the wire and what each thread is told. Invariants: a frame is stored whole or not at all; each thread gets a verdict of its own: of a frame that
+is refused because of one message, every thread sends its message again, alone, within the frame's time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rmq_ray.client.batching import RECORD_OVERHEAD, encode_load
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher
 from rmq_ray.client.loads import FrameLoad
 from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.pieces import ONE_OF_MANY
 from rmq_ray.client.send_future import BatchOutcome
 from rmq_ray.client.sending import Delivery, Sending
 from rmq_ray.client.sharing import Group, Sharing
-from rmq_ray.clock import Clock
+from rmq_ray.clock import Clock, left_ms
 from rmq_ray.errors import SendTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
 
+WAIT_SLACK_MS = 1_000.0  # beyond the time-out, for frames that end at it
+
 Key = tuple[str, str]
 """Topic and broker name: a broker that hangs holds up nobody who sends to another."""
+Alone = Callable[[Outgoing, MessageQueue, float], SendResult]
+"""Sends a message in a frame of its own, to this queue first, in the time of a send that began then (monotonic); as ``Sending.send``."""
 
 
 class Messages(Group[Outgoing]):
-    """Messages that will be one frame, for ``queue``."""
+    """Messages that will be one frame, for ``queue``. ``began_ms``: when its time began to run, monotonic: that of who opens it."""
 
-    __slots__ = ("outcome", "queue")
+    __slots__ = ("began_ms", "outcome", "queue")
 
-    def __init__(self, key: Key, queue: MessageQueue, clock: Clock) -> None:
+    def __init__(self, key: Key, queue: MessageQueue, clock: Clock, began_ms: float) -> None:
         super().__init__(key, clock)
         self.queue = queue
+        self.began_ms = began_ms
         self.outcome = BatchOutcome(queue)
         self.outcome.on_finish = self.ended
 
@@ -45,40 +54,46 @@ class Messages(Group[Outgoing]):
 class Combiner(Sharing[Outgoing, Messages]):
     """See the module. Thread-safe."""
 
-    def __init__(self, sending: Sending, identity: ProducerIdentity, launcher: Launcher) -> None:
+    def __init__(self, sending: Sending, identity: ProducerIdentity, launcher: Launcher, alone: Alone) -> None:
         config = sending.config
         super().__init__(sending.clock, config.batch_messages_max, config.batch_bytes_max)
         self._timeout_ms = float(config.send_timeout_ms)
         self._sending = sending
         self._identity = identity
         self._launcher = launcher
+        self._alone = alone
 
-    def enter(self, message: Outgoing, queue: MessageQueue) -> tuple[Messages, int] | None:
-        """A place in a group for ``queue``'s broker; None = go alone, to ``queue``, and call ``leave`` afterwards whatever happens."""
+    def enter(self, message: Outgoing, queue: MessageQueue, began_ms: float) -> tuple[Messages, int] | None:
+        """A place in a group for ``queue``'s broker; None = go alone, to ``queue``, and call ``leave`` afterwards whatever happens.
+
+        ``began_ms``: when the message's time began to run, monotonic.
+        """
         key = (queue.topic, queue.broker_name)
-        return self.join(key, message, len(message.body) + len(message.text) + RECORD_OVERHEAD, lambda: Messages(key, queue, self._clock))
+        return self.join(key, message, len(message.body) + len(message.text) + RECORD_OVERHEAD, lambda: Messages(key, queue, self._clock, began_ms))
 
     def leave(self, queue: MessageQueue) -> None:
         """A frame that was for ``queue``'s broker is answered."""
         self.left((queue.topic, queue.broker_name))
 
     def wait(self, group: Messages, index: int) -> SendResult:
-        """Sleep until the group is answered: one time-out until it leaves, another until it ends. Raises the frame's ``SendError``."""
-        if not self.sleep(group, index, 2 * self._timeout_ms):
-            raise SendTimeout(f"no answer within {2 * self._timeout_ms:.0f} ms; the message may be stored", group.queue.topic)
+        """Sleep until the group is answered, or its time is over. Raises a ``SendError``."""
+        if not self.sleep(group, index, self._timeout_ms + WAIT_SLACK_MS):
+            raise SendTimeout(f"no answer within {self._timeout_ms:.0f} ms; the message may be stored", group.queue.topic)
         error = group.outcome.error
-        if error is not None:
-            raise type(error)(*error.args)
-        return group.outcome.result(index)
+        if error is None:
+            return group.outcome.result(index)
+        if isinstance(error, ONE_OF_MANY) and len(group.items) > 1:
+            return self._alone(group.items[index], group.queue, group.began_ms)
+        raise type(error)(*error.args)
 
     def _ship(self, group: Messages) -> None:
-        job = Job(group.outcome, lambda wait: self._delivery(group, wait), None, None)
+        job = Job(group.outcome, lambda wait: self._delivery(group, wait), None, None, group.began_ms + self._timeout_ms)
         self._launcher.admit(job)
         self._launcher.launch(job)
 
     def _delivery(self, group: Messages, wait: bool) -> Delivery:
-        attempts = self._sending.attempts_since(self._clock.monotonic_ms(), group.queue, False, self._timeout_ms, codes_retried=True)
-        load = self._load(group, self._timeout_ms if wait else 0.0)
+        attempts = self._sending.attempts_since(group.began_ms, group.queue, False, self._timeout_ms, codes_retried=True)
+        load = self._load(group, left_ms(self._clock, self._timeout_ms, group.began_ms) if wait else 0.0)
         group.outcome.message_ids, group.outcome.sizes = load.message_ids, load.sizes
         return Delivery(load, group.queue, attempts, False)
 

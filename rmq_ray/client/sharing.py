@@ -1,18 +1,18 @@
-"""Threads that ask at once share frames: who finds enough frames out joins a group, and the group leaves when a frame was answered.
+"""Threads that ask at once share frames: one of a crowd that finds enough frames out joins a group, which leaves when a frame was answered.
 
-    thread 1, 2   alone: one item, one frame each, written by the calling thread
-    thread 3..n   join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again: who makes the
-                  open group half of all threads here, or is the last one to wake, ships it
+    few threads   alone: one item, one frame each, written by the calling thread
+    a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again:
+                  who makes the open group half of all threads here, or is the last one to wake, ships it
 
 One thread's request is one round trip, as ever; the more threads, the more items a frame. With many threads two frames take turns: one is at the broker
-while the threads of the other wake and gather. A group leaves at most 2 ms after an answer that freed a place, however long threads take. Decides who
-goes alone, who joins, who wakes whom and when a group leaves. Does not decide what an item is or how a group travels: ``combining``
-(messages), ``half_sending``, ``ending``.
+while the threads of the other wake and gather; while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a place,
+however long threads take. Decides who goes alone, who joins, who wakes whom and when a group leaves. Does not decide what an item is or how a group
+travels: ``combining`` (messages), ``half_sending``, ``ending``.
 
     seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
 One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each. Threads of a crowd
-sleep on one core, one awake, while that is faster (``home_core``).
+sleep on one core, one awake, while that is faster (``remoting.home_core``, ``trials``).
 
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose end ships the group; a seat's lock is released by
 whoever made it AWAKE, once; each frame out belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its turn) goes on
@@ -28,15 +28,18 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rmq_ray.client.home_core import Trials, home, on_core
+from rmq_ray.client.trials import Trials
 from rmq_ray.clock import Clock
+from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 
 FRAMES_ALONE_MAX = 2
 """Frames of a key out before threads share, and while they do: the next frame is on its way while one is answered."""
+FRAMES_IDLE_MAX = 4
+"""Frames out while no thread here is awake: the broker takes longer than they do (it syncs each frame) and would wait for them afterwards."""
 AWAKE_MAX = 2
 """Threads on their way out at once: while one has the interpreter lock, the next one's core wakes."""
-CROWD_MIN = 4
-"""Threads here from which on those of a group wake on one core, that of the thread that opens the group."""
+CROWD_MIN = 6
+"""Threads here from which on they share, and wake on one core: a group of one or two costs more than as many frames of their own."""
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
@@ -57,11 +60,12 @@ WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
 class Seat:
     """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
 
-    __slots__ = ("lock", "taken", "turn")
+    __slots__ = ("lock", "sleeper", "taken", "turn")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
+        self.sleeper = Sleeper()
         self.turn = WAITING
         self.taken = False
 
@@ -101,6 +105,8 @@ class Sharing(ABC, Generic[Item, G]):
     """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group."""
 
     alone_max: ClassVar[int] = FRAMES_ALONE_MAX
+    idle_max: ClassVar[int] = FRAMES_IDLE_MAX
+    crowd_min: ClassVar[int] = CROWD_MIN
 
     def __init__(self, clock: Clock, items_max: int, bytes_max: int) -> None:
         self._clock = clock
@@ -116,7 +122,7 @@ class Sharing(ABC, Generic[Item, G]):
         self._awake = 0
         """Threads that are AWAKE: each will look at the line."""
         self._freed_ms = 0.0
-        self._trials = Trials()
+        self._trials = Trials(HOME)
 
     @abstractmethod
     def _ship(self, group: G) -> None:
@@ -129,19 +135,21 @@ class Sharing(ABC, Generic[Item, G]):
             group = self._open.get(key)
             self._inside[key] = self._inside.get(key, 0) + 1
             full = group is not None and (group.bytes + size > self._bytes_max or len(group.items) >= self._items_max)
-            if full or (group is None and out < self.alone_max and not self._awake):
+            few = out < self.alone_max or self._inside[key] < self.crowd_min
+            if full or (group is None and few and not self._awake):
                 self._out[key] = out + 1
                 return None
             if group is None:
                 group = self._open[key] = make()
                 group.sharing = self
-                if self._inside[key] >= CROWD_MIN and self._trials.narrows(self._clock.monotonic_ms()):
-                    group.core = home()
+                if self._inside[key] >= CROWD_MIN:
+                    group.core = self._home()
             index = len(group.items)
             group.items.append(item)
             group.seats.append(self._own_seat())
             group.bytes += size
-            due = self._due(key)
+            idle = not self._awake and not self._ready and 3 * len(group.items) >= self._inside[key]
+            due = self._due(key, self.idle_max if idle else self.alone_max)
         if due is not None:
             self._ship(due)
         return group, index
@@ -151,7 +159,7 @@ class Sharing(ABC, Generic[Item, G]):
         with self._lock:
             self._count_down(self._inside, key)
             self._free(key)
-            due = self._due(key)
+            due = self._due(key, self.alone_max)
         if due is not None:
             self._ship(due)
 
@@ -160,9 +168,11 @@ class Sharing(ABC, Generic[Item, G]):
         deadline = self._clock.monotonic_ms() + patience_ms
         due: list[G] = []
         ended = False
+        seat = group.seats[index]
+        assert seat is not None
         while not ended:  # ends: at the deadline
             try:
-                ended = on_core(group.core, lambda: self._sleep(group, index, deadline, due))
+                ended = on_core(group.core, seat.sleeper, lambda: self._sleep(group, index, deadline, due))
             finally:
                 while due:
                     self._ship(due.pop())  # with the thread's own affinity: a connection that is made here has threads, which inherit it
@@ -216,7 +226,7 @@ class Sharing(ABC, Generic[Item, G]):
                 group.seats[index] = None
             if not woken:
                 self._mine.seat = None  # its lock may still be released for this turn
-            leaves = self._due(group.key)
+            leaves = self._due(group.key, self.alone_max)
             if leaves is not None:
                 due.append(leaves)
         if follower is not None:
@@ -250,11 +260,11 @@ class Sharing(ABC, Generic[Item, G]):
 
     # --- under the lock --------------------------------------------------------------------------------------------------
 
-    def _due(self, key: Any) -> G | None:
+    def _due(self, key: Any, out_max: int) -> G | None:
         """The open group if it is to leave now; it counts as out then."""
         group = self._open.get(key)
         out = self._out.get(key, 0)
-        if group is None or out >= self.alone_max:
+        if group is None or out >= out_max:
             return None
         gathering = self._awake > 0 and 2 * len(group.items) < self._inside.get(key, 0)
         if gathering and self._clock.monotonic_ms() - self._freed_ms < SHIP_WITHIN_MS:
@@ -262,6 +272,11 @@ class Sharing(ABC, Generic[Item, G]):
         del self._open[key]
         self._out[key] = out + 1
         return group
+
+    def _home(self) -> int | None:
+        """Where a crowd's threads wake now."""
+        now_ms = self._clock.monotonic_ms()
+        return HOME.of_crowd(now_ms) if self._trials.at_home(now_ms) else None
 
     def _free(self, key: Any) -> None:
         self._count_down(self._out, key)

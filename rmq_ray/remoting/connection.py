@@ -27,6 +27,7 @@ from rmq_ray.remoting.dial import SEND_STALL_MS, dial
 from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, Command, decode, encode
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
 from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter, lost, no_time_left, not_sent, thread_waiter
@@ -79,6 +80,7 @@ class Connection:
         self._waiting = WaitingTable(limits.unanswered_requests_max, self._name)
         self._outbox = Outbox(self._sock, limits.unsent_bytes_max, self._name, self._break)
         self._heard_ms = clock.monotonic_ms()
+        self._sleeper = Sleeper()
         self._reader = threading.Thread(target=self._run, name=f"rmq-reader-{self._name}", daemon=True)
         self._reader.start()
 
@@ -255,7 +257,7 @@ class Connection:
         """
         while True:
             try:
-                count = self._sock.recv_into(space, 0, flags)
+                count = on_core(HOME.of_reader(self._clock.monotonic_ms()), self._sleeper, lambda: self._sock.recv_into(space, 0, flags))
             except BlockingIOError:
                 self._look_around()
                 continue

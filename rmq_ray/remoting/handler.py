@@ -11,6 +11,7 @@ from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 
 if TYPE_CHECKING:
+    from rmq_ray.remoting.busy_poll import BusyPoll
     from rmq_ray.remoting.peer import ServerPeer
 
 AnswerCallback = Callable[[Command | RemotingError], None]
@@ -39,6 +40,7 @@ class Owner(Protocol):
     credentials: Credentials
     foreign: ForeignClients
     limits: RemotingLimits
+    busy_poll: BusyPoll | None
 
     def admit(self, peer: ServerPeer) -> bool:
         """Count the peer in; False when there are too many."""

@@ -15,6 +15,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import Address
+from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.handler import Handler
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.peer import ServerPeer, Stage
@@ -33,10 +34,12 @@ class Listener:
     """One port of one role.
 
     Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL`` without access rules, a closed port
-    without a secret.
+    without a secret. ``busy_poll_us``: see ``busy_poll``; 0 = the loop sleeps between frames.
     """
 
-    def __init__(self, handler: Handler, credentials: Credentials, foreign: ForeignClients, limits: RemotingLimits, clock: Clock, name: str) -> None:
+    def __init__(  # noqa: PLR0913 - a port
+        self, handler: Handler, credentials: Credentials, foreign: ForeignClients, limits: RemotingLimits, clock: Clock, name: str, busy_poll_us: int = 0
+    ) -> None:
         if foreign is ForeignClients.ACL:
             raise ConfigError(f"foreign='acl' needs access rules, which this {name} does not have: use 'closed' or 'open'", "acl")
         if foreign is ForeignClients.CLOSED and not credentials.secret:
@@ -46,7 +49,9 @@ class Listener:
         self.foreign: ForeignClients = foreign
         self.limits = limits
         self.name = name
+        self.busy_poll: BusyPoll | None = None
         self._clock = clock
+        self._busy_poll_us = busy_poll_us
         self._peers: set[ServerPeer] = set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -67,6 +72,7 @@ class Listener:
     async def start(self, host: str, port: int) -> Address:
         """Bind and listen; port 0 takes a free one. True on return: connections are accepted. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
+        self.busy_poll = BusyPoll(loop, self._clock, self._busy_poll_us) if self._busy_poll_us and of_use() else None
         self._server = await loop.create_server(lambda: ServerPeer(self), host, port, backlog=BACKLOG)
         self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
         bound = self._server.sockets[0].getsockname()

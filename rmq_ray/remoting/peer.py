@@ -66,6 +66,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         """Something moved since the last scan."""
         self._owner = owner
         self._handle = owner.handler.handle
+        self._poll = owner.busy_poll
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -177,6 +178,8 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Serve every whole frame that has arrived."""
+        poll = self._poll
+        begun_ms = poll.now_ms() if poll is not None else 0.0
         buffer = self._buffer
         buffer.filled(nbytes)
         self.active = self._in_turn = True
@@ -200,6 +203,8 @@ class ServerPeer(asyncio.BufferedProtocol):
                 self._flush()
             self._answered_early.clear()
             buffer.settle()
+        if poll is not None:
+            poll.served(begun_ms, poll.now_ms())
 
     def eof_received(self) -> None:
         """The client will send nothing more; the transport closes itself."""
