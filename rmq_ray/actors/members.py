@@ -43,7 +43,9 @@ class Member:
 
     @property
     def again(self) -> Member:
-        """As it is created a second time: on its store, or not at all."""
+        """As it is created a second time: on its store, or at its port, or not at all."""
+        if self.shell is NameServerShell:
+            return replace(self, arguments=(*self.arguments[:2], True))
         if self.key is None:
             return self
         config, secret, _, identity = self.arguments

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from rmq_ray.actors.gateway import node_address
-from rmq_ray.actors.shell import be_urgent, spawn
+from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.remoting import loopback
@@ -14,12 +14,12 @@ from rmq_ray.server.name_server_runner import NameServerRunner
 
 
 class NameServerShell:
-    """Listens as soon as it can; ``serving`` tells where."""
+    """Listens as soon as it can; ``serving`` tells where. ``again``: it was created before."""
 
-    def __init__(self, config: NameServerConfig, secret: bytes) -> None:
+    def __init__(self, config: NameServerConfig, secret: bytes, again: bool = False) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
-        self._runner = NameServerRunner(config, secret, SYSTEM_CLOCK)
+        self._runner = NameServerRunner(config, secret, SYSTEM_CLOCK, restarted=again or is_restart())
         spawn(self._runner.run(), "name server")
 
     async def ping(self) -> str:

@@ -77,7 +77,7 @@ class Broker:
         self._host = ("", 0)
         if reign is not None:
             self._who.broker_id = NO_ID
-        self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}")
+        self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}", config.busy_poll_us)
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
 

@@ -44,7 +44,6 @@ from rmq_ray.server.reign import Reign
 from rmq_ray.server.reign_gate import ReignGate
 from rmq_ray.server.replication import Replication
 from rmq_ray.server.send_hooks import hooked
-from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.timers import Timers
@@ -104,7 +103,6 @@ class BrokerCore:
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
         self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
-        self.repeats = SingleRepeats(config.store, clock)
         self.timed = TimerService(config, self.keeper, self.writer, self.tables.topics, self.counters, self._files, offload)
         asker = TransactionAsker(self.members, store_host)
         self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
@@ -334,7 +332,6 @@ class BrokerCore:
         if self.gate is not None and self.gate.lost():
             self.acks.abandon()
         self.acks.fail_all()
-        self.repeats.forget()
 
     def _durable(self) -> None:
         store = self.keeper.store

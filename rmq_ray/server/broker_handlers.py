@@ -50,9 +50,7 @@ def make_handlers(core: BrokerCore, make_hold: Callable[[OnWake], Hold], store_h
         FastFailure(core.clock, core.offload.post, core.config.stale_send_ms, core.config.disk_busy_ms), core.replication,
     )  # fmt: skip
     records, halves = RecordsHandlers(path), HalvesHandlers(path, core.config.reject_transactions)
-    sends = SendHandlers(
-        path, core.writer, tables.groups, identity, core.repeats, core.config.store.body_bytes_max, store_host, core.config.reject_transactions
-    )
+    sends = SendHandlers(path, core.writer, tables.groups, identity, core.config.store.body_bytes_max, store_host, core.config.reject_transactions)
     ends = TransactionHandlers(path, core.transactions, identity, core.answer_from, core.config.store.body_bytes_max)
     bundles = BundleHandler(core.handle)
     recalls = RecallHandler(path, core.timed, identity, core.clock, core.answer_from)

@@ -29,11 +29,11 @@ class Listens(Protocol):
         ...
 
 
-async def listen(listener: Listens, host: str, configured: int, kept_in: str | None, files: FileSystem) -> Address:
+async def listen(listener: Listens, host: str, configured: int, kept_in: str | None, files: FileSystem, *, must_keep: bool = False) -> Address:
     """Bind ``configured``, else the port written in the file ``kept_in``, else a free one, which is then written there.
 
     Raises ``ConfigError`` where a configured port is taken or the host is not this machine's. A kept port that somebody
-    else took meanwhile is given up for a new one, with a warning.
+    else took meanwhile is given up for a new one, with a warning; with ``must_keep`` that is a ``ConfigError``, too.
     """
     if configured:
         return await _bind(listener, host, configured)
@@ -42,6 +42,8 @@ async def listen(listener: Listens, host: str, configured: int, kept_in: str | N
         try:
             return await _bind(listener, host, kept)
         except ConfigError as error:
+            if must_keep:
+                raise
             log.warning("port %d of the last run is taken, another one is chosen: %s", kept, error)
     address = await _bind_any(listener, host)
     if kept_in is not None:

@@ -24,7 +24,7 @@ from rmq_ray.model.message import (
     SysFlag,
     decode_properties,
 )
-from rmq_ray.model.topics import HALF_TOPIC, TIMER_TOPIC, GroupConfig, dlq_topic
+from rmq_ray.model.topics import TIMER_TOPIC, GroupConfig, dlq_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
 from rmq_ray.protocol.timer import RecallHandle, is_timed
@@ -39,7 +39,6 @@ from rmq_ray.server.identity import Identity
 from rmq_ray.server.message_writer import MessageWriter, Origin
 from rmq_ray.server.records_handlers import SendPath
 from rmq_ray.server.refusal import Refused
-from rmq_ray.server.single_repeats import SingleRepeats
 from rmq_ray.store.message_store import AppendResult
 from rmq_ray.store.record import offset_message_id
 
@@ -56,11 +55,10 @@ class SendHandlers:
     """10, 310, 320. ``reject_halves``: transactional messages are refused."""
 
     def __init__(  # noqa: PLR0913 - what a send of any kind touches
-        self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, repeats: SingleRepeats, body_bytes_max: int, host: tuple[str, int],
+        self, path: SendPath, writer: MessageWriter, groups: GroupTable, identity: Identity, body_bytes_max: int, host: tuple[str, int],
         reject_halves: bool = False,
     ) -> None:  # fmt: skip
         self._rejects_halves = reject_halves
-        self._repeats = repeats
         self._path = path
         self._writer = writer
         self._groups = groups
@@ -135,15 +133,9 @@ class SendHandlers:
         return self._answer(command, peer, result, properties.get(WAIT) != "false")
 
     def _put(self, header: SendHeader, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:  # noqa: PLR0913 - a record
-        """Store the message, unless it is a repeat of one of ours."""
-        if header.frame_id is None or topic == HALF_TOPIC or is_timed(properties):  # what lies in a system topic keeps its mark: known after a crash, too
-            return self._writer.put(topic, queue_id, body, properties, origin, header.frame_id)
-        known, crc = self._repeats.find(header.frame_id, header.topic, header.properties or "", body)
-        if known is not None:
-            self._path.counters.put_repeats += 1
-            return known
-        result = self._writer.put(topic, queue_id, body, properties, origin)
-        self._repeats.add(header.frame_id, crc, result)
+        """Store the message, unless it is a repeat of one of ours: its record has the frame's mark, so that it is known after a crash, too."""
+        result = self._writer.put(topic, queue_id, body, properties, origin, header.frame_id)
+        self._path.counters.put_repeats += result.repeat
         return result
 
     def _check(self, header: SendHeader, properties: dict[str, str], body_length: int) -> None:

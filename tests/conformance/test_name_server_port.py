@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, NameServerConfig, RemotingLimits
+from rmq_ray.errors import StoreInUse
 from rmq_ray.model.ids import Address
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.remoting import bodies
@@ -19,7 +22,9 @@ from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.server import name_server_runner
 from rmq_ray.server.name_server import NameServer
+from rmq_ray.server.name_server_runner import NameServerRunner
 
 CAPTURED_JSON = bytes.fromhex(
     "000000820000007e7b22636f6465223a3130352c226578744669656c6473223a7b22746f706963223a224c616241227d2c22666c6167223a302c226c616e6775616765223a224a415641"
@@ -135,5 +140,72 @@ def test_errors_become_answers_with_their_code_and_remedy() -> None:
                 answer = await client.ask(Command(RequestCode.REGISTER_BROKER, 6, fields=fields, body=body))
                 assert answer.code != 0 and answer.opaque == 6
             assert server.status()["brokers"] == {}
+
+    run(scenario())
+
+
+def test_a_directory_has_one_name_server_at_a_time_and_the_second_one_leaves_its_port_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_server_runner, "LOCK_PAUSE_S", 0.01)
+
+    def runner(cluster: str) -> NameServerRunner:
+        return NameServerRunner(NameServerConfig(cluster_name=cluster, directory=str(tmp_path)), b"s" * 32, SYSTEM_CLOCK)
+
+    async def scenario() -> None:
+        first, second, later = runner("one"), runner("two"), runner("one")
+        running = asyncio.create_task(first.run())
+        await expect_soon(lambda: first.address)
+        await second.run()
+        assert isinstance(second.error, StoreInUse) and str(tmp_path) in str(second.error) and "stop its cluster first" in str(second.error)
+        assert (tmp_path / "port").read_text() == str(first.address).rpartition(":")[2]
+        await first.stop()
+        await running
+        running = asyncio.create_task(later.run())
+        await expect_soon(lambda: later.address)
+        assert later.address == first.address
+        await later.stop()
+        await running
+
+    run(scenario())
+
+
+def test_a_restarted_name_server_waits_for_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_server_runner, "LOCK_PAUSE_S", 0.005)
+
+    def runner(restarted: bool) -> NameServerRunner:
+        return NameServerRunner(NameServerConfig(cluster_name="one", directory=str(tmp_path)), b"s" * 32, SYSTEM_CLOCK, restarted=restarted)
+
+    async def scenario() -> None:
+        dying, restarted, unwanted = runner(False), runner(True), runner(True)
+        tasks = [asyncio.create_task(dying.run())]
+        await expect_soon(lambda: dying.address)
+        tasks += [asyncio.create_task(restarted.run()), asyncio.create_task(unwanted.run())]
+        await asyncio.sleep(2 * name_server_runner.LOCK_TRIES * name_server_runner.LOCK_PAUSE_S)
+        assert restarted.error is None and restarted.address is None
+        await unwanted.stop()
+        await expect_soon(lambda: unwanted.error)
+        await dying.stop()
+        await expect_soon(lambda: restarted.address)
+        assert restarted.address == dying.address
+        await restarted.stop()
+        await asyncio.gather(*tasks)
+
+    run(scenario())
+
+
+def test_a_restarted_name_server_waits_for_its_own_port_and_takes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_server_runner, "TICK_S", 0.02)
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            port = stranger.getsockname()[1]
+            (tmp_path / "port").write_text(str(port))
+            again = NameServerRunner(NameServerConfig(directory=str(tmp_path)), b"s" * 32, SYSTEM_CLOCK, restarted=True)
+            running = asyncio.create_task(again.run())
+            await asyncio.sleep(0.1)
+            assert again.address is None and again.error is None
+        await expect_soon(lambda: again.address)
+        assert again.address == Address("127.0.0.1", port) and (tmp_path / "port").read_text() == str(port)
+        await again.stop()
+        await running
 
     run(scenario())

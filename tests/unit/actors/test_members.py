@@ -9,6 +9,7 @@ import pytest
 
 from rmq_ray.actors import gateway
 from rmq_ray.actors.members import Crew, Member, others_of
+from rmq_ray.actors.name_server import NameServerShell
 from rmq_ray.actors.plan import make_plan
 from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.actors.supervise import Ping
@@ -89,3 +90,9 @@ def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
     brokers = [member for member in found if member.key]
     assert [member.shell for member in brokers] == [ReplicaShell, ReplicaShell]
     assert [(member.arguments[2], member.arguments[3]) for member in brokers] == [(True, None), (False, "known")]
+
+
+def test_a_name_server_that_is_created_again_looks_for_its_own_port() -> None:
+    first = Member("c/name-server-0", NameServerShell, ("config", b"secret"), None)
+    assert first.again.arguments == ("config", b"secret", True)
+    assert first.again.again.arguments == first.again.arguments

@@ -31,7 +31,7 @@ def aged(path: Path, hours: int = 100) -> Bench:
 
     clock = ManualClock(int(time.time() * 1000) + hours * HOUR_MS)
     store = StoreConfig(
-        str(path / "store"), segment_bytes=SEGMENT_BYTES, consume_queue_entries=16, index_slots=97, index_items=400, preallocate=False, delete_when="99"
+        str(path / "store"), segment_bytes=SEGMENT_BYTES, consume_queue_entries=16, index_slots=97, index_items=400, preallocate=False, delete_when=""
     )
     return Bench(path, clock=clock, store=store).open()
 

@@ -39,7 +39,9 @@ def test_nothing_goes_at_another_hour_on_a_disk_with_room() -> None:
     assert plan() == RetentionPlan((), False, Reason.NONE)
 
 
-@pytest.mark.parametrize(("options", "reason"), [({"when": f"99;{NOW}"}, Reason.TIME), ({"ratio": 0.751}, Reason.SPACE), ({"manual": True}, Reason.MANUAL)])
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"when": f"{NOT_NOW};{NOW}"}, Reason.TIME), ({"ratio": 0.751}, Reason.SPACE), ({"manual": True}, Reason.MANUAL)]
+)
 def test_expired_segments_go_at_the_hour_on_a_full_disk_or_on_request(options: dict[str, object], reason: Reason) -> None:
     assert plan(**options) == RetentionPlan(tuple(100 * n for n in range(9)), False, reason)  # type: ignore[arg-type]
 
