@@ -73,3 +73,8 @@ def local_month_ms(at_ms: int) -> tuple[int, int]:
     begin = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     end = time.mktime((*following, 1, 0, 0, 0, 0, 0, -1))
     return int(begin) * 1000, int(end) * 1000
+
+
+def left_ms(clock: Clock, timeout_ms: float, started_ms: float) -> float:
+    """What is left of a time-out that began then (monotonic); not below 0."""
+    return max(0.0, timeout_ms - (clock.monotonic_ms() - started_ms))

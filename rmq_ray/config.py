@@ -18,6 +18,7 @@ from rmq_ray.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
+DAY_MS = 86_400_000
 DEFAULT_CLUSTER = "default"
 
 
@@ -69,7 +70,7 @@ class _Group:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _require(condition: bool, what: str, value: object) -> None:
@@ -77,7 +78,16 @@ def _require(condition: bool, what: str, value: object) -> None:
         raise ConfigError(f"{what}, not {value!r}", value)
 
 
+def _within(group: object, **limits: tuple[int, int]) -> None:
+    """``ConfigError`` for a setting that is no whole number between its limits, both included."""
+    for name, (low, high) in limits.items():
+        value = getattr(group, name)
+        _require(_is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value)
+
+
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_-]+")
+_HOUR = r"([01]?[0-9]|2[0-3])\s*"
+_HOURS = re.compile(rf"\s*({_HOUR}(;\s*{_HOUR})*)?")
 _KINDS: dict[str, type] = {"int": Integral, "float": Real, "str": str, "bool": bool, "None": type(None)}
 
 
@@ -133,19 +143,22 @@ class StoreConfig(_Group):
         _check_kinds(self)
         _require(bool(self.path), "store path must be given", self.path)
         _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
-        _require(65_536 <= self.consume_queue_ext_bytes < 1 << 31, "consume_queue_ext_bytes must be 64 KiB to 2 GiB", self.consume_queue_ext_bytes)
         _require(self.consume_queue_ext or not self.filter_bit_maps, "filter_bit_maps needs consume_queue_ext=True", self.filter_bit_maps)
-        _require(self.consume_queue_entries >= 16, "consume_queue_entries must be at least 16", self.consume_queue_entries)
+        _require(_HOURS.fullmatch(self.delete_when) is not None, "delete_when must be hours of the day like '04' or '04;16'", self.delete_when)
         _require(
             0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1,
             "disk ratios must rise from delete over force to full, within (0, 1]",
             (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio),
         )
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
-        _require(1 <= self.transient_store_pool_size <= 1_024, "transient_store_pool_size must be 1 to 1024", self.transient_store_pool_size)
-        _require(4096 <= self.transient_buffer_bytes <= GIB, "transient_buffer_bytes must be 4 KiB to 1 GiB", self.transient_buffer_bytes)
-        _require(1 <= self.commit_interval_ms <= 60_000, "commit_interval_ms must be 1 to 60000", self.commit_interval_ms)
-        _require(1 <= self.commit_least_pages <= 4_096, "commit_least_pages must be 1 to 4096", self.commit_least_pages)
+        _within(
+            self, index_slots=(1, 100_000_000), index_items=(2, 100_000_000), transient_store_pool_size=(1, 1_024), commit_interval_ms=(1, 60_000),
+            commit_least_pages=(1, 4_096), flush_interval_ms=(1, DAY_MS), flush_least_pages=(0, 4_096), flush_thorough_interval_ms=(1, DAY_MS),
+            sync_flush_timeout_ms=(1, DAY_MS), queue_flush_interval_ms=(1, DAY_MS), queue_flush_thorough_interval_ms=(1, DAY_MS),
+            transient_buffer_bytes=(4_096, GIB), checkpoint_interval_ms=(1, DAY_MS), checkpoint_bytes=(4_096, 1 << 40), deduplication_frames=(1, 1 << 20),
+            deduplication_keep_ms=(1, DAY_MS), reserved_hours=(0, 1_000_000), delete_files_max=(1, 10_000), consume_queue_entries=(16, 1 << 26),
+            consume_queue_ext_bytes=(65_536, (1 << 31) - 1),
+        )  # fmt: skip
 
     @property
     def gathers(self) -> bool:
@@ -201,6 +214,7 @@ class BrokerConfig(_Group):
     long_polling: bool = True
     short_polling_ms: int = 1_000
     hold_check_ms: int = 5_000
+    busy_poll_us: int = 1_000  # busy for a fifth of the time or more, the broker looks for input so long before its core sleeps; 0 = sleeps at once
     hold_link: str | None = None  # Unix socket of the hold service; None = hold inside the broker
     offset_persist_ms: int = 5_000
     delay_persist_ms: int = 10_000
@@ -229,13 +243,19 @@ class BrokerConfig(_Group):
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _require(self.foreign is not ForeignClients.ACL, "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'", "acl")
         _require(2 <= self.copies_min <= 16, "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)", self.copies_min)
-        _require(0 <= self.broker_id <= 1_000, "broker_id must be 0 (master) to 1000", self.broker_id)
-        _require(1 <= self.slave_timeout_ms <= 3_600_000, "slave_timeout_ms must be 1 to 3600000", self.slave_timeout_ms)
-        _require(100 <= self.in_sync_lag_ms <= 3_600_000, "in_sync_lag_ms must be 100 to 3600000", self.in_sync_lag_ms)
-        _require(100 <= self.replica_sync_ms <= 3_600_000, "replica_sync_ms must be 100 to 3600000", self.replica_sync_ms)
-        _require(4096 <= self.replica_bytes <= 32 * MIB, "replica_bytes must be 4 KiB to 32 MiB", self.replica_bytes)
+        _within(
+            self, broker_id=(0, 1_000), port=(0, 65_535), replica_bytes=(4_096, 32 * MIB), slave_timeout_ms=(1, 3_600_000), in_sync_lag_ms=(100, 3_600_000),
+            replica_sync_ms=(100, 3_600_000), default_topic_queues=(1, 4_096), register_interval_ms=(1, DAY_MS), short_polling_ms=(1, DAY_MS),
+            hold_check_ms=(1, DAY_MS), offset_persist_ms=(1, DAY_MS), delay_persist_ms=(1, DAY_MS), timer_max_delay_hours=(1, 24 * 3_660),
+            timer_window_ms=(1, DAY_MS), timer_window_messages=(1, 1 << 30), timer_checkpoint_ms=(1, DAY_MS), timer_roll_hours=(1, 24 * 366),
+            transaction_timeout_ms=(0, DAY_MS), transaction_check_interval_ms=(1, DAY_MS), transaction_check_max=(0, 10_000), channel_expiry_ms=(1, DAY_MS),
+            housekeeping_ms=(1, DAY_MS), queue_lock_ms=(1, DAY_MS), pull_records_max=(1, 65_536), pull_bytes_max=(1, 15 * MIB),
+            in_flight_bytes_max=(1, 1 << 40), stale_send_ms=(0, DAY_MS), disk_busy_ms=(0, DAY_MS), parked_pulls_max=(1, 1 << 30),
+            pop_in_flight_max=(1, 1 << 30), busy_poll_us=(0, 100_000),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +337,7 @@ class ConsumerConfig(_Group):
 
     group: str
     concurrency: int = 20  # consumeThreadMin = consumeThreadMax
-    batch_size: int = 1  # consumeMessageBatchMaxSize
+    batch_size: int = 1  # consumeMessageBatchMaxSize; of messages at most 1024
     pull_records: int = 256  # a response; cut into batch_size pieces in the client (RocketMQ: 32)
     pull_bytes: int = MIB
     pull_interval_ms: int = 0
@@ -351,35 +371,19 @@ class ConsumerConfig(_Group):
     namespace: str = ""  # put before every topic and group name: ns%orders
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("concurrency", self.concurrency, 1, 1000),
-            ("batch_size", self.batch_size, 1, 8192),  # of messages: 1024
-            ("pull_records", self.pull_records, 1, 8192),
-            ("max_span", self.max_span, 1, 65535),
-            ("threshold_messages", self.threshold_messages, 1, 65535),
-            ("threshold_mib", self.threshold_mib, 1, 1024),
-            ("pull_interval_ms", self.pull_interval_ms, 0, 65535),
-            ("suspend_queue_ms", self.suspend_queue_ms, 10, 30_000),
-            ("lock_refresh_ms", self.lock_refresh_ms, 10, 3_600_000),
-            ("lock_trusted_ms", self.lock_trusted_ms, self.lock_refresh_ms, 3_600_000),
-            ("lock_retry_ms", self.lock_retry_ms, 1, 3_600_000),
-            ("max_continuous_ms", self.max_continuous_ms, 1, 3_600_000),
-            ("consume_timeout_minutes", self.consume_timeout_minutes, 1, 525_600),
-            ("rebalance_ms", self.rebalance_ms, 1, 3_600_000),
-            ("heartbeat_ms", self.heartbeat_ms, 1, 3_600_000),
-            ("offset_persist_ms", self.offset_persist_ms, 1, 3_600_000),
-            ("exception_delay_ms", self.exception_delay_ms, 1, 3_600_000),
-            ("flow_control_delay_ms", self.flow_control_delay_ms, 1, 3_600_000),
-            ("send_back_retry_ms", self.send_back_retry_ms, 1, 3_600_000),
-        ):
-            _require(_is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value)
-        for name, value, high in (
-            ("threshold_messages_topic", self.threshold_messages_topic, 6_553_500),
-            ("threshold_mib_topic", self.threshold_mib_topic, 102_400),
-            ("threshold_messages_group", self.threshold_messages_group, 6_553_500),
-            ("threshold_mib_group", self.threshold_mib_group, 102_400),
-        ):
-            _require(_is_whole(value) and (value == -1 or 1 <= value <= high), f"{name} must be -1 or 1 to {high}", value)
+        _within(
+            self, concurrency=(1, 1_000), batch_size=(1, 8_192), pull_records=(1, 8_192), max_span=(1, 65_535), threshold_messages=(1, 65_535),
+            threshold_mib=(1, 1_024), pull_interval_ms=(0, 65_535), suspend_queue_ms=(10, 30_000), lock_refresh_ms=(10, 3_600_000),
+            lock_trusted_ms=(self.lock_refresh_ms, 3_600_000), lock_retry_ms=(1, 3_600_000), max_continuous_ms=(1, 3_600_000),
+            consume_timeout_minutes=(1, 525_600), rebalance_ms=(1, 3_600_000), heartbeat_ms=(1, 3_600_000), offset_persist_ms=(1, 3_600_000),
+            exception_delay_ms=(1, 3_600_000), flow_control_delay_ms=(1, 3_600_000), send_back_retry_ms=(1, 3_600_000), pull_bytes=(1, 15 * MIB),
+            suspend_ms=(0, 3_600_000), pull_timeout_ms=(1, DAY_MS), pull_idle_ms=(1, DAY_MS), offset_persist_first_ms=(0, DAY_MS),
+            offset_illegal_delay_ms=(0, DAY_MS),
+        )  # fmt: skip
+        for unit, high in (("messages", 6_553_500), ("mib", 102_400)):
+            for name in (f"threshold_{unit}_topic", f"threshold_{unit}_group"):
+                value = getattr(self, name)
+                _require(_is_whole(value) and (value == -1 or 1 <= value <= high), f"{name} must be -1 or 1 to {high}", value)
         tries = self.max_reconsume_times
         _require(_is_whole(tries) and tries >= -1, "max_reconsume_times must be -1 (16 times; without end when orderly) or more", tries)
         _require(isinstance(self.namespace, str), "namespace must be a text", self.namespace)

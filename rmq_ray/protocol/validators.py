@@ -26,8 +26,15 @@ UNIQUE_TAIL_BYTES = 41  # UNIQ_KEY, its separator and 32 digits end every record
 MARK_BYTES = 83  # a frame's mark and the separator behind it
 USER_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - UNIQUE_TAIL_BYTES - MARK_BYTES
 """What is left for KEYS, TAGS and user properties in any record of a frame."""
+SPECIAL_PROPERTIES_BYTES_MAX = USER_PROPERTIES_BYTES_MAX - 512
+"""The same of a message that is delayed or does not wait: the broker adds where it goes in the end."""
 DEFAULT_GROUPS = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 DELAY_LEVEL_MAX = 18
+FLAG_MIN, FLAG_MAX = -(1 << 31), (1 << 31) - 1
+_REMEMBERED_MAX = 4_096
+_topics: set[str] = set()
+_send_topics: set[str] = set()
+"""Names that were found legal."""
 
 _last_labels: list[tuple[str | None, Mapping[str, str], str]] = [(None, {}, "")]
 """Tag and properties, and their text."""
@@ -36,18 +43,20 @@ _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _ALLOWED = "letters, digits, % | _ -"
 
 
-@lru_cache(maxsize=4096)
 def check_topic(topic: str) -> None:
     """``^[%|a-zA-Z0-9_-]{1,127}$``, else ``ClientError``."""
-    _check_name("topic", topic, TOPIC_CHARS_MAX)
+    if topic.__class__ is not str or topic not in _topics:
+        _check_name("topic", topic, TOPIC_CHARS_MAX)
+        _remember(_topics, topic)
 
 
-@lru_cache(maxsize=4096)
 def check_send_topic(topic: str) -> None:
     """A legal topic that users may send to; ``TopicNotWritable`` for the system's own."""
-    check_topic(topic)
-    if topic in FORBIDDEN_SEND_TOPICS:
-        raise TopicNotWritable(f"topic {topic!r} belongs to the system and cannot be sent to; use a topic of your own", topic)
+    if topic.__class__ is not str or topic not in _send_topics:
+        check_topic(topic)
+        if topic in FORBIDDEN_SEND_TOPICS:
+            raise TopicNotWritable(f"topic {topic!r} belongs to the system and cannot be sent to; use a topic of your own", topic)
+        _remember(_send_topics, topic)
 
 
 def check_bulk_topic(topic: str) -> None:
@@ -84,6 +93,13 @@ def check_body(body: object, body_bytes_max: int) -> bytes:
             f"the body has {len(body)} bytes, the limit is {body_bytes_max}; split it or store it elsewhere and send a reference", len(body), body_bytes_max
         )
     return body
+
+
+def check_flags(flags: Sequence[object]) -> None:
+    """Users' flags: each a signed number of 32 bits, else ``MessageIllegal``. (What is larger would be read as SYSFLAG.)"""
+    for flag in flags:
+        if not isinstance(flag, int) or not FLAG_MIN <= flag <= FLAG_MAX:
+            raise MessageIllegal(f"flag is {flag!r:.80}; give a whole number from {FLAG_MIN} to {FLAG_MAX}", "flag")
 
 
 def check_delay_level(level: object) -> None:
@@ -163,13 +179,20 @@ def _judged_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping
         raise _find_fault(tag, keys, properties)
     if not text.isascii():
         _check_encodable(text)
-    if len(text) * 3 > USER_PROPERTIES_BYTES_MAX and (size := len(text.encode())) > USER_PROPERTIES_BYTES_MAX:
-        raise MessageTooLarge(
-            f"keys, tag and properties have {size} bytes, the limit is {USER_PROPERTIES_BYTES_MAX}; shorten them or put them into the body",
-            size,
-            USER_PROPERTIES_BYTES_MAX,
-        )
+    check_properties_fit(text, USER_PROPERTIES_BYTES_MAX)
     return text
+
+
+def check_properties_fit(text: str, limit: int) -> None:
+    """``MessageTooLarge`` for a property string of more than ``limit`` bytes."""
+    if len(text) * 3 > limit and (size := len(text.encode())) > limit:
+        raise MessageTooLarge(f"keys, tag and properties have {size} bytes, the limit is {limit}; shorten them or put them into the body", size, limit)
+
+
+def _remember(known: set[str], name: str) -> None:
+    if len(known) >= _REMEMBERED_MAX:
+        known.clear()
+    known.add(name)
 
 
 def _check_name(kind: str, name: object, chars_max: int) -> None:

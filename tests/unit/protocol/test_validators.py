@@ -18,6 +18,7 @@ from rmq_ray.protocol.validators import (
     USER_PROPERTIES_BYTES_MAX,
     check_body,
     check_delay_level,
+    check_flags,
     check_group,
     check_new_topic,
     check_send_topic,
@@ -37,11 +38,27 @@ def test_illegal_topics_are_named_with_the_remedy(topic: str) -> None:
         check_topic(topic)
 
 
-@pytest.mark.parametrize("wrong", [None, 5, b"orders"])
+@pytest.mark.parametrize("wrong", [None, 5, b"orders", ["orders"], {"orders": 1}])
 def test_names_that_are_no_strings_are_told(wrong: Any) -> None:
-    for check in (check_topic, check_group):
+    for check in (check_topic, check_group, check_send_topic, check_new_topic):
         with pytest.raises(ClientError, match="must be a string, not"):
             check(wrong)
+
+
+def test_more_names_than_are_remembered_are_checked_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validators, "_REMEMBERED_MAX", 3)
+    for name in [f"orders-{n}" for n in range(10)] * 2:
+        check_send_topic(name)
+        with pytest.raises(ClientError):
+            check_send_topic(f"{name} ")
+    assert len(validators._send_topics) <= 3
+
+
+@pytest.mark.parametrize("flag", ["1", None, 1.5, 1 << 31, 1 << 32, -(1 << 31) - 1])
+def test_a_flag_is_a_number_of_32_bits(flag: Any) -> None:
+    with pytest.raises(MessageIllegal, match="flag is"):
+        check_flags([0, flag])
+    check_flags([0, -(1 << 31), (1 << 31) - 1])
 
 
 @pytest.mark.parametrize("topic", sorted(FORBIDDEN_SEND_TOPICS))
