@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from rmq_ray.model.topics import TRACE_TOPIC
 
 GROUP = "rmq-ray-cli"
 COLUMNS = ["broker", "topic", "queue", "queue_offset", "message_id", "tag", "keys", "properties", "body"]
-TRACE_COLUMNS = "time_ms kind group topic message_id tag keys store_host body_bytes cost_ms success retries request_id code".split()
+TRACE_COLUMNS = "time_ms kind group topic message_id tag keys store_host body_bytes cost_ms success retries request_id code state".split()
 DETAILS = ["log_offset", "size", "store_ms", "born_ms", "reconsume_times"]
 UNANSWERED_MAX = 10_000
 """Lines of standard input that may be under way."""
@@ -61,25 +62,44 @@ def produce(  # noqa: PLR0913 - options of the command
 
 
 def _send_lines(producer: rmq_ray.Producer, topic: str, parts: dict[str, Any]) -> int:
-    """Batched; returns how many were stored. A line that is not ends the command, and names itself."""
+    """Batched; returns how many were stored. A line that is not ends the command, and names itself; those before it, and what is under way, are awaited."""
     if sys.stdin.isatty():
         click.echo("each line becomes a message; Ctrl-D ends", err=True)
-    under_way: deque[tuple[int, Any]] = deque()
-    stored = 0
-    try:
-        for number, line in _lines():
-            under_way.append((number, producer.send_async(topic, line, **parts)))
-            if len(under_way) > UNANSWERED_MAX:
-                under_way.popleft()[1].result()
-                stored += 1
-        while under_way:
-            under_way[0][1].result()
-            under_way.popleft()
-            stored += 1
-    except RmqError as error:
-        where = f"line {under_way[0][0]}" if under_way else "a line"
-        raise click.ClickException(f"{stored} messages were stored, then {where} was not: {error} [{type(error).__name__}]") from error
+    under_way: deque[tuple[int, Future[Any]]] = deque()
+    stored, fault = 0, None
+    for number, line in _lines():
+        under_way.append((number, _sent(producer, topic, line, parts)))
+        while under_way and not fault and (under_way[0][1].done() or len(under_way) > UNANSWERED_MAX):
+            fault = _fault(*under_way.popleft())
+            stored += not fault
+        if fault or under_way and under_way[-1][1].done() and under_way[-1][1].exception():
+            break
+    for number, future in under_way:
+        error = _fault(number, future)
+        stored += not error
+        fault = fault or error
+    if fault:
+        raise click.ClickException(f"{stored} messages were stored; {fault}")
     return stored
+
+
+def _sent(producer: rmq_ray.Producer, topic: str, line: bytes, parts: dict[str, Any]) -> Future[Any]:
+    """What is refused at once is a future, too: the lines before it have their turn first."""
+    try:
+        return producer.send_async(topic, line, **parts)
+    except RmqError as error:
+        refused: Future[Any] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def _fault(number: int, future: Future[Any]) -> str | None:
+    """Why a line was not stored."""
+    try:
+        future.result()
+    except RmqError as error:
+        return f"line {number} was not: {error} [{type(error).__name__}]"
+    return None
 
 
 def _lines() -> Iterator[tuple[int, bytes]]:

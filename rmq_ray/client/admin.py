@@ -23,7 +23,7 @@ from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import CreateTopicHeader, RouteHeader, TopicHeader
 
-QUEUES_MAX = 10_000
+QUEUES_MAX = 4_096
 
 
 class Admin(AdminGroups, AdminMessages, AdminArrow, AdminBrokers):

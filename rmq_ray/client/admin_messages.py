@@ -44,7 +44,7 @@ class AdminMessages(AdminLink):
     def message_trace(self, message_id: str, *, topic: str = TRACE_TOPIC) -> list[dict[str, Any]]:
         """What traced clients wrote of a message, by its message id or a business key: rows in the order of their times.
 
-        Columns: ``time_ms``, ``kind`` (Pub, SubBefore, SubAfter), ``group``, ``message_id`` and the record's other fields.
+        Columns: ``time_ms``, ``kind`` (Pub, SubBefore, SubAfter, EndTransaction), ``group``, ``message_id`` and the record's other fields.
         """
         found = self.find_messages(topic, message_id, limit=FOUND_MAX)
         records = {record for row in found if row["body"] for record in decode(row["body"])}
@@ -52,7 +52,7 @@ class AdminMessages(AdminLink):
         rows = [{"time_ms": record.ms, "kind": type(record).__name__, "group": record.group, **asdict(record)} for record in wanted]
         for row in rows:
             del row["ms"]
-        return sorted(rows, key=lambda row: (row["time_ms"], row["kind"] == "SubAfter"))
+        return sorted(rows, key=lambda row: (row["time_ms"], row["kind"] in ("SubAfter", "EndTransaction")))
 
     def message_at(self, offset_message_id: str) -> dict[str, Any]:
         """The message with an offset message id (``SendResult.offset_message_id``): broker address and log offset, 32 hex digits.
