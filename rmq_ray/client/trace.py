@@ -1,4 +1,4 @@
-"""Message trace as hooks of producers and consumers: each message's Pub, SubBefore and SubAfter (protocol-behaviour 25).
+"""Message trace as hooks of producers and consumers: each message's Pub, SubBefore, SubAfter and EndTransaction (protocol-behaviour 25).
 
     Producer(trace=True)                      PushConsumer(..., hooks=[ConsumeTrace()])
 
@@ -19,19 +19,24 @@ from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.received import MessageExt
-from rmq_ray.client.send_hooks import SendContext
+from rmq_ray.client.send_hooks import HALF, SendContext
 from rmq_ray.client.trace_dispatcher import TraceDispatcher
+from rmq_ray.client.transaction_checks import TransactionEnd
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.model.message import DELAY, SendStatus
+from rmq_ray.model.message import DELAY, KEYS, TAGS, TIMER_DELAY_MS, TIMER_DELIVER_MS, SendStatus
 from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import TRACE_TOPIC
-from rmq_ray.model.trace import REGION, Pub, SubAfter, SubBefore, TraceCode, TraceMessageType
+from rmq_ray.model.trace import REGION, EndTransaction, Pub, SubAfter, SubBefore, TraceCode, TraceMessageType
+from rmq_ray.protocol.transaction import LocalTransactionState
 
 _CODES = {
     ConsumeStatus.SUCCESS: TraceCode.SUCCESS, ConsumeStatus.TIME_OUT: TraceCode.TIME_OUT, ConsumeStatus.EXCEPTION: TraceCode.EXCEPTION,
     ConsumeStatus.FAILED: TraceCode.FAILED,
 }  # fmt: skip
 _REQUEST = "rmq.trace"
+_DELAYED = frozenset((DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS))
+_STATES = {LocalTransactionState.UNKNOWN: "UNKNOW"}
+"""As Java spells it, whose readers accept nothing else."""
 
 
 class SendTrace:
@@ -54,15 +59,28 @@ class SendTrace:
             return
         namespace = self._core.config.namespace
         topic, group = without_namespace(namespace, ctx.topic), without_namespace(namespace, ctx.group)
-        properties, address = ctx.properties, self._core.instance.broker_address(result.queue.broker_name)
-        kind = TraceMessageType.DELAY if DELAY in properties else TraceMessageType.NORMAL
-        for message_id in result.message_id.split(","):
-            self.dispatcher.add(
+        address = self._core.instance.broker_address(result.queue.broker_name)
+        records: list[Pub] = []
+        for message_id, (properties, body_bytes) in zip(result.message_id.split(","), ctx.each(), strict=False):
+            kind = TraceMessageType.HALF if HALF in ctx.carried else TraceMessageType.NORMAL if _DELAYED.isdisjoint(properties) else TraceMessageType.DELAY
+            records.append(
                 Pub(
-                    ctx.started_ms, REGION, group, topic, message_id, ctx.tag or "", ctx.keys, str(address or ""), ctx.body_bytes // ctx.count,
+                    ctx.started_ms, REGION, group, topic, message_id, properties.get(TAGS, ""), properties.get(KEYS, ""), str(address or ""), body_bytes,
                     round(ctx.cost_ms), kind, result.offset_message_id, result.status is SendStatus.SEND_OK,
                 )
             )  # fmt: skip
+        self.dispatcher.add(*records)
+
+    def ended(self, end: TransactionEnd) -> None:
+        """A transaction is being ended by this process; see ``TransactionEngine.watch``."""
+        core, namespace = self._core, self._core.config.namespace
+        topic, group = without_namespace(namespace, end.topic), without_namespace(namespace, core.group)
+        self.dispatcher.add(
+            EndTransaction(
+                core.clock.now_ms(), REGION, group, topic, end.key, end.tag, end.keys, str(end.address or ""), TraceMessageType.COMMIT, end.key,
+                _STATES.get(end.state, end.state.name), end.from_check,
+            )
+        )  # fmt: skip
 
 
 class ConsumeTrace(ConsumeHook):
@@ -84,9 +102,8 @@ class ConsumeTrace(ConsumeHook):
             return
         request_id = uuid.uuid4().hex.upper()
         context.props[_REQUEST] = (dispatcher, request_id)
-        now = self._clock.now_ms()
-        for message in messages:
-            dispatcher.add(SubBefore(now, REGION, context.group, request_id, message.message_id, message.reconsume_times, " ".join(message.keys)))
+        now, group = self._clock.now_ms(), context.group
+        dispatcher.add(*(SubBefore(now, REGION, group, request_id, each.message_id, each.reconsume_times, " ".join(each.keys)) for each in messages))
 
     def after(self, context: ConsumeHookContext) -> None:
         """After it: a SubAfter for each message; the call's cost is shared by its messages."""
@@ -95,10 +112,8 @@ class ConsumeTrace(ConsumeHook):
             return
         dispatcher, request_id = found
         messages, now = _messages(context), self._clock.now_ms()
-        cost = round(context.duration_ms / len(messages))
-        for message in messages:
-            code = int(_CODES[context.status])
-            dispatcher.add(SubAfter(request_id, message.message_id, cost, context.success, " ".join(message.keys), code, now, context.group))
+        cost, code, success, group = round(context.duration_ms / len(messages)), int(_CODES[context.status]), context.success, context.group
+        dispatcher.add(*(SubAfter(request_id, each.message_id, cost, success, " ".join(each.keys), code, now, group) for each in messages))
 
     def close(self) -> None:
         """Send what is queued and end; a consumer does not call this: its threads are daemons."""

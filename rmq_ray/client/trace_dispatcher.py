@@ -1,10 +1,10 @@
 """Sends trace records beside the work that they are about: a queue, one daemon thread, and one message for up to a hundred records.
 
-    hooks (``client.trace``) ──add──> queue of 1,024 ──thread, every 100 ms──> SEND_MESSAGE_V2 to the trace topic
+    hooks (``client.trace``) ──add──> queue of 1,024 calls ──thread, every 100 ms──> SEND_MESSAGE_V2 to the trace topic
 
-Decides when records leave and what is dropped: a queue that is full drops the newest, a message that no broker takes is dropped after one
-repeat; both are counted. Tracing never waits for anything in the caller's thread and never fails a send. Called by hooks; closed by
-the client that started it, which waits half a second at most for what is queued; the thread ends with its client in any case.
+Decides when records leave and what is dropped: a queue that is full, of calls or of their records, drops the newest, a message that no broker
+takes is dropped after one repeat; both are counted. Tracing never waits for anything in the caller's thread and never fails a send. Called by
+hooks; closed by the client that started it, which waits half a second at most for what is queued; the thread ends with its client in any case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.headers import SendHeader
 
-QUEUE_MAX = 1_024
+QUEUE_MAX = 1_024  # calls: sends, batches, calls of a listener
+RECORDS_MAX = 65_536  # of all of them; a single call may have more
 BATCH_MAX = 100
 POLL_S = 0.1
 STOP_S = 0.5
@@ -46,7 +47,9 @@ class TraceDispatcher:
     def __init__(self, instance: ClientInstance, topic: str) -> None:
         self._instance = instance
         self._topic = topic
-        self._queue: queue.Queue[Trace] = queue.Queue(QUEUE_MAX)
+        self._queue: queue.Queue[tuple[Trace, ...]] = queue.Queue(QUEUE_MAX)
+        self._lock = threading.Lock()
+        self._records = 0
         self._turn = itertools.count().__next__
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,17 +71,19 @@ class TraceDispatcher:
             return
         self._thread = thread
 
-    def add(self, record: Trace) -> bool:
-        """Queue a record; False when it was dropped. Never blocks."""
+    def add(self, *records: Trace) -> bool:
+        """Queue the records of one call; False when they were dropped. Never blocks."""
         if self._thread is None or self._stop.is_set():
-            self._drop(1, "tracing does not run")
+            self._drop(len(records), "tracing does not run")
             return False
-        try:
-            self._queue.put_nowait(record)
-        except queue.Full:
-            self._drop(1, f"{QUEUE_MAX} records wait already")
-            return False
-        return True
+        with self._lock:
+            fits = not self._records or self._records + len(records) <= RECORDS_MAX
+            if fits and not self._queue.full():
+                self._queue.put_nowait(records)
+                self._records += len(records)
+                return True
+        self._drop(len(records), f"{QUEUE_MAX} calls or {RECORDS_MAX} records wait already")
+        return False
 
     def close(self) -> None:
         """Send what is queued, within half a second; later records are dropped."""
@@ -100,14 +105,16 @@ class TraceDispatcher:
                 self._stop.set()
 
     def _take(self) -> list[Trace]:
-        """Up to a hundred records; waits 100 ms for the first when none is there."""
+        """A hundred records or a few more; waits 100 ms for the first when none is there."""
         taken: list[Trace] = []
         try:
-            taken.append(self._queue.get(timeout=0.0001 if self._stop.is_set() else POLL_S))
+            taken += self._queue.get(timeout=0.0001 if self._stop.is_set() else POLL_S)
             while len(taken) < BATCH_MAX:
-                taken.append(self._queue.get_nowait())
+                taken += self._queue.get_nowait()
         except queue.Empty:
             pass
+        with self._lock:
+            self._records -= len(taken)
         return taken
 
     def _send_all(self, records: list[Trace]) -> None:

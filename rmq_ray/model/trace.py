@@ -5,6 +5,7 @@
     Pub        type, ms, region, group, topic, message id, tag, keys, store host, body bytes, cost ms, message type, offset message id, success
     SubBefore  type, ms, region, group, request id, message id, retries, keys
     SubAfter   type, request id, message id, cost ms, success, keys, code, ms, group
+    EndTransaction   type, ms, region, group, topic, message id, tag, keys, store host, message type, transaction id, state, from a check
 
 A trace message's body is such records, its KEYS are the ids and keys in them, so that it is found by either. Decides the bytes. Pure.
 Invariant: reading what was written gives it back; what cannot be read is left out.
@@ -41,8 +42,8 @@ class TraceCode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pub:
-    """A send that a broker answered. ``ms``: when it began, since 1970."""
+class _OfProducer:
+    """What a producer's records begin with."""
 
     ms: int
     region: str
@@ -52,6 +53,12 @@ class Pub:
     tag: str
     keys: str
     store_host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pub(_OfProducer):
+    """A send that a broker answered. ``ms``: when it began, since 1970."""
+
     body_bytes: int
     cost_ms: int
     message_type: int
@@ -86,9 +93,19 @@ class SubAfter:
     group: str = ""
 
 
-Trace = Pub | SubBefore | SubAfter
-_KINDS: dict[str, type[Any]] = {"Pub": Pub, "SubBefore": SubBefore, "SubAfter": SubAfter}
-_REQUIRED = {"Pub": 13, "SubBefore": 7, "SubAfter": 6}
+@dataclass(frozen=True, slots=True)
+class EndTransaction(_OfProducer):
+    """A half message was committed, rolled back or left open. ``state``: RocketMQ's word for it. ``from_check``: a broker had asked."""
+
+    message_type: int
+    transaction_id: str
+    state: str
+    from_check: bool
+
+
+Trace = Pub | SubBefore | SubAfter | EndTransaction
+_KINDS: dict[str, type[Any]] = {"Pub": Pub, "SubBefore": SubBefore, "SubAfter": SubAfter, "EndTransaction": EndTransaction}
+_REQUIRED = {"Pub": 13, "SubBefore": 7, "SubAfter": 6, "EndTransaction": 12}
 
 
 def encode(record: Trace) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def rows_of(admin: Admin, message_id: str) -> list[dict[str, Any]]:
 def test_every_way_to_send_is_traced_and_its_last_records_leave_with_the_close(cluster: LiveCluster, admin: Admin) -> None:
     with Producer("web", discovery=cluster, trace=True, linger_ms=50.0) as producer:
         ids = [producer.send("orders", b"1").message_id]
-        ids += producer.send_batch([Message("orders", b"2"), Message("orders", b"33")])[0].message_id.split(",")
+        ids += producer.send_batch([Message("orders", b"2", tag="A", keys=["ka"]), Message("orders", b"33", tag="B", keys=["kb"])])[0].message_id.split(",")
         ids.append(producer.send("orders", b"4", delay_level=18).message_id)
         future = producer.send_async("orders", b"5")
         producer.send_oneway("orders", b"6")
@@ -81,7 +82,41 @@ def test_every_way_to_send_is_traced_and_its_last_records_leave_with_the_close(c
     asyncio.run(run())
     eventually(lambda: all(len(rows_of(admin, message_id)) == 1 for message_id in ids))
     assert [admin.message_trace(message_id)[0]["message_type"] for message_id in ids] == [0, 0, 0, 3, 0, 0]
+    batch = [(row["message_id"], row["tag"], row["keys"], row["body_bytes"]) for key in ("ka", "kb") for row in admin.message_trace(key)]
+    assert batch == [(ids[1], "A", "ka", 1), (ids[2], "B", "kb", 2)]
     eventually(lambda: not any(thread.name.startswith("rmq-trace") for thread in threading.enumerate()))
+
+
+def test_the_ends_of_traced_transactions_are_traced_also_where_a_broker_asked(tmp_path: Path) -> None:
+    def ends(key: str) -> tuple[tuple[Any, ...], ...]:
+        eventually(lambda: len(rows_of(admin, key)) == 2)
+        sent, end = admin.message_trace(key)
+        return (sent["kind"], sent["message_type"]), (end["kind"], end["state"], end["from_check"])
+
+    quick = {"transaction_timeout_ms": 100, "transaction_check_interval_ms": 200}
+    with LiveCluster(tmp_path, broker=quick) as cluster, closing(Admin(cluster)) as admin:
+        admin.create_topic("orders", queues=1)
+        with Producer("pay", discovery=cluster, trace=True, namespace="ns") as producer:
+            with producer.transaction(lambda message: True) as tx:
+                tx.send("orders", b"1", tag="paid", keys=["committed"])
+            producer.transaction(lambda message: True).send("orders", b"2", keys=["asked"])
+            with suppress(KeyError), producer.transaction(lambda message: True) as tx:
+                tx.send("orders", b"3", keys=["rolled-back"])
+                raise KeyError
+
+        async def run() -> None:
+            async with AsyncProducer("loop", discovery=cluster, trace=True) as looped, looped.transaction(lambda message: True) as tx:
+                await tx.send("orders", b"4", keys=["looped"])
+
+        asyncio.run(run())
+        with Producer("pay", discovery=cluster, trace=True, namespace="ns") as other:
+            other.transaction(lambda message: True)
+            assert ends("asked") == (("Pub", 1), ("EndTransaction", "COMMIT_MESSAGE", True))
+        assert ends("committed") == ends("looped") == (("Pub", 1), ("EndTransaction", "COMMIT_MESSAGE", False))
+        assert ends("rolled-back")[1] == ("EndTransaction", "ROLLBACK_MESSAGE", False)
+        row = admin.message_trace("committed")[-1]
+        assert (row["group"], row["topic"], row["tag"], row["transaction_id"], row["message_type"]) == ("pay", "orders", "paid", row["message_id"], 2)
+        assert row["store_host"] == str(cluster.brokers[0].address)
 
 
 def test_tracing_never_fails_a_send(cluster: LiveCluster, caplog: pytest.LogCaptureFixture) -> None:

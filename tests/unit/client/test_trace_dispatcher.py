@@ -80,6 +80,20 @@ def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch, ca
     assert len(client.records()) == taken.count(True) and "dropped" in caplog.text
 
 
+def test_a_batch_longer_than_the_queue_is_traced_whole_and_many_of_them_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_dispatcher, "QUEUE_MAX", 8)
+    monkeypatch.setattr(trace_dispatcher, "RECORDS_MAX", 500)
+    client = FakeClient()
+    client.gate.clear()
+    made = dispatcher(client)
+    made.start()
+    taken = [made.add(*(record(n) for n in range(300))) for _ in range(5)]
+    assert taken[0] and taken.count(True) in (1, 2) and made.dropped == 300 * taken.count(False)
+    client.gate.set()
+    made.close()
+    assert len(client.records()) == 300 * taken.count(True) == made.sent
+
+
 def test_large_records_are_cut_into_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_dispatcher, "MESSAGE_BYTES_MAX", 1_000)
     client = FakeClient()
