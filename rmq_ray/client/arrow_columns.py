@@ -41,8 +41,16 @@ class Columns:
     properties: str | Sequence[str] = ()
 
     def names(self) -> list[str]:
-        """Each column once."""
-        properties = [self.properties] if isinstance(self.properties, str) else list(self.properties)
+        """Each column once. ``ClientError`` for what is no name."""
+        try:
+            properties = [self.properties] if isinstance(self.properties, str) else list(self.properties)
+        except TypeError:
+            raise ClientError(f"properties={self.properties!r:.80} names no column; give the name of a map column, or a list of string columns") from None
+        given: list[tuple[str, object]] = [("body", self.body), *(("properties", each) for each in properties)]
+        given += [(argument, name) for argument, name in (("key", self.key), ("tag", self.tag)) if name is not None]
+        for argument, name in given:
+            if not isinstance(name, str):
+                raise ClientError(f"{argument} is {name!r:.80}, which names no column; give a string")
         return list(dict.fromkeys(name for name in (self.body, self.key, self.tag, *properties) if name is not None))
 
 

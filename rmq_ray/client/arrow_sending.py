@@ -5,9 +5,11 @@
 Each frame takes the next queue of the topic, so that rows of one frame keep their order and frames do not. To a given queue they go one at a time and
 stop at the first failure: what is stored is a beginning of the table.
 Decides where a table is cut and what an error tells of the frames that are stored. Does not decide what rows may be (``client.arrow_columns``) or what
-is sent again (``client.launching``). Called by ``Producer.send_arrow``. Imported by those who want columns only: pyarrow takes 0.15 s to load.
+is sent again (``client.launching``). Called by ``Producer.send_arrow``; ``client.async_arrow`` does the same on an event loop. Imported by those who want
+columns only: pyarrow takes 0.15 s to load.
 
-Invariants: no row is sent before all were checked; every frame that was begun is waited for; at most ``frames_in_flight_max`` frames of a
+Invariants: no row is sent before all were checked; every frame that was begun is waited for; a frame's time-out covers all that it waits for, the first
+one's the look-up of the route, too; at most ``frames_in_flight_max`` frames of a
 broker and ``buffer_bytes_max`` bytes are out.
 """
 
@@ -96,8 +98,11 @@ def send_rows(core: ProducerCore, steps: SendSteps | None, call: ArrowCall) -> l
     frames, timeout_ms = table_frames(call.data, call.names, core.config), call.timeout_ms
     if steps is not None:
         return send_frames(core, steps, call.topic, unplaced(frames, call.place), call.queue, timeout_ms, lambda stored: [(0, stored)])
+    started_ms = core.clock.monotonic_ms()
     queue = call.queue and core.choose(call.topic, call.queue, None, timeout_ms)
-    return ArrowSending(core, call.topic, queue, timeout_ms, call.place).send(frames)
+    if call.place is not None:
+        core.find_queues(call.topic, core.left_ms(timeout_ms, started_ms))  # where the brokers are
+    return ArrowSending(core, call._replace(queue=queue)).send(frames, started_ms)
 
 
 def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts]:
@@ -108,71 +113,55 @@ def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts
 
 
 class ArrowSending:
-    """One call of ``send_arrow``. ``queue``: where all of it must go, None = each frame to the next queue. ``place``: queue and id of the n-th frame
-    instead, for writers that repeat whole tables.
-    """
+    """One call of ``send_arrow``."""
 
-    def __init__(  # noqa: PLR0913 - a call
-        self, core: ProducerCore, topic: str, queue: MessageQueue | None, timeout_ms: float, place: Callable[[int], tuple[MessageQueue, FrameId]] | None = None
-    ) -> None:
-        if place is not None:
-            core.find_queues(topic, timeout_ms)  # where the brokers are
-        self._place = place
+    def __init__(self, core: ProducerCore, call: ArrowCall) -> None:
         self._core = core
-        self._topic = topic
-        self._queue = queue
-        self._timeout_ms = timeout_ms
+        self._topic, self._queue, self._timeout_ms, self._place = call.topic, call.queue, call.timeout_ms, call.place
         self._sent: list[tuple[ArrowFrame, BatchOutcome]] = []
         self._looked_at = 0
         """Frames whose end is known, from the first one on."""
 
-    def send(self, frames: Iterator[ArrowFrame]) -> list[SendResult]:
-        """One result per frame. Raises ``SendError`` when a frame failed; ``args[2]`` are the ranges of rows that are stored all the same."""
+    def send(self, frames: Iterator[ArrowFrame], started_ms: float) -> list[SendResult]:
+        """One result per frame. Raises ``SendError`` when a frame failed; ``args[2]`` are the ranges of rows that are stored all the same.
+
+        ``started_ms``: when the first frame's time began to run; each other one's does when its turn comes.
+        """
         try:
             for frame in frames:
-                self._begin(frame)
+                self._begin(frame, started_ms if not self._sent else self._core.clock.monotonic_ms())
                 if self._failed(wait=self._queue is not None):
                     break
         except SendError as error:
             self._failed(wait=True)
-            raise self._failure(error) from error
+            raise partly_sent(error, self._topic, self._stored()) from error
         self._failed(wait=True)
         for _, outcome in self._sent:
             if outcome.error is not None:
-                raise self._failure(outcome.error) from outcome.error
+                raise partly_sent(outcome.error, self._topic, self._stored()) from outcome.error
         return [_result(outcome) for _, outcome in self._sent]
 
-    def _begin(self, frame: ArrowFrame) -> None:
-        """Wait for a slot, encode, hand the bytes to the connection."""
+    def _begin(self, frame: ArrowFrame, started_ms: float) -> None:
+        """Wait for a route and a slot, encode, hand the bytes to the connection."""
         core, timeout_ms = self._core, self._timeout_ms
-        queue, frame_id = self._place(len(self._sent)) if self._place is not None else (self._queue or core.next_queue(self._topic, timeout_ms), None)
+        left_ms = core.left_ms(timeout_ms, started_ms)
+        queue, frame_id = self._place(len(self._sent)) if self._place is not None else (self._queue or core.next_queue(self._topic, left_ms), None)
         pinned = self._queue is not None or frame_id is not None
-        if not core.slots.take(queue.broker_name, frame.weight, timeout_ms):
+        if not core.slots.take(queue.broker_name, frame.weight, core.left_ms(timeout_ms, started_ms)):
             raise BrokerBusy(f"no frame to {queue.broker_name} was answered for {timeout_ms:.0f} ms; rows from {frame.begin} on were not sent", self._topic)
-        started_ms = core.clock.monotonic_ms()
         outcome = BatchOutcome(queue)
 
         def prepare(wait: bool) -> Delivery:
             attempts = core.sending.attempts_since(started_ms, queue, pinned, timeout_ms, codes_retried=True)
-            load = self._encode(frame, queue, timeout_ms if wait else 0.0, frame_id)
+            taken = frame_id or core.identity.take(core.left_ms(timeout_ms, started_ms) if wait else 0.0)
+            load = encode_rows(core, frame, queue, taken)
             outcome.message_ids = load.message_ids
             return Delivery(load, queue, attempts, pinned)
 
-        job = Job(outcome, prepare, queue.broker_name, queue, frame.weight, ordered=self._queue is not None)
+        job = Job(outcome, prepare, queue.broker_name, queue, started_ms + timeout_ms, frame.weight, ordered=self._queue is not None)
         self._sent.append((frame, outcome))
         core.launcher.admit(job)
         core.launcher.launch(job)
-
-    def _encode(self, frame: ArrowFrame, queue: MessageQueue, wait_ms: float, given: FrameId | None) -> RecordsLoad:
-        identity, now_ms = self._core.identity, self._core.clock.now_ms()
-        keys = identity.unique_keys(now_ms, frame.end - frame.begin)
-        frame_id = given or identity.take(wait_ms)
-        try:
-            records, sizes = encode_arrow(queue.topic, queue.queue_id, frame.bodies, frame.texts, keys, now_ms, frame_id)
-        except BaseException:
-            identity.release(frame_id)
-            raise
-        return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
 
     def _failed(self, wait: bool) -> bool:
         """Whether a frame is known to have failed. ``wait``: until every frame that was begun has ended, by its own time-out at the latest."""
@@ -190,11 +179,27 @@ class ArrowSending:
             failed = failed or outcome.error is not None
         return failed
 
-    def _failure(self, error: BaseException) -> SendError:
-        stored = [(frame.begin, frame.end) for frame, outcome in self._sent if outcome.state is FINISHED and outcome.error is None]
-        rows = sum(end - begin for begin, end in stored)
-        kind = type(error) if isinstance(error, SendError) else SendError
-        return kind(f"{error}; {rows} rows of other frames are stored, args[2] tells which", self._topic, stored)
+    def _stored(self) -> list[tuple[int, int]]:
+        return [(frame.begin, frame.end) for frame, outcome in self._sent if outcome.state is FINISHED and outcome.error is None]
+
+
+def encode_rows(core: ProducerCore, frame: ArrowFrame, queue: MessageQueue, frame_id: FrameId) -> RecordsLoad:
+    """A frame's bytes, with this id; which is released when they cannot be made."""
+    now_ms = core.clock.now_ms()
+    keys = core.identity.unique_keys(now_ms, frame.end - frame.begin)
+    try:
+        records, sizes = encode_arrow(queue.topic, queue.queue_id, frame.bodies, frame.texts, keys, now_ms, frame_id)
+    except BaseException:
+        core.identity.release(frame_id)
+        raise
+    return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
+
+
+def partly_sent(error: BaseException, topic: str, stored: list[tuple[int, int]]) -> SendError:
+    """The error of a table of which these rows [first, behind last) are stored."""
+    rows = sum(end - begin for begin, end in stored)
+    kind = type(error) if isinstance(error, SendError) else SendError
+    return kind(f"{error}; {rows} rows of other frames are stored, args[2] tells which", topic, stored)
 
 
 def _result(outcome: BatchOutcome) -> SendResult:

@@ -15,18 +15,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from rmq_ray.client.acquiring import acquired
 from rmq_ray.client.async_finding import AsyncFinding
 from rmq_ray.client.batching import RECORD_OVERHEAD, Key, encode_load
 from rmq_ray.client.frame_sending import partly
 from rmq_ray.client.loads import Load
 from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.pieces import verdicts
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_steps import SendSteps
-from rmq_ray.client.sending import Delivery, Outcome, Sending, classify, store_id
+from rmq_ray.client.sending import LEFT_TO_SHARE, Delivery, Outcome, Sending, classify, results_of
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, ConnectFailed, RemotingError, SendError, SendUnknown
-from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.model.namespaces import queue_with_namespace
 from rmq_ray.protocol.retry import STATUS_OF_CODE, Failure, Step
@@ -35,22 +37,21 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.pool import connect_budget_ms
 
-AnyLoad = TypeVar("AnyLoad", bound=Load)
+Made = TypeVar("Made")
 SPAN_PAUSE_S = 0.01  # while an unanswered frame holds back newer ones
-
-
 log = logging.getLogger("rmq_ray.client")
 
 
 class Turn:
     """The messages of one loop turn for one queue, and the futures of their senders."""
 
-    __slots__ = ("bodies", "bytes", "flags", "futures", "key", "ordered", "queue", "texts", "timeout_ms")
+    __slots__ = ("began_ms", "bodies", "bytes", "flags", "futures", "key", "ordered", "queue", "texts", "timeout_ms")
 
-    def __init__(self, key: Key, queue: MessageQueue, timeout_ms: float) -> None:
+    def __init__(self, key: Key, queue: MessageQueue, timeout_ms: float, began_ms: float) -> None:
         self.key = key
         self.queue = queue
         self.timeout_ms = timeout_ms
+        self.began_ms = began_ms
         self.ordered = False
         self.bodies: list[bytes] = []
         self.texts: list[str] = []
@@ -72,15 +73,26 @@ class AsyncFrames:
         self._turns: dict[Key, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.before_close: list[Callable[[], None]] = []
+        self._closed = False
         self._links: dict[Address, AsyncConnection] = {}
         self._dialling: dict[Address, asyncio.Task[AsyncConnection]] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self._config.frames_in_flight_max))
-        self._lanes: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lanes: defaultdict[MessageQueue, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(1))
 
     def check_loop(self) -> None:
         """``ClientError`` when another loop is running than the one that this belongs to."""
         if asyncio.get_running_loop() is not self._loop:
             raise ClientError(f"producer {self._core.group!r} belongs to another event loop; make one per loop")
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its loop is closed: nothing of it runs any more."""
+        return self._loop.is_closed()
+
+    def check_open(self) -> None:
+        """``ClientError`` when it is closed: nothing is begun any more, no connection opened."""
+        if self._closed:
+            raise ClientError(f"producer {self._core.group!r} was closed; nothing was sent", self._core.group)
 
     async def queues(self, topic: str, timeout_ms: float) -> tuple[Sequence[MessageQueue], float]:
         """The topic's queues, and what is left of the time; see ``AsyncFinding.queues``."""
@@ -98,10 +110,10 @@ class AsyncFrames:
             load = await self._single(message, timeout_ms)
             return await self.send_load(load, message.queue or self.next_queue(queues), message.queue is not None, self._core.left_ms(timeout_ms, began_ms))
         key: Key = message.topic if message.queue is None else message.queue
-        turn = self._turns.get(key)
+        turn = self._joined(key, timeout_ms)
         if turn is None:
             queues, timeout_ms = await self._queues_for(message, timeout_ms)
-            turn = self._turns.get(key) or self._open(key, self.next_queue(queues), timeout_ms)
+            turn = self._joined(key, timeout_ms) or self._open(key, self.next_queue(queues), timeout_ms)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         if message.group is not None:
             self._core.groups.sent(message.group, turn.queue, future)
@@ -123,7 +135,7 @@ class AsyncFrames:
             await self._single(message, timeout_ms) if message.special else await self._load(queue, [message.body], [message.text], [message.flag], timeout_ms)
         )
         try:
-            connection = await self._connection(queue.broker_name)
+            connection = await self._reached(queue.broker_name, timeout_ms)
             connection.oneway(load.command(queue))
         except RemotingError as error:
             kind = BrokerUnreachable if classify(error)[0] is Failure.NOT_SENT else SendUnknown
@@ -144,7 +156,7 @@ class AsyncFrames:
                     with steps.around_frame(queue.topic, queue, parts) as (ctx, packed):
                         ctx.result = await self._send_parts(packed, queue, pinned, left_ms)
                     results.append(ctx.result)
-            except SendError as error:
+            except (SendError, ClientError) as error:
                 if not results:
                     raise
                 raise partly(error, results, queue.topic) from error
@@ -155,7 +167,7 @@ class AsyncFrames:
         """One load to its end, after which its frame id is free. ``sending``: by other rules than the producer's."""
         return (await self.resolve(load, queue, pinned, timeout_ms, sending))[0]
 
-    async def when_free(self, make: Callable[[], AnyLoad], timeout_ms: float) -> AnyLoad:
+    async def when_free(self, make: Callable[[], Made], timeout_ms: float) -> Made:
         """What ``make`` makes, as soon as it gets a frame id; its ``BrokerBusy`` after ``timeout_ms``."""
         deadline = self._clock.monotonic_ms() + timeout_ms
         while True:
@@ -169,16 +181,14 @@ class AsyncFrames:
     async def ask(self, broker_name: str, command: Command, timeout_ms: float) -> Command:
         """A request to a broker and its answer. Connecting takes half of the time at most. Raises ``RemotingError``."""
         began_ms = self._clock.monotonic_ms()
-        try:
-            async with asyncio.timeout(connect_budget_ms(self._limits, timeout_ms) / 1000):
-                connection = await self._connection(broker_name)
-        except TimeoutError:
-            raise ConnectFailed(f"no connection to broker {broker_name} in half of {timeout_ms:.0f} ms; nothing was sent") from None
-        return await connection.request(command, max(1.0, timeout_ms - (self._clock.monotonic_ms() - began_ms)))
+        connection = await self._reached(broker_name, timeout_ms)
+        return await connection.request(command, max(1.0, self._core.left_ms(timeout_ms, began_ms)))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it as a task that ``close`` waits for, and then cancels: perhaps before its first step."""
+        """Run it as a task that ``close`` waits for, and then cancels: perhaps before its first step. One that is begun later is cancelled at once."""
         task = self._loop.create_task(work)
+        if self._closed:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -194,6 +204,7 @@ class AsyncFrames:
             async with asyncio.timeout(timeout_ms / 1000):
                 while self._tasks:  # ends: no tasks, or the time-out
                     await asyncio.wait(self._tasks)
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         links, self._links = self._links, {}
@@ -207,13 +218,21 @@ class AsyncFrames:
     async def _queues_for(self, message: Outgoing, timeout_ms: float) -> tuple[Sequence[MessageQueue], float]:
         return ((message.queue,), timeout_ms) if message.queue is not None else await self.queues(message.topic, timeout_ms)
 
+    def _joined(self, key: Key, timeout_ms: float) -> Turn | None:
+        """The key's turn; one that has much less time than the caller leaves instead, ahead of the next one."""
+        turn = self._turns.get(key)
+        if turn is None or self._core.left_ms(turn.timeout_ms, turn.began_ms) >= timeout_ms * LEFT_TO_SHARE:
+            return turn
+        self._leave(turn)
+        return None
+
     def _open(self, key: Key, queue: MessageQueue, timeout_ms: float) -> Turn:
         if self._config.on_full == "raise" and self._slots[queue.broker_name].locked():
             raise BrokerBusy(
                 f"{self._config.frames_in_flight_max} frames to {queue.broker_name} are unanswered (frames_in_flight_max); nothing was sent, send again later",
                 queue.topic,
             )
-        turn = self._turns[key] = Turn(key, queue, timeout_ms)
+        turn = self._turns[key] = Turn(key, queue, timeout_ms, self._clock.monotonic_ms())
         self._loop.call_soon(self._leave, turn)
         return turn
 
@@ -226,12 +245,7 @@ class AsyncFrames:
 
     async def _deliver(self, turn: Turn) -> None:
         try:
-            result = await self._deliver_ordered(turn) if turn.ordered else await self._deliver_frame(turn)
-        except SendError as error:
-            for future in turn.futures:
-                if not future.done():
-                    future.set_exception(type(error)(*error.args))
-            return
+            results = await self._deliver_ordered(turn) if turn.ordered else await self._deliver_each(turn)
         except asyncio.CancelledError:
             for future in turn.futures:
                 if not future.done():
@@ -243,19 +257,34 @@ class AsyncFrames:
                 if not future.done():
                     future.set_exception(SendError(f"a frame for {turn.queue} could not be sent: {error!r}", turn.queue.topic))
             return
-        for future, each in zip(turn.futures, results_of(*result), strict=True):
-            if not future.done():
+        for future, each in zip(turn.futures, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(each, SendError):
+                future.set_exception(type(each)(*each.args))
+            else:
                 future.set_result(each)
 
-    async def _deliver_ordered(self, turn: Turn) -> tuple[SendResult, Load, Address]:
+    async def _deliver_ordered(self, turn: Turn) -> Sequence[SendResult | SendError]:
         lane = self._lanes[turn.queue]
-        async with lane:
-            return await self._deliver_frame(turn)
+        if not await acquired(lane, self._core.left_ms(turn.timeout_ms, turn.began_ms)):
+            busy = BrokerBusy(f"older messages to {turn.queue} were not answered within {turn.timeout_ms:.0f} ms; nothing was sent", turn.queue.topic)
+            return [busy] * len(turn.bodies)
+        try:
+            return await self._deliver_each(turn)
+        finally:
+            lane.release()
 
-    async def _deliver_frame(self, turn: Turn) -> tuple[SendResult, Load, Address]:
-        began_ms = self._clock.monotonic_ms()
-        load = await self._load(turn.queue, turn.bodies, turn.texts, turn.flags, turn.timeout_ms)
-        return await self.resolve(load, turn.queue, isinstance(turn.key, MessageQueue), self._core.left_ms(turn.timeout_ms, began_ms))
+    async def _deliver_each(self, turn: Turn) -> Sequence[SendResult | SendError]:
+        """The turn's frame; one that is refused because of one of its messages in pieces, which share its time."""
+        return await verdicts(len(turn.bodies), lambda begin, end: self._deliver_frame(turn, begin, end))
+
+    async def _deliver_frame(self, turn: Turn, begin: int, end: int) -> Sequence[SendResult]:
+        """These messages of the turn as one frame."""
+        left_ms = self._core.left_ms(turn.timeout_ms, turn.began_ms)
+        load = await self._load(turn.queue, turn.bodies[begin:end], turn.texts[begin:end], turn.flags[begin:end], left_ms)
+        left_ms = self._core.left_ms(turn.timeout_ms, turn.began_ms)
+        return results_of(*await self.resolve(load, turn.queue, isinstance(turn.key, MessageQueue), left_ms))
 
     async def _load(self, queue: MessageQueue, bodies: Sequence[bytes], texts: Sequence[str], flags: Sequence[int], timeout_ms: float) -> Load:
         words = flags if any(flags) else None
@@ -276,9 +305,14 @@ class AsyncFrames:
         attempts = sending.attempts_since(clock.monotonic_ms(), queue, pinned, timeout_ms, codes_retried=True)
         delivery = Delivery(load, queue, attempts, pinned)
         stored: tuple[SendResult, Load, Address] | None = None
+        slot = self._slots[queue.broker_name]
         try:
-            async with self._slots[queue.broker_name]:
+            if not await acquired(slot, timeout_ms):
+                raise delivery.error(clock.monotonic_ms())
+            try:
                 while (left := attempts.attempt_timeout_ms(clock.monotonic_ms())) > 0:
+                    if self._closed and delivery.reason:
+                        break  # with what is known of the attempts before
                     outcome = await self._attempt(delivery, left)
                     now = clock.monotonic_ms()
                     if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE and delivery.address is not None:
@@ -293,6 +327,8 @@ class AsyncFrames:
                     sending.follow(delivery, decision)
                     if decision.delay_ms:
                         await asyncio.sleep(decision.delay_ms / 1000)
+            finally:
+                slot.release()
             if stored is not None:
                 return stored
             raise delivery.error(clock.monotonic_ms())
@@ -310,8 +346,17 @@ class AsyncFrames:
         self._core.choice.ended(queue.broker_name, began_ms, outcome)
         return outcome
 
+    async def _reached(self, broker_name: str, timeout_ms: float) -> AsyncConnection:
+        """The connection, in half of the time at most."""
+        try:
+            async with asyncio.timeout(connect_budget_ms(self._limits, timeout_ms) / 1000):
+                return await self._connection(broker_name)
+        except TimeoutError:
+            raise ConnectFailed(f"no connection to broker {broker_name} in half of {timeout_ms:.0f} ms; nothing was sent") from None
+
     async def _connection(self, broker_name: str) -> AsyncConnection:
         """The loop's connection to a broker; opened once however many ask at the same time."""
+        self.check_open()
         address = self._core.instance.broker_address(broker_name)
         if address is None:
             raise ConnectFailed(f"no address of broker {broker_name!r} is known")
@@ -322,7 +367,10 @@ class AsyncFrames:
         if dialling is None:
             dialling = self._dialling[address] = self._loop.create_task(self._connect(address))
             dialling.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at even if every caller was cancelled
-        return await asyncio.shield(dialling)
+        await asyncio.wait((dialling,))
+        if dialling.cancelled():
+            self.check_open()
+        return await dialling  # has ended
 
     async def _connect(self, address: Address) -> AsyncConnection:
         try:
@@ -331,16 +379,6 @@ class AsyncFrames:
             return link
         finally:
             del self._dialling[address]
-
-
-def results_of(result: SendResult, load: Load, address: Address) -> list[SendResult]:
-    """One result for each message of a stored frame."""
-    results, log_offset = [], int(result.log_offset)
-    for index, (message_id, size) in enumerate(zip(load.message_ids, getattr(load, "sizes", ()), strict=True)):
-        at = QueueOffset(result.queue_offset + index)
-        results.append(SendResult(result.status, message_id, result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
-        log_offset += int(size)
-    return results
 
 
 def _not_begun(turn: Turn) -> None:

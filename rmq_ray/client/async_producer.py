@@ -16,18 +16,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from rmq_ray.client.async_frames import AsyncFrames
+from rmq_ray.client.async_request import AsyncRequests
+from rmq_ray.client.async_start import AsyncStart
 from rmq_ray.client.async_transaction import AsyncHalves, AsyncTransaction, run_in_transaction
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import CLOSE_SLACK_MS
 from rmq_ray.client.producer_shell import ProducerShell
-from rmq_ray.client.recalling import recall
+from rmq_ray.client.recalling import recall_in_loop
 from rmq_ray.client.received import MessageExt
-from rmq_ray.client.request_reply import AskOptions, ask
+from rmq_ray.client.request_reply import AskOptions, request_of
 from rmq_ray.client.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.splitting import split_batch
 from rmq_ray.client.timing import when
@@ -51,7 +54,8 @@ class AsyncProducer(ProducerShell):
         super()._configure(discovery, config, limits, clock, client_id)
         self._frames: AsyncFrames | None = None
         self._transactions: AsyncHalves | None = None
-        self._starting: asyncio.Lock | None = None
+        self._requests: AsyncRequests | None = None
+        self._starting: AsyncStart | None = None
         self._process = process_id()
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -59,13 +63,23 @@ class AsyncProducer(ProducerShell):
     async def start(self) -> None:
         """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
         self._look_for_fork()
+        self._under_way()
         if self._state is not ServiceState.CREATE_JUST:
             raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
         await self._start()
 
     async def close(self) -> None:
-        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing."""
+        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. ``ClientError`` in another loop than its own,
+        unless that one has ended.
+        """
         self._look_for_fork()
+        starting = self._under_way()
+        if starting is not None:
+            await asyncio.wait((starting.task,))
+        if self._frames is not None and self._frames.orphaned:
+            self._frames = None
+        elif self._frames is not None:
+            self._frames.check_loop()
         frames, self._frames = self._frames, None
         core, self._core = self._core, None
         if self._state is not ServiceState.INHERITED:
@@ -107,15 +121,9 @@ class AsyncProducer(ProducerShell):
         timeout_ms = self._time(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)
-        if self._steps is None:
-            timeout_ms = await self._place(message, placement, timeout_ms)
-            return await frames.send(message, timeout_ms)
-        self._steps.name(message)
-        with self._steps.around(message, ASYNC) as ctx:
-            timeout_ms = await self._place(message, self._steps.placement(placement), timeout_ms)
-            self._steps.pack(message)
-            ctx.result = result = await frames.send(message, timeout_ms)
-        return result
+        if self._steps is not None:
+            self._steps.name(message)
+        return await self._send(frames, message, placement, timeout_ms)
 
     async def send_oneway(  # noqa: PLR0913 - the public signature
         self,
@@ -153,9 +161,10 @@ class AsyncProducer(ProducerShell):
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
         topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
+        core = self._core
+        assert core is not None
         queues, left_ms = await frames.queues(topic, timeout_ms)
-        assert self._core is not None
-        target = frames.next_queue(queues) if queue is None else self._core.choose(topic, queue, None, 0.0)
+        target = frames.next_queue(queues) if queue is None else core.choose(topic, queue, None, 0.0)
         return await frames.send_frames(parts, target, queue is not None, left_ms, timeout_ms, self._steps)
 
     async def send_arrow(  # noqa: PLR0913 - the public signature
@@ -170,14 +179,14 @@ class AsyncProducer(ProducerShell):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
-        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``. Encoded and sent in a thread: the loop goes on."""
-        await self._ready()
-        core = self._core
-        assert core is not None
-        from rmq_ray.client.arrow_sending import ArrowCall, send_rows  # pyarrow takes 0.15 s to load
+        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``. Encoded in threads: the loop goes on."""
+        frames = await self._ready()
+        assert self._core is not None
+        from rmq_ray.client.arrow_sending import ArrowCall  # pyarrow takes 0.15 s to load
+        from rmq_ray.client.async_arrow import send_table
 
         call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
-        return await asyncio.to_thread(send_rows, core, self._steps, call)
+        return await send_table(self._core, frames, self._steps, call)
 
     def transaction(self, checker: Checker, *, timeout: float | None = None) -> AsyncTransaction:
         """Begin a transaction: ``async with producer.transaction(checker) as tx: await tx.send("orders", b"x")``; see ``Producer.transaction``."""
@@ -197,18 +206,33 @@ class AsyncProducer(ProducerShell):
 
     async def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its delivery time; see ``Producer.recall_message``."""
-        await self._ready()
+        frames = await self._ready()
         assert self._core is not None
-        return await asyncio.to_thread(recall, self._core, topic, recall_handle, self._time(timeout))
+        return await recall_in_loop(self._core, frames, topic, recall_handle, self._time(timeout))
 
     async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""
-        await self._ready()
+        frames, timeout_ms = await self._ready(), timeout_in_ms(timeout)
         assert self._core is not None
-        asked = await asyncio.to_thread(ask, self._core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options)
-        return await asked.answer_in_loop()
+        message, placement = request_of(topic_or_message, body, options, self._config.body_bytes_max)
+        if self._steps is not None:
+            self._steps.name(message)
+        if self._requests is None or self._requests.frames is not frames:
+            self._requests = AsyncRequests(self._core, frames, partial(self._send, frames))
+        return await self._requests.ask(message, placement, timeout_ms)
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    async def _send(self, frames: AsyncFrames, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
+        """A message whose topic has its whole name, through the producer's other steps if it has some."""
+        if self._steps is None:
+            timeout_ms = await self._place(message, placement, timeout_ms)
+            return await frames.send(message, timeout_ms)
+        with self._steps.around(message, ASYNC) as ctx:
+            timeout_ms = await self._place(message, self._steps.placement(placement), timeout_ms)
+            self._steps.pack(message)
+            ctx.result = result = await frames.send(message, timeout_ms)
+        return result
 
     async def _halves(self, checker: Checker) -> AsyncHalves:
         frames = await self._ready()
@@ -222,10 +246,12 @@ class AsyncProducer(ProducerShell):
         """Give the message its queue; what is left of the time."""
         if placement is None:
             return timeout_ms
-        assert self._core is not None and self._frames is not None
+        core, frames = self._core, self._frames
+        if core is None or frames is None:
+            raise ClientError(f"producer {self.group!r} was closed; nothing was sent", self.group)
         check_placement(placement[0], placement[1], placement[3])
-        _, left_ms = await self._frames.queues(message.topic, timeout_ms)  # the route is known from here on: what follows does not block
-        self._core.place(message, placement, 0.0)
+        _, left_ms = await frames.queues(message.topic, timeout_ms)  # the route is known from here on: what follows does not block
+        core.place(message, placement, 0.0)
         return left_ms
 
     async def _ready(self) -> AsyncFrames:
@@ -234,7 +260,7 @@ class AsyncProducer(ProducerShell):
         if frames is not None:
             frames.check_loop()
             return frames
-        if self._state is not ServiceState.CREATE_JUST and self._starting is None:
+        if self._under_way() is None and self._state is not ServiceState.CREATE_JUST:
             raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
         return await self._start()
 
@@ -248,26 +274,52 @@ class AsyncProducer(ProducerShell):
             self._core = self._frames = None
             self._state = ServiceState.INHERITED
 
-    async def _start(self) -> AsyncFrames:
-        """Calls that come while another starts wait for it. A group that is taken leaves the state as it was."""
-        if self._starting is None:
-            self._starting = asyncio.Lock()
-        async with self._starting:
-            if self._frames is not None:
-                return self._frames
-            if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
-            self._state = ServiceState.START_FAILED
-            try:
-                core = await asyncio.to_thread(self._make_core)
-            except ClientError:
+    def _under_way(self) -> AsyncStart | None:
+        """The start that others wait for. ``ClientError`` when another loop runs it; one whose loop has ended never was."""
+        starting = self._starting
+        if starting is None:
+            return None
+        if starting.over:
+            starting.give_up()
+            self._starting = None
+            if self._state is ServiceState.START_FAILED:
                 self._state = ServiceState.CREATE_JUST
-                raise
-            finally:
+            return None
+        starting.check_loop()
+        return starting
+
+    async def _start(self) -> AsyncFrames:
+        """Calls that come while another starts wait for it, and go on when that one is cancelled."""
+        starting = self._under_way()
+        if starting is None:
+            self._state = ServiceState.START_FAILED
+            starting = self._starting = AsyncStart(self.group, self._make_core, self._begin)
+        frames = await asyncio.shield(starting.task)
+        if self._frames is not frames:
+            raise self._closed_meanwhile()
+        return frames
+
+    async def _begin(self, starting: AsyncStart) -> AsyncFrames:
+        """A group that is taken, or a loop that ends meanwhile, leaves the state as it was."""
+        try:
+            await asyncio.to_thread(starting.run)
+        except (ClientError, asyncio.CancelledError):
+            starting.give_up()
+            if self._state is ServiceState.START_FAILED:
+                self._state = ServiceState.CREATE_JUST
+            raise
+        finally:
+            if self._starting is starting:  # not so when its loop was closed, and this is what remains of it
                 self._starting = None
-            if self._steps is not None:
-                self._steps.watch(core)
-            self._core = core
-            self._frames = AsyncFrames(core, self._limits or RemotingLimits())
-            self._state = ServiceState.RUNNING
-            return self._frames
+        if self._state is not ServiceState.START_FAILED:
+            starting.give_up()
+            raise self._closed_meanwhile()
+        self._core = core = starting.take()
+        if self._steps is not None:
+            self._steps.watch(core)
+        self._frames = AsyncFrames(core, self._limits or RemotingLimits())
+        self._state = ServiceState.RUNNING
+        return self._frames
+
+    def _closed_meanwhile(self) -> ClientError:
+        return ClientError(f"producer {self.group!r} was closed while it started; nothing was sent, make a new one", self.group)

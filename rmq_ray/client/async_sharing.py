@@ -5,7 +5,8 @@
 Decides who travels with whom: those who come in the same turn of the loop with the same key, up to the limits. Does not decide how anything is sent
 (``ship`` does). A caller that is cancelled leaves its item in the list. Belongs to one loop; called by ``client.async_transaction``.
 
-Invariant: every caller gets an end, also when the producer is closed before a list's task took its first step.
+Invariants: every caller gets an end, also when the producer is closed before a list's task took its first step; a half that a broker refuses fails for
+its own caller only.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from rmq_ray.client.async_frames import AsyncFrames, results_of
+from rmq_ray.client.async_frames import AsyncFrames
 from rmq_ray.client.ending import END_BYTES, REQUEST_TIMEOUT_MS, Answer, answers_of
 from rmq_ray.client.half_sending import HalfSending
 from rmq_ray.client.outgoing import Outgoing
+from rmq_ray.client.pieces import verdicts
 from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.sending import results_of
 from rmq_ray.errors import ConnectionLost, RmqError, SendError, SendUnknown
 from rmq_ray.model.message import SendResult
 from rmq_ray.remoting.codes import RequestCode
@@ -33,11 +36,11 @@ Result = TypeVar("Result")
 
 
 class _Turn(Generic[Item, Result]):
-    """One list; ``done`` gets the answers, or the error that all of them met."""
+    """One list; ``done`` gets the answers, each perhaps an error, or the error that all of them met."""
 
     __slots__ = ("bytes", "done", "items", "left")
 
-    def __init__(self, done: asyncio.Future[Sequence[Result] | RmqError]) -> None:
+    def __init__(self, done: asyncio.Future[Sequence[Result | SendError] | RmqError]) -> None:
         self.items: list[Item] = []
         self.bytes = 0
         self.left = False
@@ -48,7 +51,11 @@ class LoopTurns(Generic[Item, Result]):
     """See the module. ``lost``: what callers get whose items were on their way when the producer was closed."""
 
     def __init__(
-        self, frames: AsyncFrames, ship: Callable[[str, list[Item]], Awaitable[Sequence[Result]]], limits: tuple[int, int], lost: Callable[[], RmqError]
+        self,
+        frames: AsyncFrames,
+        ship: Callable[[str, list[Item]], Awaitable[Sequence[Result | SendError]]],
+        limits: tuple[int, int],
+        lost: Callable[[], RmqError],
     ) -> None:
         self._frames = frames
         self._ship = ship
@@ -59,6 +66,7 @@ class LoopTurns(Generic[Item, Result]):
 
     async def ask(self, key: str, item: Item, size: int) -> Result:
         """The answer to this item. ``size``: about how many bytes it takes. Raises what the request met."""
+        self._frames.check_open()
         turn = self._turns.get(key)
         if turn is None or len(turn.items) >= self._items_max or turn.bytes + size > self._bytes_max:
             loop = asyncio.get_running_loop()
@@ -68,9 +76,10 @@ class LoopTurns(Generic[Item, Result]):
         turn.items.append(item)
         turn.bytes += size
         outcome = await asyncio.shield(turn.done)
-        if isinstance(outcome, RmqError):
-            raise type(outcome)(*outcome.args)
-        return outcome[index]
+        mine = outcome if isinstance(outcome, RmqError) else outcome[index]
+        if isinstance(mine, RmqError):
+            raise type(mine)(*mine.args)
+        return mine
 
     def _leave(self, key: str, turn: _Turn[Item, Result]) -> None:
         if turn.left:
@@ -85,7 +94,7 @@ class LoopTurns(Generic[Item, Result]):
             self._leave(key, turn)
 
     async def _run(self, key: str, turn: _Turn[Item, Result]) -> None:
-        outcome: Sequence[Result] | RmqError
+        outcome: Sequence[Result | SendError] | RmqError
         try:
             outcome = await self._ship(key, turn.items)
         except RmqError as error:
@@ -115,12 +124,17 @@ class SharedTransactions:
         ends_max = (ENDS_MAX, ENDS_MAX * END_BYTES)
         self.ends: LoopTurns[End, Answer] = LoopTurns(frames, self._end, ends_max, lambda: ConnectionLost("the producer was closed; it may have ended"))
 
-    async def _send(self, topic: str, messages: list[Outgoing]) -> Sequence[SendResult]:
+    async def _send(self, topic: str, messages: list[Outgoing]) -> Sequence[SendResult | SendError]:
         began_ms = self._core.clock.monotonic_ms()
-        queues, left_ms = await self.frames.queues(topic, self.timeout_ms)
-        load = await self.frames.when_free(lambda: self._halves.load(messages, 0.0, None), left_ms)
-        left_ms = self._core.left_ms(self.timeout_ms, began_ms)
-        return results_of(*await self.frames.resolve(load, self.frames.next_queue(queues), False, left_ms, self._halves.sending))
+        queues, _ = await self.frames.queues(topic, self.timeout_ms)
+        queue = self.frames.next_queue(queues)
+
+        async def send(begin: int, end: int) -> Sequence[SendResult]:
+            left_ms, asked = self._core.left_ms, messages[begin:end]
+            load = await self.frames.when_free(lambda: self._halves.load(asked, 0.0, None), left_ms(self.timeout_ms, began_ms))
+            return results_of(*await self.frames.resolve(load, queue, False, left_ms(self.timeout_ms, began_ms), self._halves.sending))
+
+        return await verdicts(len(messages), send)
 
     async def _end(self, broker_name: str, ends: list[End]) -> Sequence[Answer]:
         command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)

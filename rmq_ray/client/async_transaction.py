@@ -24,9 +24,9 @@ from rmq_ray.client.ending import END_BYTES
 from rmq_ray.client.half_sending import SHARED_TEXT_MAX, mark
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.client.send_hooks import ASYNC
+from rmq_ray.client.send_hooks import ASYNC, HALF
 from rmq_ray.client.send_steps import SendSteps
-from rmq_ray.client.transaction import COMMIT, ROLLBACK, OpenTransaction, engine_of
+from rmq_ray.client.transaction import COMMIT, ROLLBACK, OpenTransaction, engine_of, labelled, watch_ends
 from rmq_ray.client.transaction_engine import Half, attempt_ms, check_immunity
 from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult, failed_state, said_state
 from rmq_ray.errors import RemotingError, RmqError
@@ -49,6 +49,7 @@ class AsyncHalves:
         self.frames = frames
         self._steps = steps
         self._place = place
+        watch_ends(self.engine, steps)
 
     async def send(self, message: Outgoing, placement: Placement | None, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Returns when the half is stored. Raises ``SendError``."""
@@ -59,11 +60,12 @@ class AsyncHalves:
             return await self._send(message, timeout_ms, immunity_s)
         steps.name(message)
         with steps.around(message, ASYNC) as ctx:
+            ctx.carried[HALF] = True
             timeout_ms = await self._place(message, steps.placement(placement), timeout_ms)
             steps.pack(message)
             half = await self._send(message, timeout_ms, immunity_s)
             ctx.result = half.result
-        return half
+        return labelled(half, ctx)
 
     async def _send(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> Half:
         engine, frames = self.engine, self.frames
@@ -85,6 +87,7 @@ class AsyncHalves:
 
     async def end(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> None:
         """See ``TransactionEngine.end``."""
+        self.engine.watched(half, state)
         ending = self.engine.ending(half, state, timeout_ms)
         while ending is not None and (left := ending.left_ms()) > 0:
             try:

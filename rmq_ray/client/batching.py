@@ -4,7 +4,8 @@
 
 A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills a batch encodes and writes it;
 the worker thread only ships what is older than ``linger_ms``. A batch holds a slot of its broker from its first message on, so
-memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``).
+memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch whose first caller has waited long leaves at once:
+it would give those who join it no more time than is left of his.
 
 Decides when a batch is full or old. Does not decide what is sent again (``client.launching``). Invariants: messages of one thread
 to one queue leave in the order of its calls; nothing is appended to a batch that left.
@@ -19,9 +20,12 @@ from rmq_ray.client.compressing import split_words
 from rmq_ray.client.identity import ProducerIdentity
 from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import RecordsLoad
+from rmq_ray.client.pieces import Pieces
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.client.splitting import FrameParts
 from rmq_ray.client.timers import Timers
+from rmq_ray.clock import left_ms
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import MessageQueue
@@ -134,7 +138,7 @@ class Accumulator:
         started_ms = self._clock.monotonic_ms()
         weight = max(message[3], self._config.batch_bytes_max)
         queues = (key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms)
-        queue = self.take_slot(queues, weight, max(0.0, timeout_ms - (self._clock.monotonic_ms() - started_ms)))
+        queue = self.take_slot(queues, weight, left_ms(self._clock, timeout_ms, started_ms))
         left: OpenBatch | None = None
         displaced: OpenBatch | None = None
         body, text, flag, size = message
@@ -147,7 +151,8 @@ class Accumulator:
                 batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms, weight)
             batch.ordered = batch.ordered or ordered
             future, full = self._put(batch, body, text, flag, size)
-            if full or self._config.linger_ms <= 0:
+            late = left_ms(self._clock, batch.timeout_ms, batch.started_ms) < batch.timeout_ms / 2  # who joined would have little time
+            if full or late or self._config.linger_ms <= 0:
                 left = self._leave(batch)
         if not opened:
             self._slots.free(queue.broker_name, weight)
@@ -172,7 +177,9 @@ class Accumulator:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""
         del self._open[batch.key]
         prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731 - a bound method cannot carry the batch
-        batch.job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue, batch.weight, batch.ordered)
+        separate = (lambda: self._separate(batch)) if len(batch.bodies) > 1 else None
+        until_ms = batch.started_ms + batch.timeout_ms
+        batch.job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue, until_ms, batch.weight, batch.ordered, separate)
         self._launcher.admit(batch.job)
         return batch
 
@@ -189,12 +196,28 @@ class Accumulator:
         self._ship(batch)
 
     def _encode(self, batch: OpenBatch, wait: bool) -> Delivery:
-        attempts = self._sending.attempts_since(batch.started_ms, batch.queue, batch.pinned, batch.timeout_ms)
-        wait_ms = batch.timeout_ms if wait else 0.0
-        load = encode_load(self._identity, batch.queue, batch.bodies, batch.texts, self._clock.now_ms(), wait_ms, batch.flags)
-        batch.outcome.message_ids, batch.outcome.sizes = load.message_ids, load.sizes
+        wait_ms = left_ms(self._clock, batch.timeout_ms, batch.started_ms) if wait else 0.0
+        delivery = self._delivery(batch, batch.queue, (batch.bodies, batch.texts, batch.flags), batch.outcome, wait_ms)
         batch.bodies, batch.texts, batch.flags = [], [], None
-        return Delivery(load, batch.queue, attempts, batch.pinned)
+        return delivery
+
+    def _delivery(self, batch: OpenBatch, queue: MessageQueue, parts: FrameParts, outcome: BatchOutcome, wait_ms: float) -> Delivery:  # noqa: PLR0913 - a frame
+        """A frame of the batch with these messages; its time is the batch's."""
+        attempts = self._sending.attempts_since(batch.started_ms, queue, batch.pinned, batch.timeout_ms)
+        bodies, texts, flags = parts
+        load = encode_load(self._identity, queue, bodies, texts, self._clock.now_ms(), wait_ms, flags)
+        outcome.message_ids, outcome.sizes = load.message_ids, load.sizes
+        return Delivery(load, queue, attempts, batch.pinned)
+
+    def _separate(self, batch: OpenBatch) -> Pieces:
+        """The batch was refused, or could not be encoded: its messages, to be sent where it was sent last. Nobody keeps bodies that are encoded."""
+        sent = batch.job.delivery if batch.job is not None else None
+        if sent is None:
+            parts, queue = (batch.bodies, batch.texts, batch.flags), batch.queue
+        else:
+            assert isinstance(sent.load, RecordsLoad)
+            parts, queue = sent.load.parts(), sent.queue
+        return Pieces(parts, queue, lambda piece, outcome: self._delivery(batch, queue, piece, outcome, 0.0))
 
     def take_slot(self, queues: Sequence[MessageQueue], weight: int, timeout_ms: float) -> MessageQueue:
         """The next queue whose broker has a slot for ``weight`` bytes; else wait for one of the next queue's broker."""

@@ -61,7 +61,7 @@ class ClientInstance:
         self.client_id = client_id
         self.clock = clock
         self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent)
-        self.routes = RouteCache(self._fetch_route, self._route_changed, self.link.drop)
+        self.routes = RouteCache(self._fetch_route, self._route_changed, self.link.drop, clock)
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
@@ -197,16 +197,16 @@ class ClientInstance:
         """A send to the topic failed: have its route fetched now, and again every 50 ms while sends fail; returns at once."""
         self._watch.look(topic)
 
-    def heartbeat(self, wait_s: float = 0.0) -> None:
+    def heartbeat(self, wait_s: float = 0.0, timeout_ms: float = CALL_TIMEOUT_MS) -> None:
         """Tell every broker (masters only, without consumers) who lives here; skipped when another thread is at it for longer than ``wait_s``.
 
-        Waits 3 s at most for the answers. A broker that does not answer is logged: the next turn tells it again.
+        Waits ``timeout_ms`` at most for the answers. A broker that does not answer is logged: the next turn tells it again.
         """
         if not self._heartbeat_lock.acquire(timeout=wait_s):
             return
         try:
             body = encode_heartbeat(self._heartbeat_value())
-            self.link.tell_all(self._heartbeat_targets(), lambda: Command(RequestCode.HEART_BEAT, body=body), CALL_TIMEOUT_MS, self._heard)
+            self.link.tell_all(self._heartbeat_targets(), lambda: Command(RequestCode.HEART_BEAT, body=body), timeout_ms, self._heard)
         finally:
             self._heartbeat_lock.release()
 
@@ -248,8 +248,8 @@ class ClientInstance:
             return []
         return self.routes.all_addresses(masters_only=not self._consumers)
 
-    def _fetch_route(self, topic: str) -> TopicRoute | None:
-        answer = self.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}))
+    def _fetch_route(self, topic: str, until_ms: float) -> TopicRoute | None:
+        answer = self.link.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}), CALL_TIMEOUT_MS, until_ms)
         if answer.code == ResponseCode.SUCCESS:
             return decode_route(answer.body_bytes())
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:

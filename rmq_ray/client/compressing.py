@@ -19,7 +19,7 @@ from rmq_ray.client.splitting import FrameParts
 from rmq_ray.config import ProducerConfig
 from rmq_ray.store.compression import compress, sys_flag_of
 
-FLAG_MIN, FLAG_MAX = -(1 << 31), (1 << 31) - 1
+FLAG_MAX = (1 << 31) - 1
 
 log = logging.getLogger("rmq_ray.client")
 

@@ -34,6 +34,8 @@ class Ends(Sharing[End, EndGroup]):
     """Of one producer. One request to a broker at a time: threads with transactions wait twice each, so there are fewer of them to share."""
 
     alone_max = 1
+    crowd_min = 2
+    idle_max = 1
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         super().__init__(instance.clock, ENDS_MAX, ENDS_MAX * END_BYTES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.splitting import FrameParts
-from rmq_ray.errors import SendError
+from rmq_ray.errors import RmqError, SendError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
@@ -44,7 +44,8 @@ def send_frames(  # noqa: PLR0913 - a batch
     return results
 
 
-def partly(error: SendError, results: list[SendResult], topic: str, told: Callable[[int], object] = int) -> SendError:
+def partly(error: RmqError, results: list[SendResult], topic: str, told: Callable[[int], object] = int) -> SendError:
     """The error of a batch of which these frames are stored: ``args[2]`` says how much."""
     stored = sum(result.count for result in results)
-    return type(error)(f"{error}; the first {stored} messages are stored", topic, told(stored))
+    kind = type(error) if isinstance(error, SendError) else SendError  # else: closed on the way
+    return kind(f"{error}; the first {stored} messages are stored", topic, told(stored))

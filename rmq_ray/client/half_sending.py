@@ -81,6 +81,8 @@ class HalfCombiner(Combiner):
     """Half messages of threads of one producer group."""
 
     alone_max = 1  # as for ends
+    crowd_min = 2
+    idle_max = 1
     group_name = ""
 
     def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:
@@ -96,7 +98,7 @@ class HalfSending:
         self.sending = copy.copy(core.sending)
         self.sending.config = core.config.but(idempotent=True)
         self._launcher = Launcher(self.sending, core.slots, core.worker, core.resolved)
-        self._combiner = HalfCombiner(self.sending, core.identity, self._launcher)
+        self._combiner = HalfCombiner(self.sending, core.identity, self._launcher, self._again)
         self._combiner.group_name = core.group
         core.finishers.append(lambda: self._launcher.abandon("the producer was closed before the broker answered"))
 
@@ -114,7 +116,7 @@ class HalfSending:
             or len(message.text) > SHARED_TEXT_MAX
         ):
             return self._alone(message, queue, pinned, timeout_ms, started_ms, immunity_s)
-        place = self._combiner.enter(message, queue)
+        place = self._combiner.enter(message, queue, started_ms)
         if place is not None:
             return self._combiner.wait(*place)
         try:
@@ -130,6 +132,9 @@ class HalfSending:
     def close(self) -> None:
         """Wait for halves that are under way, up to the send time-out."""
         self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
+
+    def _again(self, message: Outgoing, queue: MessageQueue, began_ms: float) -> SendResult:
+        return self._alone(message, queue, False, self._timeout_ms, began_ms, None)
 
     def _alone(  # noqa: PLR0913 - a send
         self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float, immunity_s: int | None

@@ -2,7 +2,8 @@
 
     Accumulator ──Job──> Launcher.launch ──> Sending.start ──> connection
                               ^                                    │ answer (reader thread)
-                              └── worker thread <── retry ─────────┤
+                              ├── worker thread <── retry ─────────┤
+                              └── next piece <── refused ──────────┤  of several calls' messages (``client.pieces``)
                                                   finished <───────┘  slot freed, next of the lane, futures completed
 
 Decides nothing about retries (``protocol.retry``) or batches (``client.batching``). Invariants: at most ``frames_in_flight_max``
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rmq_ray.client.lanes import Lanes
+from rmq_ray.client.pieces import ONE_OF_MANY, Pieces
 from rmq_ray.client.send_future import BatchOutcome
 from rmq_ray.client.sending import Delivery, Outcome, Sending, store_id
 from rmq_ray.client.timers import Timers
@@ -36,11 +38,13 @@ class Job:
     """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds (None: bounded elsewhere).
 
     ``prepare(wait)`` makes its delivery: called by whoever launches it first (encoding happens there). It may wait for a frame id; with
-    ``wait`` False it raises ``BrokerBusy`` instead and is called again later.
+    ``wait`` False it raises ``BrokerBusy`` instead and is called again later. ``separate``: the pieces of a refused frame that holds messages of several
+    calls; None = it stays whole. ``told``: where the answer to its present frame is written. ``until_ms``: when its time is over, monotonic.
     """
 
     __slots__ = (
-        "busy_until_ms", "delivery", "done", "holds", "kept", "lane", "number", "ordered", "outcome", "prepare", "slot_of", "waiting", "weight",
+        "delivery", "done", "holds", "kept", "lane", "number", "ordered", "outcome", "pieces", "prepare", "separate", "slot_of", "told", "until_ms",
+        "waiting", "weight",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - a unit
@@ -49,22 +53,26 @@ class Job:
         prepare: Callable[[bool], Delivery],
         slot_of: str | None,
         lane: MessageQueue | None,
+        until_ms: float,
         weight: int = 0,
         ordered: bool = False,
+        separate: Callable[[], Pieces] | None = None,
     ) -> None:
-        self.outcome = outcome
+        self.outcome = self.told = outcome
+        self.separate = separate
+        self.pieces: Pieces | None = None
         self.prepare = prepare
         self.slot_of = slot_of
         self.weight = weight
         self.lane = lane
         self.ordered = ordered
+        self.until_ms = until_ms
         self.holds = False
         self.number = 0
         self.waiting: Callable[[], None] | None = None
         self.delivery: Delivery | None = None
         self.done = False
-        self.busy_until_ms: float | None = None  # no frame id was free: given up then
-        self.kept = False  # the outcome already holds a result below SEND_OK
+        self.kept = False  # what is told already holds a result below SEND_OK
 
 
 class Slots:
@@ -169,10 +177,7 @@ class Launcher:
         try:
             job.delivery = job.prepare(not in_worker)
         except BrokerBusy:
-            now = self._sending.clock.monotonic_ms()
-            if job.busy_until_ms is None:
-                job.busy_until_ms = now + self._sending.config.send_timeout_ms
-            if not in_worker or now >= job.busy_until_ms:
+            if not in_worker or self._sending.clock.monotonic_ms() >= job.until_ms:
                 raise
             self._later(BUSY_PAUSE_MS, job, lambda: self._begin(job))
         return job.delivery
@@ -201,7 +206,7 @@ class Launcher:
             jobs = list(self._jobs)
             self._lanes.clear()
         for job in jobs:
-            self._finish(job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic))
+            self._end(job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic))
 
     def outcomes(self) -> list[BatchOutcome]:
         """Of the jobs that are not finished."""
@@ -215,7 +220,7 @@ class Launcher:
         if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
             if not self._keep(job, delivery, outcome):
                 return
-            if job.outcome.status is SendStatus.SEND_OK or not self._sending.config.retry_another_broker_when_not_store_ok:
+            if job.told.status is SendStatus.SEND_OK or not self._sending.config.retry_another_broker_when_not_store_ok:
                 self._finish(job, None)
                 return
             decision = delivery.attempts.not_stored(now)
@@ -233,7 +238,7 @@ class Launcher:
         except MalformedFrame as error:
             self._finish(job, SendUnknown(f"the answer to a send cannot be read ({error}); the message may be stored", delivery.load.topic))
             return False
-        result = job.outcome
+        result = job.told
         result.status, result.queue = STATUS_OF_CODE[answer.code], self._sending.shown(delivery.queue)
         result.base_offset, result.base_log_offset = offset, log_offset
         result.recall_handle = answer.fields.get("recallHandle") if answer.fields else None
@@ -253,6 +258,37 @@ class Launcher:
         self._finish(job, delivery.error(self._sending.clock.monotonic_ms()))
 
     def _finish(self, job: Job, error: SendError | None) -> None:
+        """Its frame is stored or given up."""
+        if job.pieces is not None or (job.separate is not None and isinstance(error, ONE_OF_MANY)):
+            self._later(0.0, job, lambda: self._next_piece(job, error))
+        else:
+            self._end(job, error)
+
+    def _next_piece(self, job: Job, error: SendError | None) -> None:
+        """In the worker: a frame with messages of several calls was refused, or a piece of it has ended."""
+        if job.done:
+            return
+        try:
+            if job.pieces is None:
+                assert job.separate is not None
+                job.pieces = job.separate()
+            pieces = job.pieces
+            pieces.ended(error)
+            if job.delivery is not None:
+                self._finished(job.delivery)
+            job.delivery, job.kept = None, False
+            told = pieces.begin()
+        except Exception as failure:  # noqa: BLE001 - futures must end whatever goes wrong in taking a frame apart
+            log.exception("a refused batch for %s could not be taken apart", job.outcome.queue)
+            self._end(job, error or SendError(f"a refused batch for {job.outcome.queue} could not be taken apart: {failure!r}"))
+            return
+        if told is None:
+            self._end(job, None)
+            return
+        job.told, job.prepare = told, lambda _wait: pieces.delivery()
+        self._begin(job)
+
+    def _end(self, job: Job, error: SendError | None) -> None:
         with self._lock:
             if job.done:
                 return
@@ -262,6 +298,9 @@ class Launcher:
             self._slots.free(job.slot_of, job.weight)
         if job.delivery is not None:
             self._finished(job.delivery)
+        if job.pieces is not None:
+            job.pieces.abandon(error)
+            job.outcome.verdicts, error = job.pieces.verdicts, job.pieces.refusal
         job.outcome.finish(error, None if self._worker.closed else self._run_callbacks)
         with self._lock:
             self._jobs.discard(job)

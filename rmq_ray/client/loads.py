@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rmq_ray.client.compressing import FLAG_MAX, split_word
+from rmq_ray.client.compressing import FLAG_MAX, flag_word, split_word
+from rmq_ray.client.splitting import FrameParts
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
@@ -25,7 +26,8 @@ from rmq_ray.remoting.frame import BINARY, Command
 from rmq_ray.remoting.headers import SendHeader
 from rmq_ray.remoting.records import pack_send, pack_send_one, unpack_send_answer
 from rmq_ray.store.frame_encoder import encode_frame, encode_single
-from rmq_ray.store.record import headers, parse_offset_message_id
+from rmq_ray.store.record import decode_record, headers, parse_offset_message_id
+from rmq_ray.store.record_batch import MARK_BYTES, UNIQUE_TAIL_BYTES
 
 
 class Load(Protocol):
@@ -74,6 +76,17 @@ class RecordsLoad:
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``."""
         return frame_stored_at(answer)
+
+    def parts(self) -> FrameParts:
+        """The messages as they were before they were encoded; slow."""
+        bodies, texts, words, at = [], [], [], 0
+        for size in self.sizes.tolist():
+            record = decode_record(self._records, at, sound=True)
+            bodies.append(record.body)
+            texts.append(record.properties[0 if at else MARK_BYTES + 1 : -UNIQUE_TAIL_BYTES])
+            words.append(flag_word(record.flag, record.sys_flag))
+            at += size
+        return bodies, texts, words if any(words) else None
 
     def _retarget(self, queue_id: int) -> None:
         """A copy: the old bytes may still be in a connection's queue."""

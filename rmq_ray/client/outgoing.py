@@ -14,7 +14,15 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import DELAY, KEYS, TAGS, WAIT, Message, decode_properties
 from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
-from rmq_ray.protocol.validators import check_body, check_delay_level, check_send_topic, property_text
+from rmq_ray.protocol.validators import (
+    SPECIAL_PROPERTIES_BYTES_MAX,
+    check_body,
+    check_delay_level,
+    check_flags,
+    check_properties_fit,
+    check_send_topic,
+    property_text,
+)  # fmt: skip
 
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 """(writable queues, message, the call's ``arg``) -> one of the queues."""
@@ -56,6 +64,7 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
             raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and the delay in the Message")
         topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
         time, flag, wait_store_ok = when(message.delay_level, message.delay, message.deliver_at), message.flag, message.wait_store_ok
+        check_flags((flag,))
     else:
         topic = topic_or_message
     check_send_topic(topic)
@@ -65,6 +74,7 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
     if special:
         if not isinstance(time, str):
             check_delay_level(time)
+        check_properties_fit(text, SPECIAL_PROPERTIES_BYTES_MAX)
         text += special_text(time, wait_store_ok)
     return Outgoing(topic, content, text, flag, special)
 
@@ -110,7 +120,7 @@ def timeout_in_ms(timeout_s: float) -> float:
     """A call's time-out in milliseconds; ``ClientError`` unless it is positive and less than three years."""
     try:
         if 0 < timeout_s < TIMEOUT_S_MAX:
-            return timeout_s * 1000
-    except TypeError:
+            return float(timeout_s) * 1000
+    except (TypeError, ValueError):  # ValueError: arrays
         pass
     raise ClientError(f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the configured one")

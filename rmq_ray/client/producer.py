@@ -115,7 +115,7 @@ class Producer(ProducerShell):
 
         ``queue``, ``selector(queues, message, arg)`` (see ``client.selectors``) or ``message_group``: where it must go; messages of one group, or that
         selectors sent to one queue, keep their order. ``delay_level``: 1..18; or ``delay``, ``deliver_at``: exact, with a ``recall_handle`` in the result.
-        ``timeout``: s, over all attempts. Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
+        ``timeout``: s, for the whole call. Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
         core = self._core or self._ready()
         unplaced = queue is None and selector is None and message_group is None
@@ -205,8 +205,8 @@ class Producer(ProducerShell):
         """Send messages of one topic to one queue and wait; a frame is stored whole or not at all.
 
         Returns one result per frame sent (their ``count`` adds up to ``len(messages)``): one, unless the batch exceeds
-        ``batch_bytes_max``. ``timeout``: s, per frame. Raises ``SendError``; when earlier frames are stored already, ``args[2]`` is how
-        many messages that were.
+        ``batch_bytes_max``. ``timeout``: s, per frame; the first one's covers the wait for a route. Raises ``SendError``; when earlier frames are
+        stored already, ``args[2]`` is how many messages that were.
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
@@ -230,9 +230,9 @@ class Producer(ProducerShell):
 
         ``body``: a binary or string column. ``key``: string or list<string>; ``tag``: string; ``properties``: one map column, or names of string
         columns. Null means none, but for bodies. ``queue``: where all rows go, in their order; None = each frame of ``batch_bytes_max`` bytes to the next
-        queue. ``timeout``: s, per frame. ``place``: see ``protocol.derived_frames``. Returns one result per frame, in the order of the rows. Raises
-        ``ClientError``, ``MessageIllegal`` or ``MessageTooLarge`` naming column and row before anything is sent; ``SendError`` when a frame failed, with
-        ``args[2]`` the ranges of rows [(first, behind last), ...] that are stored.
+        queue. ``timeout``: s, per frame, for all that it waits for. ``place``: see ``protocol.derived_frames``. Returns one result per frame, in the order
+        of the rows. Raises ``ClientError``, ``MessageIllegal`` or ``MessageTooLarge`` naming column and row before anything is sent; ``SendError`` when a
+        frame failed, with ``args[2]`` the ranges of rows [(first, behind last), ...] that are stored.
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
@@ -255,14 +255,17 @@ class Producer(ProducerShell):
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
-        """Send one message and wait for the reply of a consumer to it (``rmq_ray.reply``); ``timeout``: s, for both ways.
+        """Send one message and wait for the reply of a consumer to it (``rmq_ray.reply``); ``timeout``: s, for both ways, from the call on.
 
         Raises ``RequestTimeout`` when no reply came, ``SendError`` when the request could not be sent.
         """
         return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).answer()
 
     def request_async(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> Reply:
-        """The same without waiting: a future of the reply, which ends within ``timeout`` and a second."""
+        """The same without waiting for the reply: a future of it, which ends within ``timeout`` and a second. Waits for a route, as every call does.
+
+        Its callbacks run in the connection's reader thread: keep them short, and send nothing in them.
+        """
         return ask(self._core or self._ready(), self._steps, topic_or_message, body, timeout_in_ms(timeout), options).reply
 
     # --- inside --------------------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from rmq_ray.client.loads import Load, RecordLoad, SingleLoad
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, as_message, check_placement
 from rmq_ray.client.queue_choice import QueueChoice
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.client.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
 from rmq_ray.client.timers import Timers
+from rmq_ray.clock import left_ms
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, SendTimeout
 from rmq_ray.model.ids import Address, MessageQueue
@@ -36,7 +37,7 @@ from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.queue_selection import checked_choice
 from rmq_ray.remoting.frame import Command
 
-LEFT_TO_SHARE = 0.9  # of its time-out must be left to a message that joins others
+QUEUE_ID_END = 1 << 31
 CLOSE_SLACK_MS = 1_000  # beyond the send time-out, for frames that end at it
 
 
@@ -71,7 +72,7 @@ class ProducerCore:
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
         self.launcher = Launcher(self.sending, self.slots, self.worker, self.resolved)
-        self.combiner = Combiner(self.sending, self.identity, self.launcher)
+        self.combiner = Combiner(self.sending, self.identity, self.launcher, self._send_again)
         self.batches = Accumulator(self.sending, self.identity, self.launcher, self.slots, self.worker, self.turns, self.find_queues)
 
     # --- as a managed producer -----------------------------------------------------------------------------------------
@@ -142,19 +143,17 @@ class ProducerCore:
 
     def send_plain(self, message: Outgoing) -> SendResult:
         """An ordinary message to any queue with the configured time-out: alone, or with other threads' messages when enough frames are out."""
-        timeout_ms = self.config.send_timeout_ms
+        timeout_ms, started_ms = self.config.send_timeout_ms, self.clock.monotonic_ms()
         queues = self.known_queues(message.topic)
         if queues is None:
-            started_ms = self.clock.monotonic_ms()
             queues = self.find_queues(message.topic, timeout_ms)
             if self.has_waited(timeout_ms, started_ms):
                 return self._send_alone(message, timeout_ms, started_ms)
         queue = self.choice.next(queues, self.turns.of(message.topic))
-        place = self.combiner.enter(message, queue)
+        place = self.combiner.enter(message, queue, started_ms)
         if place is not None:
             return self.combiner.wait(*place)
         try:
-            started_ms = self.clock.monotonic_ms()
             return self._send_load(self.make_load(message, timeout_ms), queue, False, timeout_ms, started_ms)
         finally:
             self.combiner.leave(queue)
@@ -195,13 +194,13 @@ class ProducerCore:
     def find_queues(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
         """The queues of a topic; asks again, with pauses, while no name server answers or no master is there.
 
-        Raises ``NoRoute``, ``BrokerUnreachable``, and ``ClientError`` when the producer is closed meanwhile.
+        Raises ``NoRoute``, ``TopicNotWritable``, ``BrokerUnreachable``, and ``ClientError`` when the producer is closed meanwhile.
         """
         found = self.known_queues(topic)
         if found is not None:
             return found
         finding, deadline = self.finding(topic), self.clock.monotonic_ms() + timeout_ms
-        while (found := finding.attempt()) is None:  # ends: at the deadline
+        while (found := finding.attempt(deadline)) is None:  # ends: at the deadline
             pause = finding.pause_ms()
             if self.closing:
                 raise self.closed_while_finding(topic)
@@ -220,10 +219,10 @@ class ProducerCore:
 
     def left_ms(self, timeout_ms: float, started_ms: float) -> float:
         """What is left of a call's time; not below 0."""
-        return max(0.0, timeout_ms - (self.clock.monotonic_ms() - started_ms))
+        return left_ms(self.clock, timeout_ms, started_ms)
 
     def has_waited(self, timeout_ms: float, started_ms: float) -> bool:
-        """Whether so much of the time is gone that a message must not wait for a shared frame, which has time-outs of its own."""
+        """Whether so much of the time is gone that a message must not go into a shared frame, whose time is that of who opens it."""
         return self.left_ms(timeout_ms, started_ms) < timeout_ms * LEFT_TO_SHARE
 
     def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
@@ -234,7 +233,7 @@ class ProducerCore:
         """The queue of a message that must not go anywhere else, given or by its group."""
         if message_group is not None:
             return self.groups.choose(topic, message_group, self.find_queues(topic, timeout_ms))
-        if not isinstance(queue, MessageQueue) or queue.topic != topic or not isinstance(queue.queue_id, int):
+        if not isinstance(queue, MessageQueue) or queue.topic != topic or not _names_a_queue(queue.broker_name, queue.queue_id):
             raise ClientError(f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic)
         if self.instance.broker_address(queue.broker_name) is None:
             self.find_queues(topic, timeout_ms)
@@ -277,6 +276,11 @@ class ProducerCore:
         load = self.make_load(message, self.left_ms(timeout_ms, started_ms))
         return self._send_load(load, queue, message.queue is not None, timeout_ms, started_ms)
 
+    def _send_again(self, message: Outgoing, queue: MessageQueue, started_ms: float) -> SendResult:
+        """Alone, what was refused with others."""
+        timeout_ms = self.config.send_timeout_ms
+        return self._send_load(self.make_load(message, self.left_ms(timeout_ms, started_ms)), queue, False, timeout_ms, started_ms)
+
     def _send_load(self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float) -> SendResult:  # noqa: PLR0913 - a send
         try:
             return self.sending.send(load, queue, pinned, timeout_ms, started_ms)
@@ -286,11 +290,15 @@ class ProducerCore:
     def _send_ordered(self, message: Outgoing, timeout_ms: float) -> SendResult:
         """Through the queue's lane, behind what was sent to it before; its batch leaves at once."""
         assert message.queue is not None
+        started_ms = self.clock.monotonic_ms()
         future = self.batches.append(message.queue, message.body, message.text, timeout_ms, message.flag, ordered=True)
         if message.group is not None:
             self.groups.sent(message.group, message.queue, future)
         self.batches.flush(message.queue)
-        return future.result((timeout_ms + CLOSE_SLACK_MS) / 1000)
+        try:
+            return future.result((self.left_ms(timeout_ms, started_ms) + CLOSE_SLACK_MS) / 1000)
+        except TimeoutError:  # what is before it in the lane, or its batch, has a longer time-out
+            raise SendTimeout(f"no answer within {timeout_ms:.0f} ms; the message may be stored", message.topic) from None
 
     def _launch_single(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         started_ms = self.clock.monotonic_ms()
@@ -305,7 +313,7 @@ class ProducerCore:
             attempts = self.sending.attempts_since(started_ms, queue, message.queue is not None, timeout_ms)
             return Delivery(load, queue, attempts, message.queue is not None)
 
-        job = Job(outcome, prepare, queue.broker_name, None, weight)
+        job = Job(outcome, prepare, queue.broker_name, None, started_ms + timeout_ms, weight)
         self.launcher.admit(job)
         self.launcher.launch(job)
         return SendFuture(outcome, 0)
@@ -330,3 +338,8 @@ class ProducerCore:
     def resolved(self, delivery: Delivery) -> None:
         """A load will not be sent again."""
         self.identity.release(delivery.load.frame_id)
+
+
+def _names_a_queue(broker_name: object, queue_id: object) -> bool:
+    """Whether they are of the kind that there is."""
+    return isinstance(broker_name, str) and isinstance(queue_id, int) and 0 <= queue_id < QUEUE_ID_END

@@ -16,9 +16,10 @@ import logging
 from collections.abc import Iterator
 
 from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.outgoing import timeout_in_ms
 from rmq_ray.client.received import MessageExt
 from rmq_ray.client.request_reply import CORRELATION_ID, REPLY_TO_CLIENT, TTL
-from rmq_ray.errors import BrokerUnreachable, NotARequest, RemotingError, SendError
+from rmq_ray.errors import BrokerUnreachable, ClientError, NotARequest, RemotingError, SendError
 from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import CLUSTER, SendResult, SendStatus, encode_properties
 from rmq_ray.model.topics import CLIENT_INNER_GROUP, REPLY_SUFFIX
@@ -38,6 +39,9 @@ def reply(message: MessageExt, body: bytes, *, timeout: float = TIMEOUT_S) -> Se
 
     ``NotARequest``: the message asks for no reply. ``SendError``: no broker could hand it over; who asked is gone or has stopped waiting.
     """
+    if not isinstance(message, MessageExt):
+        raise ClientError(f"reply takes the message that a listener or consumer received, not {type(message).__name__}")
+    timeout_ms = timeout_in_ms(timeout)
     asked = message.all_properties
     cluster = asked.get(CLUSTER)
     for name in (CLUSTER, REPLY_TO_CLIENT, CORRELATION_ID):
@@ -47,7 +51,7 @@ def reply(message: MessageExt, body: bytes, *, timeout: float = TIMEOUT_S) -> Se
     client = _client_of(message)
     topic = f"{cluster}{REPLY_SUFFIX}"
     properties = {"MSG_TYPE": "reply", CORRELATION_ID: asked[CORRELATION_ID], REPLY_TO_CLIENT: asked[REPLY_TO_CLIENT], TTL: asked.get(TTL, "0")}
-    deadline = client.clock.monotonic_ms() + timeout * 1000
+    deadline = client.clock.monotonic_ms() + timeout_ms
     failures: list[str] = []
     for broker in _brokers(client, message.queue.broker_name, topic):
         left = deadline - client.clock.monotonic_ms()

@@ -16,12 +16,12 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypedDict
 
-from rmq_ray.client.outgoing import Outgoing, Selector, outgoing
+from rmq_ray.client.outgoing import Outgoing, Placement, Selector, outgoing, placed
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.received import MessageExt, restored
 from rmq_ray.client.send_steps import SendSteps
@@ -37,7 +37,7 @@ from rmq_ray.store.record import Record, encode_record
 CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
 SCAN_FIRST_MS, SCAN_MS = 3_000, 1_000
 PENDING_MAX = 65_536
-INTRODUCE_S = 3.0
+INTRODUCE_MS, INTRODUCE_PARTS = 3_000.0, 4  # a quarter of a request's time for its turn, another one for the answers
 
 Reply = Future[MessageExt]
 
@@ -61,9 +61,9 @@ class PendingRequests:
         self._lock = threading.Lock()
         self._waiting: dict[str, Pending] = {}
 
-    def add(self, correlation_id: str, topic: str, timeout_ms: float) -> Pending:
-        """A request begins. ``BrokerBusy`` when too many wait."""
-        pending = Pending(topic, self._clock.monotonic_ms() + timeout_ms, timeout_ms, Future())
+    def add(self, correlation_id: str, topic: str, timeout_ms: float, started_ms: float) -> Pending:
+        """A request whose time began to run then (monotonic). ``BrokerBusy`` when too many wait."""
+        pending = Pending(topic, started_ms + timeout_ms, timeout_ms, Future())
         pending.reply.set_running_or_notify_cancel()  # so that cancel() is False: the request may be on its way
         with self._lock:
             if len(self._waiting) >= PENDING_MAX:
@@ -124,26 +124,13 @@ class Requests:
         core.disowners.append(self._pending.orphan)
         core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
 
-    def begin(self, timeout_ms: float, message: Outgoing) -> tuple[str, Pending]:
-        """Make ``message`` a request that waits for ``timeout_ms``; the caller sends it with ``send_async`` and hands the future to ``sent``."""
-        self._introduce(message.topic, timeout_ms)
+    def begin(self, message: Outgoing, timeout_ms: float, started_ms: float) -> Asked:
+        """Make ``message`` a request that waits until ``timeout_ms`` after then (monotonic); the caller sends it."""
         correlation_id = str(uuid.uuid4())
         own = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: self._core.instance.client_id, TTL: str(int(timeout_ms))}
         message.text += "".join(f"{name}\x01{value}\x02" for name, value in own.items())
         message.special = True
-        return correlation_id, self._pending.add(correlation_id, message.topic, timeout_ms)
-
-    def sent(self, correlation_id: str, pending: Pending, future: Future[SendResult]) -> None:
-        """The send is on its way: its failure ends the request, its success does not."""
-
-        def ended(outcome: Future[SendResult]) -> None:
-            error = outcome.exception()
-            if error is None:
-                pending.sent = True
-            else:
-                self.abandon(correlation_id, error)
-
-        future.add_done_callback(ended)
+        return Asked(self, correlation_id, self._pending.add(correlation_id, message.topic, timeout_ms, started_ms))
 
     def abandon(self, correlation_id: str, error: BaseException) -> None:
         """The request was not sent."""
@@ -151,9 +138,8 @@ class Requests:
 
     def wait(self, correlation_id: str, pending: Pending) -> MessageExt:
         """The reply. Raises ``RequestTimeout``, or what the send raised."""
-        left_s = max(0.0, pending.deadline_ms - self._core.clock.monotonic_ms()) / 1000
         try:
-            return pending.reply.result(left_s)
+            return pending.reply.result(self.left_s(pending))
         except TimeoutError:
             self._introduced.discard(pending.topic)
             self._pending.failed(correlation_id, timed_out(pending))
@@ -166,12 +152,19 @@ class Requests:
         self._pending.replied(decode_properties(header.properties or "").get(CORRELATION_ID, ""), message)
         return command.answer(ResponseCode.SUCCESS)
 
-    def _introduce(self, topic: str, timeout_ms: float) -> None:
-        """Brokers push replies to clients that they know: tell those of a new topic who is here, before the first request."""
-        if topic not in self._introduced:
-            self._core.find_queues(topic, timeout_ms)
-            self._core.instance.heartbeat(INTRODUCE_S)
-            self._introduced.add(topic)
+    def left_s(self, pending: Pending) -> float:
+        """What is left of a request's time."""
+        return max(0.0, pending.deadline_ms - self._core.clock.monotonic_ms()) / 1000
+
+    def knows(self, topic: str) -> bool:
+        """Whether the topic's brokers were told who is here."""
+        return topic in self._introduced
+
+    def introduce(self, topics: Iterable[str], timeout_ms: float) -> None:
+        """Brokers push replies to clients that they know: tell those of new topics, whose routes are known, who is here. Blocks for half of the time."""
+        part_ms = min(INTRODUCE_MS, timeout_ms / INTRODUCE_PARTS)
+        self._core.instance.heartbeat(part_ms / 1000, part_ms)
+        self._introduced.update(topics)
 
 
 def timed_out(pending: Pending) -> RequestTimeout:
@@ -205,6 +198,18 @@ class Asked:
         """Its future."""
         return self.pending.reply
 
+    def sent(self, future: Future[SendResult]) -> None:
+        """The send has ended: its failure ends the request, its success does not."""
+        error = future.exception()
+        if error is None:
+            self.pending.sent = True
+        else:
+            self.abandon(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """The request was not sent."""
+        self.requests.abandon(self.correlation_id, error)
+
     def answer(self) -> MessageExt:
         """Its reply; raises as ``Requests.wait``."""
         return self.requests.wait(self.correlation_id, self.pending)
@@ -213,38 +218,47 @@ class Asked:
         """The same without blocking the loop."""
         future = asyncio.wrap_future(self.pending.reply)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(future), self.pending.timeout_ms / 1000)
+            return await asyncio.wait_for(asyncio.shield(future), self.requests.left_s(self.pending))
         return self.answer()
+
+
+def request_of(topic_or_message: str | Message, body: bytes | None, options: AskOptions, body_bytes_max: int) -> tuple[Outgoing, Placement | None]:
+    """The checked message of a request and where it must go. Raises ``ClientError`` and what ``outgoing`` raises."""
+    if unknown := options.keys() - AskOptions.__annotations__.keys():
+        raise ClientError(f"a request takes no {', '.join(sorted(unknown))}; it takes timeout, {', '.join(AskOptions.__annotations__)}")
+    labels = (options.get("tag"), options.get("keys", ()), options.get("properties"))
+    message = outgoing(topic_or_message, body, labels, 0, body_bytes_max)
+    if message.special:
+        raise ClientError("a request cannot be delayed, sent without waiting for the store, or sent to a retry topic", message.topic)
+    return message, placed(options.get("queue"), options.get("selector"), options.get("arg"), options.get("message_group"))
 
 
 def ask(  # noqa: PLR0913 - a call
     core: ProducerCore, steps: SendSteps | None, topic_or_message: str | Message, body: bytes | None, timeout_ms: float, options: AskOptions
 ) -> Asked:
-    """Check and send a request; returns when it is handed to the connection."""
-    if unknown := options.keys() - AskOptions.__annotations__.keys():
-        raise ClientError(f"a request takes no {', '.join(sorted(unknown))}; it takes timeout, {', '.join(AskOptions.__annotations__)}")
-    labels = (options.get("tag"), options.get("keys", ()), options.get("properties"))
-    message = outgoing(topic_or_message, body, labels, 0, core.config.body_bytes_max)
-    if message.special:
-        raise ClientError("a request cannot be delayed, sent without waiting for the store, or sent to a retry topic", message.topic)
-    ways = (options.get("queue"), options.get("selector"), options.get("arg"), options.get("message_group"))
-    placement = ways if any(way is not None for way in (ways[0], ways[1], ways[3])) else None
+    """Check and send a request; returns when it is handed to the connection. Its time includes what that waits for."""
+    started_ms = core.clock.monotonic_ms()
+    message, placement = request_of(topic_or_message, body, options, core.config.body_bytes_max)
     if steps is not None:
         steps.name(message)
     requests = requests_of(core)
-    correlation_id, pending = requests.begin(timeout_ms, message)
+    if not requests.knows(message.topic):
+        core.find_queues(message.topic, timeout_ms)
+        requests.introduce((message.topic,), core.left_ms(timeout_ms, started_ms))
+    asked = requests.begin(message, timeout_ms, started_ms)
+    left_ms = core.left_ms(timeout_ms, started_ms)
     try:
         if steps is not None:
-            future = steps.send_async(core, message, placement, timeout_ms)
+            future = steps.send_async(core, message, placement, left_ms)
         else:
             if placement is not None:
-                timeout_ms = core.place(message, placement, timeout_ms)
-            future = core.send_async(message, timeout_ms)
+                left_ms = core.place(message, placement, left_ms)
+            future = core.send_async(message, left_ms)
     except BaseException as error:
-        requests.abandon(correlation_id, error)
+        asked.abandon(error)
         raise
-    requests.sent(correlation_id, pending, future)
-    return Asked(requests, correlation_id, pending)
+    future.add_done_callback(asked.sent)
+    return asked
 
 
 def requests_of(core: ProducerCore) -> Requests:

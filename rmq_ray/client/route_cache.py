@@ -4,22 +4,27 @@ Decides when a fetched route is a change and what follows from it. Does not talk
 timer (``ClientInstance`` does). Readers take no lock: every table entry is an immutable value, replaced as a whole.
 
 Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in place: clients with a route
-go on while all name servers are dead. At most one fetch runs at a time; who waits longer than 3 s for it gives up.
+go on while all name servers are dead. At most one fetch runs at a time; who waits longer than 3 s, or than it has time, for it gives up.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 
-from rmq_ray.errors import NoRoute, RemotingError
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
-from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
+from rmq_ray.model.topics import DEFAULT_TOPIC, Permission, TopicRoute
 from rmq_ray.protocol.publish_info import PublishInfo, default_route, normalized, publish_info, subscribe_queues
 
 LOCK_TIMEOUT_MS = 3_000
 DEFAULT_TOPIC_QUEUES = 4
+WHENEVER = math.inf
+READ_ONLY_MS = 50.0
+"""How long a topic that was found read-only stays so unasked: sends to it fail at once, and as often as a program likes."""
 
 log = logging.getLogger("rmq_ray.client.routes")
 
@@ -27,18 +32,19 @@ log = logging.getLogger("rmq_ray.client.routes")
 class RouteCache:
     """Routes by topic, and the addresses of all brokers in them.
 
-    ``fetch(topic)``: the route as a name server tells it, None when it knows none, ``RemotingError`` when none answers.
+    ``fetch(topic, until_ms)``: the route as a name server tells it, None when it knows none, ``RemotingError`` when none answers until then (monotonic).
     ``on_changed(topic)``: called, without a lock, after the cache took a different route. ``on_replaced(address)``: before that, with a master's
     address that another one has taken the place of.
     """
 
     def __init__(
-        self, fetch: Callable[[str], TopicRoute | None], on_changed: Callable[[str], None] = lambda _topic: None,
-        on_replaced: Callable[[Address], None] = lambda _address: None,
+        self, fetch: Callable[[str, float], TopicRoute | None], on_changed: Callable[[str], None] = lambda _topic: None,
+        on_replaced: Callable[[Address], None] = lambda _address: None, clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
         self._fetch = fetch
         self._on_changed = on_changed
         self._on_replaced = on_replaced
+        self._clock = clock
         self._replaced: list[Address] = []
         self._lock = threading.Lock()
         self._routes: dict[str, TopicRoute] = {}
@@ -47,7 +53,9 @@ class RouteCache:
         self._brokers: dict[str, dict[int, Address]] = {}
         self._avoided: frozenset[Address] = frozenset()
         self._unreached = False
-        self._written: set[str] = set()
+        self._written: dict[str, set[str]] = {}
+        self._read_only: dict[str, float] = {}
+        """Topic -> until when it counts as read-only unasked, monotonic; 0 = it was not when it was looked up last."""
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -114,17 +122,22 @@ class RouteCache:
 
     # --- looking up ----------------------------------------------------------------------------------------------------
 
-    def find_publish(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES) -> PublishInfo:
+    def find_publish(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES, until_ms: float = WHENEVER) -> PublishInfo:
         """The queues to write: from the cache, else the topic's route, else the template topic's (min(``default_queues``, its queues)).
 
-        Raises ``NoRoute`` when none of them has a writable queue, ``RemotingError`` when no name server answers.
+        ``until_ms``: when to give up, monotonic. Raises ``TopicNotWritable`` for a topic that is read-only by its own permission, ``NoRoute`` when there is no
+        writable queue for any other reason, ``RemotingError`` when no name server answers.
         """
         info = self._publish.get(topic)
         if info is not None and info.queues:
             return info
-        self._locked(topic, lambda: self._look_up(topic, default_queues))
+        asked = self._locked(topic, lambda: self._look_up(topic, default_queues, until_ms), until_ms) is not None
         info = self._publish.get(topic)
         if info is None or not info.queues:
+            if not asked:
+                raise RequestTimeout(f"the route of topic {topic!r} was not asked for: another one's is waited for, and its name server does not answer", topic)
+            if self._read_only.get(topic):
+                raise self._not_writable(topic)
             raise NoRoute(f"no route info of topic {topic!r}: no broker serves it for writing; create it, or start a broker that creates topics", topic)
         return info
 
@@ -136,11 +149,11 @@ class RouteCache:
 
     def refresh(self, topic: str) -> bool:
         """Fetch the topic's route now; True when it differs from the cached one. ``RemotingError`` when no name server answers."""
-        return self._locked(topic, lambda: self._update(topic, self._fetch(topic)))
+        return bool(self._locked(topic, lambda: self._update(topic, self._fetch(topic, WHENEVER))))
 
     def refresh_default(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES) -> bool:
         """Take the template topic's route for ``topic``; True when that changed something."""
-        return self._locked(topic, lambda: self._update_default(topic, default_queues))
+        return bool(self._locked(topic, lambda: self._update_default(topic, default_queues, WHENEVER)))
 
     def refresh_all(self, topics: set[str]) -> None:
         """Refresh each; a failure leaves the cached route. The first one of an outage is logged, and its end: sends ask 20 times a second meanwhile."""
@@ -171,10 +184,12 @@ class RouteCache:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _locked(self, topic: str, action: Callable[[], bool]) -> bool:
-        if not self._lock.acquire(timeout=LOCK_TIMEOUT_MS / 1000):
-            log.warning("route of %s not refreshed: another refresh holds the lock for more than %d ms", topic, LOCK_TIMEOUT_MS)
-            return False
+    def _locked(self, topic: str, action: Callable[[], bool], until_ms: float = WHENEVER) -> bool | None:
+        """What ``action`` returns, alone; None when another one is at it for too long."""
+        patience_ms = max(0.0, min(LOCK_TIMEOUT_MS, until_ms - self._clock.monotonic_ms()))
+        if not self._lock.acquire(timeout=patience_ms / 1000):
+            log.warning("route of %s not refreshed: another refresh holds the lock for more than %d ms", topic, patience_ms)
+            return None
         try:
             changed = action()
         finally:
@@ -186,17 +201,45 @@ class RouteCache:
             self._on_changed(topic)
         return changed
 
-    def _look_up(self, topic: str, default_queues: int) -> bool:
-        """Under the lock: another thread may have found it meanwhile; then the topic itself, then the template."""
-        if (info := self._publish.get(topic)) is not None and info.ok:
+    def _look_up(self, topic: str, default_queues: int, until_ms: float) -> bool:
+        """Under the lock: another thread may have found it meanwhile, or that it is read-only; then the topic itself, then the template."""
+        if ((info := self._publish.get(topic)) is not None and info.ok) or self._read_only.get(topic, 0.0) > self._clock.monotonic_ms():
             return False
-        changed = self._update(topic, self._fetch(topic))
+        route = self._fetch(topic, until_ms)
+        changed = self._update(topic, route)
         if (info := self._publish.get(topic)) is not None and info.ok:
             return changed
-        return self._update_default(topic, default_queues) or changed
+        read_only = route is not None and self._is_read_only(topic, route, until_ms)
+        if read_only:  # what closed it may have been a drain that has ended since, or one has begun
+            again = self._fetch(topic, until_ms)
+            changed = self._update(topic, again) or changed
+            if (info := self._publish.get(topic)) is not None and info.ok:
+                return changed
+            read_only = again == route or (again is not None and self._is_read_only(topic, again, until_ms))
+        self._read_only[topic] = self._clock.monotonic_ms() + READ_ONLY_MS if read_only else 0.0
+        return changed if read_only else self._update_default(topic, default_queues, until_ms) or changed
 
-    def _update_default(self, topic: str, default_queues: int) -> bool:
-        template = self._fetch(DEFAULT_TOPIC)
+    def _is_read_only(self, topic: str, route: TopicRoute, until_ms: float) -> bool:
+        """Whether the topic itself forbids what its brokers allow. Of a broker that is drained, or has lost its write permission, name servers show no topic as
+        writable, that of its own name included; one that had queues to write and is away may have them again.
+        """
+        names = {data.broker_name for data in route.queues}
+        masters = {data.broker_name for data in route.brokers if MASTER_ID in data.addresses}
+        possible = bool(names) and self._written.get(topic, set()) <= names <= masters
+        return possible and all(self._takes_writes(name, until_ms) for name in sorted(names))
+
+    def _takes_writes(self, broker_name: str, until_ms: float) -> bool:
+        route = self._fetch(broker_name, until_ms)
+        return route is not None and any(data.broker_name == broker_name and data.permission & Permission.WRITE for data in route.queues)
+
+    def _not_writable(self, topic: str) -> TopicNotWritable:
+        queues = self._routes[topic].queues
+        where = ", ".join(f"permission {data.permission} and {data.write_queues} write queues on {data.broker_name}" for data in queues)
+        remedy = f"`rmq-ray topic create {topic} --queues {max([1, *(data.read_queues for data in queues)])} --perm 6`"
+        return TopicNotWritable(f"topic {topic!r} takes no messages ({where}); nothing was sent: send to another topic, or make it writable by {remedy}", topic)
+
+    def _update_default(self, topic: str, default_queues: int, until_ms: float) -> bool:
+        template = self._fetch(DEFAULT_TOPIC, until_ms)
         return self._update(topic, None if template is None else default_route(template, default_queues))
 
     def _update(self, topic: str, route: TopicRoute | None) -> bool:
@@ -212,7 +255,8 @@ class RouteCache:
             return False
         self._publish[topic] = info = publish_info(topic, route)
         if info.ok:
-            self._written.add(topic)
+            self._written.setdefault(topic, set()).update(info.brokers)
         self._subscribe[topic] = subscribe_queues(topic, route)
         self._routes[topic] = route
+        self._read_only.pop(topic, None)  # was said of the route before
         return True

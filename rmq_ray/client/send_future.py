@@ -34,7 +34,7 @@ class BatchOutcome:
 
     __slots__ = (
         "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "recall_handle", "sizes",
-        "state", "status", "store_id", "waiters",
+        "state", "status", "store_id", "verdicts", "waiters",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue) -> None:
@@ -42,6 +42,8 @@ class BatchOutcome:
         self.state = RUNNING
         self.queue = queue
         self.error: RmqError | None = None
+        self.verdicts: Sequence[tuple[BatchOutcome, int]] | None = None
+        """Of a batch that was refused as a whole (``error``) and then sent in pieces: for each message the outcome of its piece and its place there."""
         self.status = SendStatus.SEND_OK
         self.base_offset = -1
         self.base_log_offset = -1
@@ -64,8 +66,9 @@ class BatchOutcome:
                 return
             self.error, self.state = error, FINISHED
             for future, waiters in self.waiters.items():
+                failed = error is not None and self.error_at(future._index) is not None
                 for waiter in waiters:
-                    if error is not None:
+                    if failed:
                         waiter.add_exception(future)
                     else:
                         waiter.add_result(future)
@@ -84,8 +87,19 @@ class BatchOutcome:
         self.condition = threading.Condition()
         self.finish(error)
 
+    def error_at(self, index: int) -> RmqError | None:
+        """Of the message at ``index``, where the batch has an ``error``."""
+        return self.error if self.verdicts is None else self.verdicts[index][0].error
+
+    def result_at(self, index: int) -> SendResult | None:
+        """The same for its result: it may have been sent in a piece that is stored."""
+        if self.verdicts is None:
+            return None
+        outcome, place = self.verdicts[index]
+        return None if outcome.error is not None else outcome.result(place)
+
     def result(self, index: int) -> SendResult:
-        """The result of the message at ``index`` of the batch."""
+        """The result of the message at ``index`` of the batch, which has no ``error``."""
         log_offset = self.base_log_offset + self._start(index) if self.base_log_offset >= 0 else -1
         return SendResult(
             self.status,
@@ -132,12 +146,15 @@ class SendFuture(Future[SendResult]):
     @property
     def _exception(self) -> RmqError | None:  # type: ignore[override]
         """A copy for every reader: raising one shared object from many threads would chain their tracebacks."""
-        error = self._outcome.error
+        if self._outcome.error is None:
+            return None
+        error = self._outcome.error_at(self._index)
         return None if error is None else type(error)(*error.args)
 
     @property
     def _result(self) -> SendResult | None:  # type: ignore[override]
-        return self._outcome.result(self._index) if self._outcome.error is None else None
+        outcome = self._outcome
+        return outcome.result(self._index) if outcome.error is None else outcome.result_at(self._index)
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]

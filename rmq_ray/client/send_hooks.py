@@ -9,7 +9,7 @@ A hook that raises is logged and changes nothing: what watches a send must not b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,11 +18,13 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import KEYS, TAGS, SendResult, decode_properties
 
 SYNC, ASYNC, ONEWAY = "sync", "async", "oneway"
+HALF = "rmq.half"
+"""Carried by the context of a half message."""
 
 
 @dataclass(slots=True)
 class SendContext:
-    """One send call, or one frame of a batch (``count`` > 1: ``body`` is the first message's, ``body_bytes`` the sum).
+    """One send call, or one frame of a batch (``count`` > 1: ``body``, tag, keys, properties are the first message's, ``body_bytes`` the sum; ``parts``: each).
 
     ``topic``, ``group``: as the broker knows them. ``mode``: "sync", "async" or "oneway". ``queue``: where it must go, None = anywhere.
     ``result`` or ``error`` are there in ``after``; neither for a one-way send. ``cost_ms``: from ``before`` to ``after``.
@@ -43,6 +45,12 @@ class SendContext:
     error: BaseException | None = None
     carried: dict[str, Any] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
+    parts: Sequence[tuple[bytes, str]] = ()
+    """Of a batch: body and property text of each message."""
+
+    def each(self) -> list[tuple[dict[str, str], int]]:
+        """Properties and body bytes of each message of the call."""
+        return [(decode_properties(text) | self.added, len(body)) for body, text in self.parts or ((self.body, self.text),)]
 
     @property
     def properties(self) -> dict[str, str]:

@@ -42,6 +42,7 @@ class SendSteps:
         self._own = tuple(hooks)
         self.hooks: tuple[SendHook, ...] = self._own
         self._trace = config.trace
+        self.trace: SendTrace | None = None
         only_compression = not (hooks or checks or config.namespace or config.trace)
         self.plain_below = config.compress_over_bytes if only_compression else 0
         """Shorter bodies have no steps at all."""
@@ -60,7 +61,8 @@ class SendSteps:
     def watch(self, core: ProducerCore) -> None:
         """The producer's core has started: trace its sends, if that was asked for."""
         if self._trace:
-            self.hooks = (*self._own, SendTrace(core))
+            self.trace = SendTrace(core)
+            self.hooks = (*self._own, self.trace)
 
     def send(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
         """All steps around a send that is waited for."""
@@ -97,7 +99,8 @@ class SendSteps:
         if placement is None or not self._namespace:
             return placement
         queue, selector, arg, group = placement
-        return queue and queue_with_namespace(self._namespace, queue), selector and self._selector(selector), arg, group
+        within = self._selector(selector) if callable(selector) else selector  # what cannot be called is refused later
+        return queue and queue_with_namespace(self._namespace, queue), within, arg, group
 
     @contextmanager
     def around(self, message: Outgoing, mode: str) -> Iterator[SendContext]:
@@ -113,7 +116,8 @@ class SendSteps:
     def around_frame(self, topic: str, queue: MessageQueue, parts: FrameParts) -> Iterator[tuple[SendContext, FrameParts]]:
         """The same for one frame of a batch; yields its parts with what hooks added to each message, bodies compressed."""
         bodies, texts, flags = parts
-        ctx = self._context(topic, "sync", bodies, texts[0], queue)
+        ctx = self._context(topic, SYNC, bodies, texts[0], queue)
+        ctx.parts = list(zip(bodies, texts, strict=True)) if self.hooks else ()
         ran = self._begin(ctx)
         with self._through(ctx, ran):
             if ctx.added:

@@ -40,6 +40,7 @@ from rmq_ray.store.record import offset_message_id
 
 NO_FIELDS: dict[str, str] = {}
 SLICE_MS = 25.0  # of a pause, after which the route is looked at
+LEFT_TO_SHARE = 0.9  # of its time-out must be left to a message that joins others, and of a frame's to be joined
 Outcome = Command | RemotingError
 """How an attempt ended: an answer, or what the connection met."""
 
@@ -65,9 +66,11 @@ class Delivery:
         return self.attempts.failed(self.failure, self.code, now_ms)
 
     def move(self, routes: Callable[[str], list[MessageQueue]], turn: NextIndex, choice: QueueChoice) -> None:
-        """Head for another broker; one that was tried before gets the load for the same queue as then."""
-        queue = choice.next(routes(self.load.topic), turn, self.queue.broker_name)
-        self.queue = self._tried.setdefault(queue.broker_name, queue)
+        """Head for another broker, as long as the route shows one; one that was tried before gets the load for the same queue as then."""
+        queues = routes(self.load.topic)
+        if queues:
+            queue = choice.next(queues, turn, self.queue.broker_name)
+            self.queue = self._tried.setdefault(queue.broker_name, queue)
 
     def error(self, now_ms: float) -> SendError:
         """The typed error of giving up; a load that never got to an attempt was held up on this side."""
@@ -228,6 +231,16 @@ class Sending:
     def _queues(self, topic: str) -> list[MessageQueue]:
         info = self.instance.routes.publish(topic)
         return list(info.queues) if info is not None else []
+
+
+def results_of(result: SendResult, load: Load, address: Address) -> list[SendResult]:
+    """One result for each message of a stored frame."""
+    results, log_offset = [], int(result.log_offset)
+    for index, (message_id, size) in enumerate(zip(load.message_ids, getattr(load, "sizes", ()), strict=True)):
+        at = QueueOffset(result.queue_offset + index)
+        results.append(SendResult(result.status, message_id, result.queue, at, store_id(address, log_offset), LogOffset(log_offset)))
+        log_offset += int(size)
+    return results
 
 
 def store_id(address: Address, log_offset: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.validators import check_body, check_send_topic, property_text
+from rmq_ray.protocol.validators import check_body, check_flags, check_send_topic, property_text
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX
 
 RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
@@ -61,6 +61,7 @@ def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, li
         tag, keys, properties = message.tag, message.keys, message.properties
         texts.append(property_text(tag or None, keys, properties) if tag or keys or properties else "")
     flags = [message.flag for message in messages]
+    check_flags(flags)
     return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
 
 

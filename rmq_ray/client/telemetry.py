@@ -43,9 +43,9 @@ class SendSpans:
         }  # fmt: skip
         if ctx.count > 1:
             attributes["messaging.batch.message_count"] = ctx.count
-        if ctx.tag:
+        elif ctx.tag:
             attributes["messaging.rocketmq.message.tag"] = ctx.tag
-        if ctx.keys:
+        if ctx.keys and ctx.count == 1:
             attributes["messaging.rocketmq.message.keys"] = ctx.keys.split()
         span = self._api.tracer.start_span(f"{ctx.topic} send", kind=self._api.trace.SpanKind.PRODUCER, attributes=attributes)
         ctx.carried[_SPAN] = span

@@ -32,11 +32,15 @@ def when(delay_level: int, delay: object, deliver_at: object) -> When:
         return f"{TIMER_DELAY_MS}\x01{_delay_ms(delay)}\x02"
     if not isinstance(deliver_at, datetime):
         raise ClientError(f"deliver_at is {deliver_at!r}; give a datetime (one without time zone is local time)", repr(deliver_at))
-    return f"{TIMER_DELIVER_MS}\x01{max(1, -int(-deliver_at.timestamp() * 1000 // 1))}\x02"
+    try:
+        return f"{TIMER_DELIVER_MS}\x01{max(1, -int(-deliver_at.timestamp() * 1000 // 1))}\x02"
+    except (OverflowError, ValueError, OSError) as error:  # local times at the ends of the calendar
+        raise ClientError(f"deliver_at is {deliver_at!r}, which is no point in time here ({error}); give one with a time zone", repr(deliver_at)) from None
 
 
 def _delay_ms(delay: object) -> int:
     """Rounded up to whole milliseconds: never early."""
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise ClientError(f"delay is {delay!r}; give a timedelta that is not negative", repr(delay))
-    return -(-delay // _MS)
+    whole, rest = divmod(delay, _MS)
+    return whole + bool(rest)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn, Self
 
 from rmq_ray.client.outgoing import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.client.send_hooks import SYNC
+from rmq_ray.client.send_hooks import HALF, SYNC, SendContext
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.transaction_checks import Checker
 from rmq_ray.client.transaction_engine import Half, TransactionEngine, check_immunity
@@ -54,6 +55,7 @@ class HalfSender:
         self.config = config
         self._core = core
         self._steps = steps
+        watch_ends(self.engine, steps)
 
     def send(self, message: Outgoing, placement: Placement | None, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Blocks until the half is stored. Raises ``SendError``."""
@@ -65,13 +67,25 @@ class HalfSender:
             return self.engine.send_half(message, timeout_ms, immunity_s)
         steps.name(message)
         with steps.around(message, SYNC) as ctx:
+            ctx.carried[HALF] = True
             whole = steps.placement(placement)
             if whole is not None:
                 timeout_ms = self._core.place(message, whole, timeout_ms)
             steps.pack(message)
             half = self.engine.send_half(message, timeout_ms, immunity_s)
             ctx.result = half.result
-        return half
+        return labelled(half, ctx)
+
+
+def watch_ends(engine: TransactionEngine, steps: SendSteps | None) -> None:
+    """A producer that is traced traces the ends of its transactions too."""
+    if steps is not None and steps.trace is not None:
+        engine.watch(steps.trace.ended)
+
+
+def labelled(half: Half, ctx: SendContext) -> Half:
+    """The half with what its trace shows of its message."""
+    return replace(half, topic=ctx.topic, tag=ctx.tag or "", keys=ctx.keys)
 
 
 class OpenTransaction:

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,20 @@ from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.store.record import decode_record
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """An end that is about to be sent. ``address``: the broker's. ``from_check``: it had asked."""
+
+    topic: str
+    key: str
+    tag: str
+    keys: str
+    address: Address | None
+    state: LocalTransactionState
+    from_check: bool
+
 
 Checker = Callable[[MessageExt], object]
 """The half message -> ``LocalTransactionState``; True, False and None stand for commit, rollback and unknown."""
@@ -47,6 +62,7 @@ class TransactionChecks:
         self._thread: threading.Thread | None = None
         self._closed = False
         self.checker: Checker | None = None
+        self.watcher: Callable[[TransactionEnd], object] | None = None
 
     def asked(self, command: Command, address: Address) -> None:
         """A broker asks; in a reader thread. The answer goes out later, as a request of its own."""
@@ -92,6 +108,8 @@ class TransactionChecks:
         state, remark = self._known(message.message_id), None
         if state is None:
             state, remark = self._ask(message)
+        if self.watcher is not None:
+            self.watcher(TransactionEnd(record.topic, message.message_id, message.tag or "", " ".join(message.keys), address, state, True))
         ending = EndTransactionHeader(
             self._group, header.state_table_offset, header.commit_log_offset, state.value, message.message_id, True, header.transaction_id
         )

@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmq_ray.client.ending import Ends
 from rmq_ray.client.half_sending import HalfSending
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.client.transaction_checks import Checker, TransactionChecks
+from rmq_ray.client.transaction_checks import Checker, TransactionChecks, TransactionEnd
 from rmq_ray.errors import ClientError, RemotingError, SendUnknown, TransactionEnded, TransactionError, TransactionUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
@@ -41,10 +42,13 @@ ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A half message that is stored."""
+    """A half message that is stored. ``topic``, ``tag``, ``keys``: of the message, as brokers know it; only where it is watched."""
 
     result: SendResult
     key: str
+    topic: str = ""
+    tag: str = ""
+    keys: str = ""
 
 
 class TransactionEngine:
@@ -77,6 +81,16 @@ class TransactionEngine:
     def set_checker(self, checker: Checker) -> None:
         """Who answers for transactions that this process knows nothing of; the last one given counts."""
         self._checks.checker = checker
+
+    def watch(self, watcher: Callable[[TransactionEnd], object]) -> None:
+        """``watcher`` is told of each end before it is sent, in the sending thread; must not block or raise."""
+        self._checks.watcher = watcher
+
+    def watched(self, half: Half, state: LocalTransactionState) -> None:
+        """Tell the watcher, if there is one."""
+        if self._checks.watcher is not None:
+            address = self._core.instance.broker_address(half.result.queue.broker_name)
+            self._checks.watcher(TransactionEnd(half.topic, half.key, half.tag, half.keys, address, state, False))
 
     def known(self, key: str) -> LocalTransactionState | None:
         """What this process itself knows: UNKNOWN while the transaction is open, its decision until it is acknowledged, None = nothing."""
@@ -131,6 +145,7 @@ class TransactionEngine:
         UNKNOWN is sent without waiting. Raises ``TransactionUnknown``, ``TransactionEnded`` or ``TransactionError``.
         """
         began_ms = self._core.clock.monotonic_ms()
+        self.watched(half, state)
         if state is not LocalTransactionState.UNKNOWN and self._ended_at_once(half, state, timeout_ms):
             return
         ending = self.ending(half, state, timeout_ms, began_ms)

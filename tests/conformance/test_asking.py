@@ -115,6 +115,8 @@ def test_what_cannot_be_asked_or_answered_is_a_typed_error(cluster: LiveCluster,
                 producer.request(wrong)
         with pytest.raises(ClientError):
             producer.request("rpc", b"x", timeout=0)
+        with pytest.raises(ClientError, match="takes the message"):
+            reply("rpc", b"x")  # type: ignore[arg-type]
         with pytest.raises(ClientError, match="queues"):
             producer.request("rpc", b"x", selector=lambda *_: None)
         assert producer._core is not None and len(request_reply.requests_of(producer._core)._pending) == 0

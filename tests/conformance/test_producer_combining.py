@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.combining import Combiner, Messages
-from rmq_ray.client.home_core import Trials, home
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.producer import Producer
-from rmq_ray.client.sharing import CROWD_MIN, FRAMES_ALONE_MAX
-from rmq_ray.errors import MessageIllegal, SendUnknown
+from rmq_ray.client.sharing import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
+from rmq_ray.client.trials import Trials
+from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
+from rmq_ray.remoting.home_core import HomeCore, Sleeper
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
+
+ALONE_MAX = CROWD_MIN - 1
 
 
 @pytest.fixture
@@ -31,15 +34,15 @@ def cluster() -> Iterator[TinyCluster]:
 
 def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
-    count = FRAMES_ALONE_MAX + 20
+    count = ALONE_MAX + 20
     with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)]
-        eventually(lambda: len(cluster.broker.arrivals) == FRAMES_ALONE_MAX)
+        eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
-    assert len(cluster.broker.arrivals) == FRAMES_ALONE_MAX + 1 and len(cluster.broker.arrivals[-1].records) == 20
+    assert len(cluster.broker.arrivals) == ALONE_MAX + 1 and len(cluster.broker.arrivals[-1].records) == 20
     for n, result in enumerate(results):
         record = cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset]
         assert record.body == b"%d" % n and record.flag == n
@@ -47,14 +50,41 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
     assert combiner._out == {} and combiner._open == {}
 
 
-@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
+def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turns(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    count = ALONE_MAX + 3 * (FRAMES_IDLE_MAX + 4)
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        combiner = producer._core.combiner  # type: ignore[union-attr]
+        with combiner._lock:
+            combiner._out["orders", "broker-a"] = FRAMES_ALONE_MAX  # two frames of others that are not answered
+            combiner._inside["orders", "broker-a"] = ALONE_MAX
+        sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count - ALONE_MAX)]
+        eventually(lambda: combiner._inside.get(("orders", "broker-a")) == count)
+        eventually(lambda: len(cluster.broker.arrivals) == FRAMES_IDLE_MAX - FRAMES_ALONE_MAX)
+        assert combiner._out["orders", "broker-a"] == FRAMES_IDLE_MAX
+        cluster.release(cluster.broker)
+        assert all(send.result(10) for send in sends)
+
+
+def test_few_threads_go_alone(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool:
+        sends = [pool.submit(producer.send, "orders", b"x") for _ in range(ALONE_MAX)]
+        eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
+        cluster.release(cluster.broker)
+        assert all(send.result(10) for send in sends)
+    assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [1] * ALONE_MAX
+
+
+@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
 @pytest.mark.parametrize("fault", [None, 13])
 def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere = os.sched_getaffinity(0)
-    monkeypatch.setattr("rmq_ray.client.sharing.CROWD_MIN", FRAMES_ALONE_MAX + 1)  # the third thread opens the group
-    monkeypatch.setattr("rmq_ray.client.home_core._current_cpu", lambda: min(everywhere))
-    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
-    cluster.broker.fault = lambda arrival, number: fault if len(arrival.records) > 1 else None
+    monkeypatch.setattr("rmq_ray.client.sharing.HOME", HomeCore())
+    monkeypatch.setattr("rmq_ray.remoting.home_core._current_cpu", lambda: min(everywhere))
+    monkeypatch.setattr(Sleeper, "narrows", lambda sleeper, core: True)
+    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
+    cluster.broker.fault = lambda arrival, number: fault if number >= ALONE_MAX else None
     cluster.broker.hold.clear()
     asleep: list[int] = []
     masks: list[set[int]] = []
@@ -66,7 +96,7 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
         finally:
             masks.append(os.sched_getaffinity(0))
 
-    count = FRAMES_ALONE_MAX + 5
+    count = ALONE_MAX + 5
     with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(send) for _ in range(count)]
         eventually(lambda: len(asleep) == count and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5)
@@ -76,10 +106,10 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
     assert (failed > 0) == (fault is not None)
 
 
-@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
+@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
 def test_a_connection_that_a_crowd_makes_may_use_every_core(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere = os.sched_getaffinity(0)
-    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
+    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
     shipped: list[set[int]] = []
     ship = Combiner._ship
 
@@ -93,9 +123,11 @@ def test_a_connection_that_a_crowd_makes_may_use_every_core(cluster: TinyCluster
     assert len(shipped) > 10 and all(mask == everywhere for mask in shipped)
 
 
-@pytest.mark.skipif(home() is None, reason="one core, or threads cannot be placed")
-def test_few_threads_keep_their_masks_while_they_sleep(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "narrows", lambda trials, now_ms: True)
+@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
+def test_few_threads_have_no_home(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
+    monkeypatch.setattr(Combiner, "crowd_min", 2)
+    monkeypatch.setattr(Combiner, "idle_max", FRAMES_ALONE_MAX)
     cluster.broker.hold.clear()
     count = FRAMES_ALONE_MAX + 1
     assert count < CROWD_MIN
@@ -108,17 +140,20 @@ def test_few_threads_keep_their_masks_while_they_sleep(cluster: TinyCluster, mon
         assert all(send.result(10) for send in sends)
 
 
-def test_a_group_fails_for_all_its_threads_and_the_next_one_goes_on(cluster: TinyCluster) -> None:
-    cluster.broker.fault = lambda arrival, number: 13 if len(arrival.records) > 1 else None
+@pytest.mark.parametrize(("code", "error"), [(1, SendError), (16, TopicNotWritable)])
+def test_a_group_that_fails_for_a_reason_that_all_share_fails_for_all_its_threads_and_the_next_one_goes_on(
+    cluster: TinyCluster, code: int, error: type[SendError]
+) -> None:
+    cluster.broker.fault = lambda arrival, number: code if len(arrival.records) > 1 else None
     cluster.broker.hold.clear()
-    count = FRAMES_ALONE_MAX + 3
+    count = ALONE_MAX + 3
     with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 3)
         cluster.release(cluster.broker)
         outcomes = Counter(type(send.exception(10)) for send in sends)
-        assert outcomes == {type(None): FRAMES_ALONE_MAX, MessageIllegal: 3}
+        assert outcomes == {type(None): ALONE_MAX, error: 3}
         assert producer.send("orders", b"after")
         assert combiner._out == {}
 
@@ -155,8 +190,8 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
         producer.send("orders", b"warm")
         core = producer._core
         assert core is not None
-        for _ in range(FRAMES_ALONE_MAX):
-            assert core.combiner.enter(Outgoing("orders", b"interrupted", ""), core.next_queue("orders", 1000.0)) is None
+        for _ in range(ALONE_MAX):
+            assert core.combiner.enter(Outgoing("orders", b"interrupted", ""), core.next_queue("orders", 1000.0), core.clock.monotonic_ms()) is None
         assert producer.send("orders", b"rescued")
         assert producer.send("orders", b"alone again")
         assert core.combiner._out == {}
@@ -168,11 +203,11 @@ def test_closing_ends_the_waits_of_a_group(cluster: TinyCluster) -> None:
     producer.start()
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(12)]
-        eventually(lambda: len(cluster.broker.arrivals) >= FRAMES_ALONE_MAX)
+        eventually(lambda: len(cluster.broker.arrivals) >= ALONE_MAX)
         producer.close()
         errors = [send.exception(10) for send in sends]
     assert all(isinstance(error, Exception) for error in errors)
-    assert sum(isinstance(error, SendUnknown) for error in errors) >= FRAMES_ALONE_MAX
+    assert sum(isinstance(error, SendUnknown) for error in errors) >= ALONE_MAX
     assert not [thread for thread in threading.enumerate() if thread.name == "rmq-producer-web"]
 
 
@@ -202,7 +237,7 @@ def abandon(combiner: Combiner, group: Any, index: int) -> None:
 
 def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
-    count = FRAMES_ALONE_MAX + 9
+    count = ALONE_MAX + 9
     with Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
@@ -222,17 +257,17 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         core = producer._core
         assert core is not None
         queue = core.next_queue("orders", 1000.0)
-        for _ in range(FRAMES_ALONE_MAX):
-            assert core.combiner.enter(Outgoing("orders", b"alone", ""), queue) is None
+        for _ in range(ALONE_MAX):
+            assert core.combiner.enter(Outgoing("orders", b"alone", ""), queue, core.clock.monotonic_ms()) is None
         gate = threading.Barrier(3)  # each in a thread of its own: a thread has one lock
 
         def enter(n: int) -> object:
             gate.wait(10)
-            return core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue)
+            return core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms())
 
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             places = list(pool.map(enter, range(3)))
-        for _ in range(FRAMES_ALONE_MAX):
+        for _ in range(ALONE_MAX):
             core.combiner.leave(queue)
         for place in places:
             assert place is not None

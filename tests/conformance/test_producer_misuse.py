@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rmq_ray.client.async_producer import AsyncProducer
@@ -35,6 +36,8 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[RmqError]]] = [
     (("orders", b"x"), {"selector": 7}, ClientError), (("orders", b"x"), {"queue": MessageQueue("orders", "broker-a", "0")}, ClientError),  # type: ignore[arg-type]
     (("orders", b"x"), {"properties": ["a"]}, MessageIllegal), (("orders", b"x"), {"delay_level": "3"}, ClientError),
     (("orders", b"x"), {"timeout": "3"}, ClientError), (("orders", b"x"), {"timeout": float("inf")}, ClientError),
+    (("orders", b"x"), {"timeout": np.array([1, 2])}, ClientError), ((["orders"], b"x"), {}, ClientError), ((Message({}, b"x"),), {}, ClientError),  # type: ignore[arg-type]
+    ((Message("orders", b"x", flag="1"),), {}, MessageIllegal), ((Message("orders", b"x", flag=1 << 32),), {}, MessageIllegal),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
@@ -75,7 +78,8 @@ ONE = Message("orders", b"x")
     "batch",
     [
         [], [ONE, Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")], [ONE, b"x"], [b"x"], [None],
-        "orders", b"x", 7, ONE, [Message("orders", b"x", delay=timedelta(1))], [Message("orders", b"x", wait_store_ok=False)],
+        "orders", b"x", 7, ONE, [ONE, Message("orders", b"x", flag=1 << 32)], [Message("orders", b"x", delay=timedelta(1))],
+        [Message("orders", b"x", wait_store_ok=False)],
     ],
 )  # fmt: skip
 def test_a_batch_is_checked_as_a_whole(cluster: TinyCluster, producer: Producer, batch: list[Message]) -> None:
@@ -90,6 +94,8 @@ def test_a_queue_of_another_kind_is_refused_in_a_namespace_too(cluster: TinyClus
         for call in (lambda: producer.send("orders", b"x", queue=queue), lambda: producer.send_batch([ONE], queue)):
             with pytest.raises(ClientError, match="'broker-a'"):
                 call()
+        with pytest.raises(ClientError, match="cannot be called"):
+            producer.send("orders", b"x", selector="by hash")  # type: ignore[arg-type]
 
     async def run() -> None:
         async with AsyncProducer("spaced-async", discovery=FixedDiscovery(cluster.lookup()), namespace="ns") as looped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import threading
 from collections.abc import Iterator
 
@@ -227,7 +228,7 @@ def test_a_group_name_is_enough_and_calls_wait_three_seconds(cluster: TinyCluste
                 asked.append((command.code, timeout_ms))
 
         link.invoke = lambda address, command, timeout_ms: (note(command, timeout_ms), sent(address, command, timeout_ms))[1]  # type: ignore[method-assign]
-        link.name_server_invoke = lambda command, timeout_ms: (note(command, timeout_ms), told(command, timeout_ms))[1]  # type: ignore[method-assign]
+        link.name_server_invoke = lambda command, timeout_ms, until_ms=math.inf: (note(command, timeout_ms), told(command, timeout_ms, until_ms))[1]  # type: ignore[method-assign]
         producer.send("orders", b"x")
     assert asked == [(105, 3_000), (20010, pytest.approx(1_000, abs=50))]  # the only broker: each of three attempts has its share of what is left of 3 s
 

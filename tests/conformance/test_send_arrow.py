@@ -86,6 +86,14 @@ def test_a_given_queue_gets_a_beginning_of_the_table_and_nothing_behind_a_failur
     assert [record.body for record in cluster.broker.stored["orders", 0]] == ORDERS["body"].to_pylist()[: ranges[-1][1]]
 
 
+@pytest.mark.parametrize("wrong", [MessageQueue("orders", None, 0), MessageQueue("orders", "broker-a", 1 << 40), MessageQueue("orders", "broker-a", -1)])  # type: ignore[arg-type]
+def test_a_queue_that_cannot_be_is_refused_at_once(cluster: TinyCluster, wrong: MessageQueue) -> None:
+    with Producer("web", discovery=cluster) as producer:
+        for send in (lambda: producer.send_arrow("orders", ORDERS, queue=wrong), lambda: producer.send("orders", b"x", queue=wrong)):
+            with pytest.raises(ClientError, match="is not a queue of topic 'orders'"):
+                send()
+
+
 def test_nothing_is_sent_while_any_row_is_bad(cluster: TinyCluster) -> None:
     bad = pa.concat_tables([pa.table({"body": ORDERS["body"]}), pa.table({"body": pa.array([None], pa.binary())})])
     with Producer("web", discovery=cluster, batch_bytes_max=20_000) as producer:

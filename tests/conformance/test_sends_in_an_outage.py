@@ -1,7 +1,10 @@
-"""A topic has nobody to write to for a moment: its master died, or is drained before a hand-over. Sends that begin then wait for the next one."""
+"""A topic has nobody to write to for a moment: its master died, or is drained before a hand-over. Sends that begin then wait for the next one; one that is
+read-only by its own permission is not waited for.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin import Admin
+from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.config import ReplicationMode
-from rmq_ray.errors import NoRoute, ResponseError
+from rmq_ray.errors import NoRoute, ResponseError, TopicNotWritable
 from rmq_ray.model.message import Message, SendResult, SendStatus
 from tests.support.live_cluster import LiveCluster
 from tests.support.reigned import ReignedCluster
@@ -87,14 +91,56 @@ def test_sends_wait_for_the_end_of_a_drain_as_long_as_their_time_out_and_fail_as
         admin.close()
 
 
-def test_a_topic_that_was_never_writable_is_refused_at_once(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, broker={"auto_create_topics": False}) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+def open_again(producer: Producer) -> list[SendResult]:
+    try:
+        return KINDS["send"](producer)
+    except TopicNotWritable:
+        return []
+
+
+async def send_in_loop(cluster: LiveCluster) -> None:
+    async with AsyncProducer("loop", discovery=cluster, send_timeout_ms=10_000) as producer:
+        await producer.send("orders", b"x")
+
+
+@pytest.mark.parametrize("auto_create", [False, True])
+def test_sends_to_a_topic_that_became_read_only_fail_at_once_and_go_on_when_it_is_writable_again(tmp_path: Path, auto_create: bool) -> None:
+    with (
+        LiveCluster(tmp_path, broker={"auto_create_topics": auto_create}) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
+        Producer("new", discovery=cluster, send_timeout_ms=10_000) as new,
+    ):
         admin = Admin(cluster)
-        admin.create_topic("read-only", queues=1, permission=4)
-        began = time.monotonic()
-        with pytest.raises(NoRoute, match="no broker serves it for writing"):
-            producer.send("read-only", b"x")
-        assert time.monotonic() - began < 5
+        admin.create_topic("orders", queues=2)
+        producer.send("orders", b"0")
+        admin.create_topic("orders", queues=2, permission=4)
+        with pytest.raises(TopicNotWritable):
+            producer.send("orders", b"the broker says so")
+        eventually(lambda: without_queues(producer, "orders"))
+        costs = []
+        for send in (*KINDS.values(), lambda producer: asyncio.run(send_in_loop(cluster))):
+            for asking in (producer, new):
+                began = time.monotonic()
+                with pytest.raises(TopicNotWritable, match="rmq-ray topic create orders --queues 2 --perm 6"):
+                    send(asking)  # type: ignore[no-untyped-call]
+                costs.append(time.monotonic() - began)
+        assert max(costs) < 5 and sorted(costs)[len(costs) // 2] < 0.5, f"a send time-out is 10 s, these took {costs}"
+        admin.create_topic("orders", queues=2)
+        assert eventually(lambda: len(open_again(producer))) == 1
+        assert [len(send(producer)) for send in KINDS.values()] == [1, 1, 1]
+        admin.close()
+
+
+def test_sends_to_a_read_only_topic_wait_while_a_master_is_away_that_took_its_messages(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path, brokers=2, broker={"auto_create_topics": False}) as cluster, Producer("p", discovery=cluster) as producer:
+        admin = Admin(cluster)
+        admin.create_topic("orders", queues=1)
+        producer.send("orders", b"0")
+        cluster.run(cluster.brokers[1].stop())
+        admin.create_topic("orders", queues=1, permission=4)
+        eventually(lambda: without_queues(producer, "orders"))
+        with pytest.raises(NoRoute, match="after 300 ms"):
+            producer.send("orders", b"broker-b may be back in a moment", timeout=0.3)
         admin.close()
 
 

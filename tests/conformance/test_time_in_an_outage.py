@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.producer_shell import ProducerShell
-from rmq_ray.errors import ClientError, NoRoute, SendError
+from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, SendError, SendTimeout
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
+TABLE = pa.table({"body": [b"2", b"3"]})
 MANY = [f"t{number}" for number in range(20)]
 
 
@@ -124,7 +128,12 @@ WAYS: dict[str, Callable[[Producer], object]] = {
     "send": lambda producer: producer.send("orders", b"2"),
     "send to a chosen queue": lambda producer: producer.send("orders", b"2", selector=lambda queues, message, arg: queues[0]),
     "send of one without a queue of its own": lambda producer: producer.send("orders", b"2", delay_level=1),
+    "send_async of one without a queue of its own": lambda producer: producer.send_async("orders", b"2", delay_level=1).result(5),
+    "send in a group": lambda producer: producer.send("orders", b"2", message_group="g"),
     "send_batch": lambda producer: producer.send_batch([Message("orders", b"2")]),
+    "send_arrow": lambda producer: producer.send_arrow("orders", TABLE),
+    "send_arrow to a given queue": lambda producer: producer.send_arrow("orders", TABLE, queue=MessageQueue("orders", "broker-a", 0)),
+    "request": lambda producer: producer.request("orders", b"2", timeout=producer._timeout_ms / 1000),
 }
 
 
@@ -138,8 +147,82 @@ def test_waiting_for_a_master_is_part_of_a_sends_time_out(cluster: TinyCluster, 
         back = threading.Timer(0.6, lambda: cluster.name_servers[0].routes.update(orders=full))
         back.start()
         began = time.monotonic()
-        with pytest.raises(SendError):
+        with pytest.raises((SendError, RequestTimeout)):
             WAYS[way](producer)
         took = time.monotonic() - began
         cluster.broker.fault = lambda _arrival, _number: None
     assert 0.55 < took < 1.2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_name_servers_that_do_not_answer_make_no_send_last_longer(cluster: TinyCluster, way: str) -> None:
+    cluster.name_servers[0].silent = True
+    with Producer("web", discovery=cluster, send_timeout_ms=400, linger_ms=0) as producer:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match="no name server answers"):
+            WAYS[way](producer)
+        assert 0.2 < time.monotonic() - began < 1.0
+        cluster.stop(cluster.name_servers[0])  # else closing waits for the producer's own questions
+
+
+def test_a_name_server_that_does_not_answer_leaves_time_for_the_next_one() -> None:
+    with TinyCluster(topics={"orders": 4}, name_servers=2) as cluster, Producer("web", discovery=cluster, send_timeout_ms=1_000) as producer:
+        cluster.name_servers[0].silent = True
+        assert producer.send("orders", b"1")
+        cluster.stop(cluster.name_servers[0])
+
+
+def test_who_waits_behind_another_topics_look_up_is_told_that_no_name_server_answers(cluster: TinyCluster) -> None:
+    cluster.name_servers[0].silent = True
+    with Producer("web", discovery=cluster, send_timeout_ms=3_000) as producer, concurrent.futures.ThreadPoolExecutor(1) as other:
+        first = other.submit(producer.send, "orders", b"1", timeout=0.6)
+        eventually(lambda: "orders" in cluster.name_servers[0].asked)
+        with pytest.raises(BrokerUnreachable, match="another one's is waited for"):
+            producer.send("good", b"2", timeout=0.2)
+        assert isinstance(first.exception(5), BrokerUnreachable)
+        cluster.stop(cluster.name_servers[0])
+
+
+def test_threads_that_share_frames_wait_no_longer_than_a_lone_one_for_a_broker_that_hangs(cluster: TinyCluster) -> None:
+    def took(number: int) -> float:
+        began = time.monotonic()
+        with pytest.raises(SendError):
+            producer.send("orders", b"%d" % number)
+        return time.monotonic() - began
+
+    with Producer("web", discovery=cluster, send_timeout_ms=1_000, retries=0) as producer, concurrent.futures.ThreadPoolExecutor(12) as pool:
+        producer.send("orders", b"warm")
+        cluster.broker.fault = lambda _arrival, _number: "lose"
+        assert max(pool.map(took, range(12), timeout=20)) < 1.8
+        cluster.broker.fault = lambda _arrival, _number: None
+
+
+def test_a_send_of_a_group_behind_one_with_a_longer_time_out_ends_as_unknown(cluster: TinyCluster) -> None:
+    with Producer("web", discovery=cluster, linger_ms=0) as producer:
+        producer.send("orders", b"warm")
+        cluster.broker.hold.clear()
+        first = producer.send_async("orders", b"1", message_group="g", timeout=20)
+        began = time.monotonic()
+        with pytest.raises(SendTimeout, match="no answer within 100 ms"):
+            producer.send("orders", b"2", message_group="g", timeout=0.1)
+        assert time.monotonic() - began < 1.6
+        cluster.release(cluster.broker)
+        assert first.result(5)
+
+
+def test_a_call_that_has_waited_for_a_place_takes_no_time_from_those_after_it(cluster: TinyCluster) -> None:
+    """It gets its place after 0.6 of 1 s, and leaves at once: after ``linger_ms`` with it the next one would have no time either."""
+    with (
+        Producer("web", discovery=cluster, send_timeout_ms=1_000, linger_ms=500, retries=0, frames_in_flight_max=1) as producer,
+        concurrent.futures.ThreadPoolExecutor(1) as other,
+    ):
+        cluster.broker.hold.clear()
+        first = producer.send_async("orders", b"1", timeout=20)
+        eventually(lambda: cluster.broker.arrivals)
+        waiting = other.submit(producer.send_async, "orders", b"2")
+        time.sleep(0.6)
+        cluster.release(cluster.broker)
+        late = waiting.result(5)
+        fresh = producer.send_async("orders", b"3")
+        assert all(future.result(5) for future in (first, late, fresh))
+        assert [[record.body for record in arrival.records] for arrival in cluster.broker.arrivals] == [[b"1"], [b"2"], [b"3"]]

@@ -56,7 +56,7 @@ class ScriptedClient(ClientInstance):
         self.clock = clock or ManualClock()
         self.client_id = "10.0.0.9@1#1"
         self.known: dict[str, TopicRoute] = {}
-        self.routes = RouteCache(self.known.get)
+        self.routes = RouteCache(lambda topic, _until_ms: self.known.get(topic))
         self.sent: list[tuple[Address, Command]] = []
         self.pulls: list[WaitingPull] = []
         self.answers: dict[int, Answer] = {}

@@ -56,17 +56,20 @@ class Role:
 
 
 class TinyNameServer(Role):
-    """Answers routes from a table."""
+    """Answers routes from a table; nothing at all while ``silent``."""
 
     def __init__(self, name: str, routes: dict[str, TopicRoute]) -> None:
         super().__init__(name)
         self.routes = routes
         self.asked: list[str] = []
+        self.silent = False
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         self.requests[command.code] += 1
         topic = (command.fields or {}).get("topic", "")
         self.asked.append(topic)
+        if self.silent:
+            return None
         found = self.routes.get(topic)
         if found is None:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")

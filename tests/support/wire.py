@@ -91,10 +91,17 @@ class Echo:
 class Served:
     """A listener in a loop of its own thread."""
 
-    def __init__(self, handler: Any, foreign: ForeignClients = ForeignClients.CLOSED, limits: RemotingLimits | None = None, clock: Any = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        foreign: ForeignClients = ForeignClients.CLOSED,
+        limits: RemotingLimits | None = None,
+        clock: Any = SYSTEM_CLOCK,
+        busy_poll_us: int = 0,
+    ) -> None:
         self.handler = handler
         self.loop = asyncio.new_event_loop()
-        self.listener = Listener(handler, CREDENTIALS, foreign, limits or RemotingLimits(), clock, "test server")
+        self.listener = Listener(handler, CREDENTIALS, foreign, limits or RemotingLimits(), clock, "test server", busy_poll_us)
         self.address = Address("127.0.0.1", 1)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 

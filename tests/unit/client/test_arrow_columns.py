@@ -80,7 +80,7 @@ def test_many_small_chunks_become_one_run_of_rows():
     [
         (Columns("nothing"), ClientError, "no columns named 'nothing'; it has 'body', 'key', 'tag'"),
         (Columns("body", "nothing"), ClientError, "'nothing'"),
-        (Columns("body", 5), ClientError, "no columns named 5"),
+        (Columns("body", 5), ClientError, "names no column"),
         (Columns("body", properties=["key", "nothing"]), ClientError, "'nothing'"),
         (Columns("body", properties=["body"]), ClientError, "'body' has type binary, string is needed"),
         (Columns("body", properties="key"), ClientError, "'key' has type string, map<string, string>"),
@@ -163,3 +163,11 @@ def test_a_frame_has_at_most_65536_rows():
     rows = read_rows(pa.table({"body": pa.array([b"x"] * 70_000, pa.binary())}), Columns("body"), LIMIT)
     frames = list(cut(rows, ProducerConfig(batch_bytes_max=8 << 20, buffer_bytes_max=8 << 20)))
     assert max(frame.end - frame.begin for frame in frames) <= 65_536 and frames[-1].end == 70_000
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"body": None}, {"body": 5}, {"key": ["key"]}, {"tag": 3.5}, {"properties": 5}, {"properties": None}, {"properties": ["key", None]}]
+)
+def test_a_name_of_a_column_is_a_string(wrong):
+    with pytest.raises(ClientError, match=f"{next(iter(wrong))}.* names no column"):
+        read_rows(NAMES, Columns(**{"body": "body", **wrong}), LIMIT)

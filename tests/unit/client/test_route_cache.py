@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 
-from rmq_ray.client.route_cache import LOCK_TIMEOUT_MS, RouteCache
-from rmq_ray.errors import ConnectFailed, TopicNotFound
+from rmq_ray.client.route_cache import LOCK_TIMEOUT_MS, READ_ONLY_MS, RouteCache
+from rmq_ray.clock import ManualClock
+from rmq_ray.errors import ConnectFailed, NoRoute, TopicNotFound, TopicNotWritable
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 
@@ -28,7 +30,7 @@ class NameServer:
         self.asked: list[str] = []
         self.down = False
 
-    def __call__(self, topic: str) -> TopicRoute | None:
+    def __call__(self, topic: str, _until_ms: float = 0.0) -> TopicRoute | None:
         self.asked.append(topic)
         if self.down:
             raise ConnectFailed("no name server")
@@ -69,6 +71,97 @@ def test_unreachable_name_servers_are_another_error_than_a_missing_topic() -> No
         cache.find_publish("other")
     cache.refresh_all({"orders"})
     assert cache.find_publish("orders").ok
+
+
+def closed(found: TopicRoute, permission: int = 4) -> TopicRoute:
+    return replace(found, queues=tuple(replace(data, permission=permission) for data in found.queues))
+
+
+def test_a_topic_that_its_own_permission_closes_is_told_from_one_without_a_broker() -> None:
+    server = NameServer(orders=closed(route("a", "b", queues=3)), a=route("a"), b=route("b"), TBW102=route("a", "b"))
+    with pytest.raises(TopicNotWritable, match=r"permission 4 and 3 write queues on a, .* on b.*rmq-ray topic create orders --queues 3 --perm 6") as caught:
+        RouteCache(server).find_publish("orders")
+    assert (caught.value.args[1], caught.value.code) == ("orders", 16)
+    assert "TBW102" not in server.asked, "the topic exists"
+
+
+def test_a_topic_without_queues_to_write_is_closed_as_well() -> None:
+    server = NameServer(orders=route("a", queues=0), a=route("a"))
+    with pytest.raises(TopicNotWritable, match="0 write queues on a"):
+        RouteCache(server).find_publish("orders")
+
+
+def test_a_topic_is_not_taken_for_closed_while_a_broker_of_its_may_take_messages_again() -> None:
+    drained = NameServer(orders=closed(route("a", "b")), a=route("a"), b=closed(route("b")))
+    away = NameServer(orders=closed(route("a")), a=route("a"), b=route("b"))
+    without_master = NameServer(orders=closed(route("a", ids=(1,))), a=route("a"))
+    foreign = NameServer(orders=closed(route("a")))
+    for server in (drained, away, without_master, foreign):
+        wanted, server.routes["orders"] = server.routes["orders"], route("a", "b") if server is away else route("a")
+        cache = RouteCache(server)
+        cache.find_publish("orders")
+        server.routes["orders"] = wanted
+        cache.refresh("orders")
+        with pytest.raises(NoRoute):
+            cache.find_publish("orders")
+        assert cache.is_between_masters("orders")
+
+
+def test_a_drain_that_ends_while_it_is_looked_into_leaves_the_topic_open() -> None:
+    server = NameServer(orders=closed(route("a")), a=route("a"))
+
+    def undrained(topic: str, until_ms: float) -> TopicRoute | None:
+        found = server(topic, until_ms)
+        if topic == "a":
+            server.routes["orders"] = route("a")
+        return found
+
+    assert RouteCache(undrained).find_publish("orders").ok
+
+
+def test_a_drain_that_begins_while_it_is_looked_into_is_no_closed_topic() -> None:
+    server = NameServer(orders=closed(route("a")), a=route("a"))
+
+    def drained(topic: str, until_ms: float) -> TopicRoute | None:
+        found = server(topic, until_ms)
+        if topic == "a":
+            server.routes["orders"] = replace(route("a"), queues=())
+        return found
+
+    with pytest.raises(NoRoute):
+        RouteCache(drained).find_publish("orders")
+
+
+def test_a_closed_topic_whose_broker_is_drained_within_the_moment_is_waited_for() -> None:
+    server = NameServer(orders=route("a"), a=route("a"))
+    cache = RouteCache(server, clock=ManualClock())
+    cache.find_publish("orders")
+    server.routes["orders"] = closed(route("a"))
+    cache.refresh("orders")
+    with pytest.raises(TopicNotWritable):
+        cache.find_publish("orders")
+    server.routes["orders"] = replace(route("a"), queues=())
+    cache.refresh("orders")
+    with pytest.raises(NoRoute):
+        cache.find_publish("orders")
+    assert cache.is_between_masters("orders")
+
+
+def test_a_closed_topic_is_found_open_again_a_moment_later() -> None:
+    server = NameServer(orders=closed(route("a")), a=route("a"))
+    clock = ManualClock()
+    cache = RouteCache(server, clock=clock)
+    for _ in range(3):
+        with pytest.raises(TopicNotWritable):
+            cache.find_publish("orders")
+    assert server.asked == ["orders", "a", "orders"], "sends that fail in a row ask once in a while"
+    server.routes["orders"] = route("a")
+    clock.advance_ms(READ_ONLY_MS)
+    assert cache.find_publish("orders").ok
+    server.routes.update(orders=closed(route("a")), a=closed(route("a")))
+    cache.refresh("orders")
+    with pytest.raises(NoRoute):
+        cache.find_publish("orders")
 
 
 @pytest.mark.seed("S0-029", "S0-030", "S0-031", "S0-032")
@@ -124,7 +217,7 @@ def test_who_cannot_get_the_lock_gives_up_without_fetching(monkeypatch: pytest.M
     monkeypatch.setattr("rmq_ray.client.route_cache.LOCK_TIMEOUT_MS", 20)
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(topic: str) -> TopicRoute | None:
+    def slow(topic: str, _until_ms: float) -> TopicRoute | None:
         inside.set()
         leave.wait(5)
         return route("a")

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.sending import Sending, Turns
+from rmq_ray.client.queue_choice import QueueChoice
+from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.publish_info import PublishInfo
 
@@ -34,3 +36,14 @@ def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_
     instance: Any = SimpleNamespace(clock=None, routes=SimpleNamespace(publish={"orders": info}.get))
     sending = Sending(instance, SimpleNamespace(), Turns(), SimpleNamespace())  # type: ignore[arg-type]
     assert sending.alone(MessageQueue("orders", "broker-a", 0), pinned) is alone
+
+
+def test_a_load_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> None:
+    queue, choice = MessageQueue("orders", "broker-a", 0), QueueChoice(SYSTEM_CLOCK, latency_fault=False)
+    load: Any = SimpleNamespace(topic="orders")
+    delivery = Delivery(load, queue, SimpleNamespace(), False)  # type: ignore[arg-type]
+    delivery.move(lambda _topic: [], Turns().of("orders"), choice)
+    assert delivery.queue is queue
+    other = MessageQueue("orders", "broker-b", 1)
+    delivery.move(lambda _topic: [queue, other], Turns().of("orders"), choice)
+    assert delivery.queue is other

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rmq_ray.client.consume_hooks import ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.outgoing import Outgoing
 from rmq_ray.client.received import MessageExt, Page
+from rmq_ray.client.send_hooks import SendContext
 from rmq_ray.client.send_steps import SendSteps
 from rmq_ray.client.telemetry import ConsumeSpans, SendSpans
 from rmq_ray.clock import ManualClock
@@ -82,6 +83,16 @@ def test_a_send_is_a_span_whose_context_travels_in_the_message(exported: Exporte
     assert span.attributes["messaging.rocketmq.message.tag"] == "paid" and span.attributes["messaging.rocketmq.message.keys"] == ("a", "b")
     assert span.attributes["messaging.destination.partition.id"] == "broker-a/3"
     assert message.text.startswith(f"traceparent\x0100-{span.context.trace_id:032x}-{span.context.span_id:016x}-")
+
+
+def test_a_batch_is_one_span_without_the_labels_of_one_of_its_messages(exported: Exported) -> None:
+    ctx = SendContext("web", "orders", "sync", b"1", "KEYS\x01a\x02TAGS\x01paid\x02", count=2, body_bytes=3)
+    hook = SendSpans(exported.provider)
+    hook.before(ctx)
+    hook.after(ctx)
+    (span,) = exported.take()
+    assert (span.attributes["messaging.batch.message_count"], span.attributes["messaging.message.body.size"]) == (2, 3)
+    assert not [name for name in span.attributes if name.startswith("messaging.rocketmq.message")]
 
 
 def test_a_failed_send_ends_its_span_with_the_error(exported: Exported) -> None:

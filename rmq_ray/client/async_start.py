@@ -1,0 +1,65 @@
+"""One start of a producer on an event loop, and who has the core that its thread makes.
+
+    thread: make ──> run() ──lock──> left for the loop ──> take()
+                          └──given up──> closed
+
+Decides that a core which nobody takes is closed, whichever of the thread and the loop ends first. Does not decide what a start means for the producer's state
+(``client.async_producer`` does, which makes one for each attempt). Invariant: a core is taken once, or closed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rmq_ray.client.async_frames import AsyncFrames
+from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.errors import ClientError
+
+
+class AsyncStart:
+    """Belongs to the loop in which it was made. ``make``: connects, in a thread; ``begin(self)``: the start, a task of that loop."""
+
+    def __init__(self, group: str, make: Callable[[], ProducerCore], begin: Callable[[AsyncStart], Coroutine[Any, Any, AsyncFrames]]) -> None:
+        self._group = group
+        self._make = make
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._made: ProducerCore | None = None
+        self.task = asyncio.create_task(begin(self))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs any more: its loop was closed, or cancelled it before its first step."""
+        return self.task.done() or self.task.get_loop().is_closed()
+
+    def check_loop(self) -> None:
+        """``ClientError`` when another loop is running than the one in which it goes on."""
+        if self.task.get_loop() is not asyncio.get_running_loop():
+            raise ClientError(f"producer {self._group!r} is being started by another event loop; make one per loop", self._group)
+
+    def run(self) -> None:
+        """In the thread: make the core, and leave it for the loop. What ``make`` raises."""
+        made = self._make()
+        with self._lock:
+            if not self._given_up:
+                self._made = made
+                return
+        made.close()
+
+    def take(self) -> ProducerCore:
+        """The core, after ``run``: it is the caller's."""
+        with self._lock:
+            made, self._made = self._made, None
+        assert made is not None
+        return made
+
+    def give_up(self) -> None:
+        """Nobody will take the core: it is closed, by a thread. Does not block."""
+        with self._lock:
+            self._given_up = True
+            made, self._made = self._made, None
+        if made is not None:
+            threading.Thread(target=made.close, name=f"rmq-given-up-{self._group}", daemon=True).start()
