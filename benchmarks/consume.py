@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rmq_ray as rmq
+from benchmarks import floors
 from benchmarks.popping import simple_rate
 from benchmarks.produce import batched_rate
 from benchmarks.report import Figure
@@ -22,6 +23,7 @@ POLL_MESSAGES = 4_096
 
 def run(scene: Scene) -> None:
     """100 B and 1 KB in batches of 32 and as Arrow batches; 100 B one by one, and polled."""
+    queue = Teller(scene, "ray.util.queue.Queue.get", floors.queue_get_per_s())
     with scene.cluster() as mq:
         for label, size, messages, batch, peer in (
             ("100 B", 100, scene.count(1_000_000), 1_000, "consume"),
@@ -32,7 +34,8 @@ def run(scene: Scene) -> None:
             java = scene.peer(peer, "per_second")
             tell = Teller(scene, "Java push", java)
             pushed = consume_rate(mq, topic, messages)
-            tell(f"push consume {label}, listener batch 32", pushed, 1.2)
+            tell(f"push consume {label}, listener batch 32", pushed, 1.5)
+            queue(f"push consume {label}, listener batch 32", pushed, None)
             Teller(scene, "push consume", pushed)(f"simple consume {label}, 2 workers", simple_rate(mq, topic, messages), 0.5)
             tell(f"push consume {label}, Arrow batches", arrow_rate(mq, topic, messages), 6.0 if size == 100 else None)
             tell(f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None)

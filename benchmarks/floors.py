@@ -84,7 +84,7 @@ def pwrite_mb_s(directory: str, total_mb: int = 256) -> float:
         os.pwrite(fd, piece, position)
     seconds = time.perf_counter() - begin
     os.close(fd)
-    return total_mb / seconds
+    return (total_mb << 20) / 1e6 / seconds
 
 
 def fdatasync_ms(directory: str, calls: int = 200) -> tuple[float, float]:
@@ -113,6 +113,43 @@ def queue_put_per_s(items: int = 1_000) -> float:
     rate = items / (time.perf_counter() - begin)
     queue.shutdown(force=True)
     return rate
+
+
+def queue_get_per_s(items: int = 1_000) -> float:
+    """``ray.util.queue.Queue.get`` of 100 bytes, one at a time."""
+    from ray.util.queue import Queue
+
+    queue = Queue(actor_options={"num_cpus": 0})
+    queue.put_nowait_batch([b"x" * 100] * items)
+    queue.put(b"")
+    queue.get()
+    begin = time.perf_counter()
+    for _ in range(items):
+        queue.get()
+    rate = items / (time.perf_counter() - begin)
+    queue.shutdown(force=True)
+    return rate
+
+
+def queue_relay_ms(items: int, every_s: float) -> float:
+    """Median from ``ray.util.queue.Queue.put`` to a thread that waits in ``get``, milliseconds."""
+    from ray.util.queue import Queue
+
+    queue, times = Queue(actor_options={"num_cpus": 0}), []
+
+    def take() -> None:
+        for _ in range(items):
+            sent = queue.get(timeout=30)
+            times.append((time.perf_counter() - sent) * 1e3)
+
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    for _ in range(items):
+        time.sleep(every_s)
+        queue.put(time.perf_counter())
+    taker.join(30)
+    queue.shutdown(force=True)
+    return statistics.median(times)
 
 
 def _preallocated(directory: str, size: int) -> int:

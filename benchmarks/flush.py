@@ -14,6 +14,7 @@ def run(scene: Scene) -> None:
     p50, p99 = floors.fdatasync_ms(str(scene.directory))
     scene.report.tell("floor: pwrite of 1 KiB and fdatasync, p50", p50, "ms")
     scene.report.tell("floor: pwrite of 1 KiB and fdatasync, p99", p99, "ms")
+    queue_rate = floors.queue_put_per_s()
     seconds = max(1.0, 4.0 * scene.scale)
     rates: dict[tuple[str, int], float] = {}
     for mode in ("async", "sync"):
@@ -25,5 +26,6 @@ def run(scene: Scene) -> None:
     for threads, target in ((1, None), (16, None), (64, 0.7)):
         scene.report.add(Figure(f"SYNC_FLUSH, {threads} threads of send", rates["sync", threads], "msg/s", "ASYNC_FLUSH", rates["async", threads], target))
     scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "fdatasync each", 1_000 / p50))
+    scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "ray.util.queue.Queue", queue_rate))
     if (java := scene.peer("sync_flush_64", "per_second")) is not None:
         scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "Java SYNC_FLUSH", java))

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import rmq_ray as rmq
-from benchmarks import waking
+from benchmarks import floors, waking
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
 
@@ -26,6 +26,7 @@ def run(scene: Scene) -> None:
             java = scene.peer("latency", peer)
             scene.report.add(Figure(f"idle end to end, {label}", value, "ms", "Java", java, None if java is None else 0.4, True))
         scene.report.add(Figure("idle end to end, p50", p50, "ms", "floor", relay))
+        scene.report.add(Figure("idle end to end, p50", p50, "ms", "ray.util.queue.Queue", floors.queue_relay_ms(scene.count(500, 100), EVERY_S)))
         scene.report.tell("idle end to end, p99.9", p999, "ms")
         stop = threading.Event()
         load = threading.Thread(target=make_load, args=(mq, stop), daemon=True)

@@ -29,7 +29,7 @@ def run(scene: Scene) -> None:
     queue_rate = floors.queue_put_per_s()
     scene.report.tell("floor: ray.util.queue.Queue.put, one at a time", queue_rate, "msg/s")
     with scene.cluster() as mq:
-        batches(scene, mq)
+        batches(scene, mq, queue_rate)
         two_producers(scene, mq)
         single(scene, mq, queue_rate)
         threads(scene, mq)
@@ -37,8 +37,9 @@ def run(scene: Scene) -> None:
         columns.run(scene, mq)
 
 
-def batches(scene: Scene, mq: rmq.Cluster) -> None:
+def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
     """One producer actor, one broker actor, ASYNC_FLUSH; the bare path right before each run, medians of the rounds."""
+    pwrite = floors.pwrite_mb_s(str(scene.directory))
     for label, size, batch, peer in (("100 B x 1,000", 100, 1_000, "batch_100"), ("1 KB x 400", 1_024, 400, "batch_1k")):
         messages = scene.count(1_000_000 if size == 100 else 300_000)
         pairs = []
@@ -48,6 +49,8 @@ def batches(scene: Scene, mq: rmq.Cluster) -> None:
         rate, bare = (statistics.median(values) for values in zip(*pairs, strict=True))
         scene.floors[f"bare {size}"] = bare
         scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "bare path", bare, 0.75))
+        scene.report.add(Figure(f"produce, batches of {label}, bodies", rate * size / 1e6, "MB/s", "bare pwrite", pwrite))
+        scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "ray.util.queue.Queue", queue_rate))
         if (java := scene.peer(peer, "per_second")) is not None:
             scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "Java batch", java, 1.5))
 
@@ -133,7 +136,7 @@ def threads(scene: Scene, mq: rmq.Cluster) -> None:
     java = scene.peer("sync_64", "per_second")
     floor = waking.shared_sends_per_s(SENDERS, max(1.0, 2 * scene.scale))
     scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "locks and frames of nothing", floor))
-    scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "Java, 64 threads", java, None if java is None else 0.8))
+    scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "Java, 64 threads", java, None if java is None else 1.2))
 
 
 def threaded_rate(producer: rmq.Producer, topic: str, count: int, seconds: float) -> float:
@@ -167,7 +170,7 @@ def self_batched(scene: Scene, mq: rmq.Cluster) -> None:
         rich = async_rate(producer, scene.count(500_000), {"tag": "paid", "keys": ["o-1"], "properties": {"region": "eu", "shop": "7"}})
     java = scene.peer("async", "per_second")
     scene.report.add(Figure("send_async 100 B, one thread", plain, "msg/s", "Java asynchronous", java, None if java is None else 3.0))
-    scene.report.add(Figure("send_async 100 B, tag, key, two properties", rich, "msg/s", "Java asynchronous", java))
+    scene.report.add(Figure("send_async 100 B, tag, key, two properties", rich, "msg/s", "Java asynchronous", java, None if java is None else 4.0))
 
 
 def async_rate(producer: rmq.Producer, messages: int, options: dict[str, Any]) -> float:
