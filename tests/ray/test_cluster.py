@@ -179,10 +179,12 @@ def test_data_survive_a_stop_and_a_new_start(start: Callable[..., rmq.Cluster], 
 
 
 def test_a_store_in_use_is_refused_and_nothing_is_left_running(start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
-    start(store_path=str(tmp_path / "one"))
-    with pytest.raises(rmq.StoreError, match="broker-a") as caught:
+    first = start(store_path=str(tmp_path / "one"))
+    with pytest.raises(rmq.StoreError, match="name-server-0: stop its cluster first") as caught:
         start(name="second-user", store_path=str(tmp_path / "one"))
     assert type(caught.value).__name__ == "StoreInUse"
+    kept = (tmp_path / "one" / "name-server-0" / "port").read_text()
+    assert first.discovery.lookup().name_servers[0].endswith(f":{kept}"), "where the first one comes back after a kill"
     assert gateway.find(names.controller("second-user")) is None
     assert gateway.find(names.broker("second-user", "broker-a", 0)) is None
 

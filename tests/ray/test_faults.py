@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,28 +144,54 @@ def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: r
 
 
 def test_with_the_hold_service_stopped_a_pull_is_answered_a_second_after_its_deadline(mq: rmq.Cluster) -> None:
-    """SIGSTOP: the process lives and says nothing. The broker answers parked pulls itself, one second late; nothing is lost."""
+    """SIGSTOP: the process lives and says nothing. The broker ends held pulls itself, one second late."""
     mq.admin.create_topic("stopped-hold", queues=1)
-    collector = Collector()
-    config = rmq.ConsumerConfig("stopped-hold-group", suspend_ms=2_000)
     pid = pid_of(mq, "broker-a/hold")
-    with (
-        rmq.PushConsumer("stopped-hold-group", listener=collector, subscriptions={"stopped-hold": "*"}, start_from="first", config=config, cluster=mq.name),
-        rmq.Producer(cluster=mq.name) as p,
-    ):
-        p.send("stopped-hold", b"before")
-        collector.wait_for(1)
-        time.sleep(0.1)
+    with rmq.PullConsumer("stopped-hold-group", cluster=mq.name) as pc:
+        (queue,) = pc.fetch_message_queues("stopped-hold")
+
+        def held_s() -> float:
+            begin = time.monotonic()
+            assert pc.pull(queue, offset=0, wait=1.0).status is rmq.PullStatus.NO_NEW_MSG
+            return time.monotonic() - begin
+
+        in_time = held_s()
         os.kill(pid, signal.SIGSTOP)
         try:
-            begin = time.monotonic()
-            p.send("stopped-hold", b"while stopped")
-            collector.wait_for(2, 10)
-            waited = time.monotonic() - begin
+            late = held_s()
         finally:
             os.kill(pid, signal.SIGCONT)
-    assert waited <= 2.0 + 1.0 + 1.0
-    assert collector.bodies == [b"before", b"while stopped"]
+    assert 0.95 <= in_time <= 1.8 and 1.95 <= late <= 3.0
+
+
+CROWD = 80
+"""Pulls of one queue: more than the broker wakes without asking the hold service."""
+
+
+def test_a_crowd_of_pulls_is_woken_by_the_hold_service_and_with_it_stopped_a_second_after_the_deadline(mq: rmq.Cluster) -> None:
+    mq.admin.create_topic("crowd", queues=1)
+    pid = pid_of(mq, "broker-a/hold")
+    with rmq.PullConsumer("crowd-group", cluster=mq.name) as pc, rmq.Producer(cluster=mq.name) as p, ThreadPoolExecutor(CROWD) as threads:
+        (queue,) = pc.fetch_message_queues("crowd")
+
+        def answered(offset: int, stop: bool) -> float:
+            """Seconds from a send until every pull has its message."""
+            pulls = [threads.submit(pc.pull, queue, offset=offset, wait=2.0) for _ in range(CROWD)]
+            eventually(lambda: mq.status()["broker-a/hold"]["parked"] >= CROWD)
+            if stop:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                begin = time.monotonic()
+                p.send("crowd", b"x")
+                assert {len(pull.result(10).messages) for pull in pulls} == {1}
+                return time.monotonic() - begin
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        before = mq.status()["broker-a/hold"]["wakes"]
+        assert answered(0, stop=False) < 1.0
+        assert mq.status()["broker-a/hold"]["wakes"] - before >= CROWD, "the hold service woke them, not the broker"
+        assert 1.0 < answered(1, stop=True) <= 4.0
 
 
 def test_a_broker_that_hangs_is_killed_by_the_controller_and_comes_back(mq: rmq.Cluster) -> None:
