@@ -194,7 +194,8 @@ def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float)
 async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """The same on an actor's own loop."""
     try:
-        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await getattr(handle, method).remote(*arguments)
     except TimeoutError:
         raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s", method) from None
     except ray.exceptions.RayError as error:
@@ -222,7 +223,8 @@ async def ping(name: str, timeout_s: float) -> Ping:
 async def ping_handle(handle: Any, timeout_s: float) -> Ping:
     """The same for an actor without a name."""
     try:
-        await asyncio.wait_for(handle.ping.remote(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await handle.ping.remote()
     except TimeoutError:
         return Ping.SILENT
     except ray.exceptions.ActorUnavailableError:
@@ -257,7 +259,8 @@ async def _beside(work: Callable[[], T], timeout_s: float, what: str) -> T:
     if _control_plane is None:
         _control_plane = ThreadOffload("control-plane", exit_hard, threads=2, waiting_max=64)
     try:
-        return await asyncio.wait_for(_control_plane.run(work), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await _control_plane.run(work)
     except TimeoutError:
         raise ClusterError(f"Ray's control plane did not answer within {timeout_s:.0f} s: {what}", what) from None
     except (ray.exceptions.RayError, OSError, RuntimeError, BrokerBusy) as error:

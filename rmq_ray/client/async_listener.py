@@ -90,8 +90,9 @@ class LoopListener:
                 task.cancel()
             if left:
                 log.warning("%s: %d calls of the listener were cancelled", self._name, len(left))
-                loop.run_until_complete(asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), JOIN_TIMEOUT_S))
-        except TimeoutError:
-            log.warning("%s: a listener does not let itself be cancelled", self._name)
+                ends = asyncio.gather(*left, return_exceptions=True)
+                _, stubborn = loop.run_until_complete(asyncio.wait([ends], timeout=JOIN_TIMEOUT_S))
+                if stubborn:
+                    log.warning("%s: a listener does not let itself be cancelled", self._name)
         finally:
             loop.close()

@@ -218,7 +218,8 @@ class Asked:
         """The same without blocking the loop."""
         future = asyncio.wrap_future(self.pending.reply)
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(future), self.requests.left_s(self.pending))
+            async with asyncio.timeout(self.requests.left_s(self.pending)):
+                return await asyncio.shield(future)
         return self.answer()
 
 

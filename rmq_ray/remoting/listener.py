@@ -91,7 +91,8 @@ class Listener:
         for peer in list(self._peers):
             peer.close("the server stops")
         try:
-            await asyncio.wait_for(self._empty.wait(), CLOSE_WAIT_S)
+            async with asyncio.timeout(CLOSE_WAIT_S):
+                await self._empty.wait()
         except TimeoutError:
             for peer in list(self._peers):
                 peer.abort("the server stops")

@@ -46,7 +46,8 @@ async def call(handler: Handler, frame: bytes, timeout_ms: int = 10_000) -> byte
     try:
         answer = handler.handle(command, peer)
         if answer is None and not command.is_oneway:
-            answer = await asyncio.wait_for(peer.answer, timeout_ms / 1000)
+            async with asyncio.timeout(timeout_ms / 1000):
+                answer = await peer.answer
     except TimeoutError:
         raise RequestTimeout(f"request {command.code} was not answered within {timeout_ms} ms", "actor call") from None
     finally:

@@ -21,7 +21,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -150,8 +149,7 @@ class HoldLink:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
         self._parked.clear()
         self._queues.clear()
         self._filtered.clear()
@@ -230,7 +228,8 @@ class HoldLink:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         opening = loop.create_unix_connection(lambda: _Connection(self, loop.create_future(), self._clock), self._path)
-        _transport, connection = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _transport, connection = await opening
         return connection
 
     async def _keep(self, connection: _Connection) -> bool:

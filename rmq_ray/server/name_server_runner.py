@@ -6,6 +6,7 @@ Called by the actor shell and by tests. ``address`` is None until it listens; ``
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from rmq_ray.clock import Clock
@@ -52,10 +53,9 @@ class NameServerRunner:
             return
         while not self._stopping.is_set():
             self.server.tick(self._clock.now_ms())
-            try:
-                await asyncio.wait_for(self._stopping.wait(), TICK_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._stopping.wait()
         await self._listener.close()
         self._release()
 

@@ -85,7 +85,8 @@ class Registration:
         if not self._known:
             self._everywhere.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._everywhere.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._everywhere.wait()
         return self._everywhere.is_set()
 
     def changed(self) -> None:
@@ -128,7 +129,8 @@ class Registration:
                 )
                 await self._drop(server)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.due.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await server.due.wait()
 
     async def _told(self, server: _Server) -> bool:
         """Register, or where this broker has no role now unregister. False: nothing can be told yet."""

@@ -206,7 +206,8 @@ class Reign:
                 log.error("replica %d: %s", self.replica, error)
                 self._fault = f"{type(error).__name__}: {error}"
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), RETRY_S)
+                    async with asyncio.timeout(RETRY_S):
+                        await self._wake.wait()
                 self._wake.set()
             finally:
                 self._changing = False

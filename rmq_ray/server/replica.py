@@ -229,7 +229,8 @@ class Replica:
         wait_ms, passed_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms), 0
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._strange.wait(), wait_ms / 1000)
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._strange.wait()
             wait_ms, passed_ms = self._look_ms, passed_ms + wait_ms
             try:
                 if self._strange.is_set() or passed_ms >= self._config.replica_sync_ms or not self._tables.synced or await self._tables.is_stale(connection):

@@ -14,12 +14,11 @@ where both are long; bytes of an epoch that this slave does not have are not tak
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rmq_ray.errors import LogDiverged, RemotingError, ResponseError, RmqError, StoreCorrupt, StoreNotReady
+from rmq_ray.errors import LogDiverged, RemotingError, ResponseError, StoreCorrupt, StoreNotReady
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import BINARY, Command
@@ -83,15 +82,14 @@ class ReplicaStream:
                 if ahead:
                     poll = self._poll(received)
                 if not await self._take(piece, answer, ahead) and ahead:
-                    await _thrown_away(poll)
+                    await asyncio.gather(poll, return_exceptions=True)  # thrown away
                     ahead = False
                 self._noted(piece.end)
                 if not ahead:
                     poll = self._poll(self._position + len(self._rest))
         finally:
             poll.cancel()
-            await _thrown_away(poll)
-            await asyncio.gather(*self._writing, return_exceptions=True)
+            await asyncio.gather(poll, *self._writing, return_exceptions=True)
 
     def _check(self, piece: LogPiece) -> None:
         position = self._position + len(self._rest)
@@ -180,8 +178,3 @@ def sound_answer(answer: Command) -> Command:
     if answer.code in (ResponseCode.LOG_DIVERGED, ResponseCode.MASTER_FENCED):
         raise LogDiverged(answer.remark or f"refused with code {answer.code}", answer.code)
     raise ResponseError(answer.remark or f"refused with code {answer.code}", answer.code)
-
-
-async def _thrown_away(poll: asyncio.Task[Command]) -> None:
-    with contextlib.suppress(asyncio.CancelledError, RmqError):
-        await poll
