@@ -38,7 +38,7 @@ def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> N
             Identity("broker-a", 0, "c", boot_ms=0), ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, 30_000, no_tables, lambda _: None, fatal.append
         )
         told.start()
-        await asyncio.sleep(0.01)
+        await turns(20)
         told.changed()
         await turns(count)
         stopping = asyncio.create_task(told.stop())
@@ -77,7 +77,7 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
         core: Any = SimpleNamespace(gate=None, keeper=SimpleNamespace(store=store))
         stream = ReplicaStream(core, disk, store, Threads(disk, disk), 1 << 20, lambda: None, lambda _end: None, False)
         task = asyncio.create_task(stream.run())
-        await asyncio.sleep(0.01)
+        await turns(20)
         assert disk.polls == 2
         disk.fails.set()
         await turns(count)
