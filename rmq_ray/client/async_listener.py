@@ -46,14 +46,15 @@ class LoopListener:
 
     def __call__(self, messages: Any, ctx: Any) -> Any:
         """Run the coroutine in the loop and wait for what it returns or raises."""
-        loop = self._started()
-        running: Future[Any] = asyncio.run_coroutine_threadsafe(self._listener(messages, ctx), loop)
+        with self._lock:  # what is handed over here is in the loop's line before ``close`` ends it
+            loop = self._started()
+            running: Future[Any] = asyncio.run_coroutine_threadsafe(self._listener(messages, ctx), loop)
         while True:
             try:
                 return running.result(WAIT_SLICE_S)
             except TimeoutError as error:
-                if running.done():
-                    raise
+                if running.done():  # the listener's own, or it ended a moment after the slice
+                    return running.result(0)
                 if self._closed:
                     raise ClientError("the consumer was stopped while its listener ran") from error
 
@@ -64,22 +65,22 @@ class LoopListener:
     def close(self) -> None:
         """Cancel what still runs, end the loop."""
         with self._lock:
-            self._closed = True
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(JOIN_TIMEOUT_S)
+            if not self._closed and loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
+            self._closed = True
+        if thread is not None:
+            thread.join(JOIN_TIMEOUT_S)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise ClientError("the consumer was stopped")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
-            return self._loop
+        """The loop; under the lock."""
+        if self._closed:
+            raise ClientError("the consumer was stopped")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

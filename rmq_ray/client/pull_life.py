@@ -80,11 +80,11 @@ class PullLife:
                 raise
             self._engine = engine
             self._state = ServiceState.RUNNING
-        engine.begin()
-        if self._subscribing:
-            engine.subscribed()
-        elif self._assigned:
-            engine.assign(self._assigned)
+            engine.begin()  # a close from another thread ends what has begun
+            if self._subscribing:
+                engine.subscribed()
+            elif self._assigned:
+                engine.assign(self._assigned)
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false."""

@@ -111,7 +111,7 @@ class PushConsumer:
                 self._leave_place()
                 raise
             self._state = ServiceState.RUNNING
-        engine.begin()
+            engine.begin()  # a stop from another thread ends what has begun
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> bool:
         """Leave the group: no further pulls, running listeners end, offsets are handed over. False when a listener still ran after
@@ -121,7 +121,7 @@ class PushConsumer:
         if engine is not None and engine.owns_current_thread():
             raise ClientError("stop() was called by the listener, which it would wait for; call it from another thread", self._group)
         with self._life:
-            was_running = self._state is ServiceState.RUNNING
+            engine, was_running = self._engine, self._state is ServiceState.RUNNING
             self._state = ServiceState.SHUTDOWN_ALREADY
         if not was_running or engine is None:
             return True

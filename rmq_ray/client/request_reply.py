@@ -36,10 +36,12 @@ from rmq_ray.store.record import Record, encode_record
 
 CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
 SCAN_FIRST_MS, SCAN_MS = 3_000, 1_000
+SETTLE_S = 5.0
 PENDING_MAX = 65_536
 INTRODUCE_MS, INTRODUCE_PARTS = 3_000.0, 4  # a quarter of a request's time for its turn, another one for the answers
 
 Reply = Future[MessageExt]
+_making = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Requests:
         except TimeoutError:
             self._introduced.discard(pending.topic)
             self._pending.failed(correlation_id, timed_out(pending))
-            return pending.reply.result(0)
+            return pending.reply.result(SETTLE_S)  # another thread may have taken it a moment ago, and writes its end down just now
 
     def pushed(self, command: Command, _address: Address) -> Command:
         """326, in a reader thread."""
@@ -263,10 +265,13 @@ def ask(  # noqa: PLR0913 - a call
 
 
 def requests_of(core: ProducerCore) -> Requests:
-    """The core's requests."""
+    """The core's requests, made at their first use."""
+    if core.request_reply is None:
+        with _making:
+            if core.request_reply is None:  # another thread may have made them: replies find only those who wait in one table
+                core.request_reply = Requests(core)
     found = core.request_reply
-    if not isinstance(found, Requests):
-        found = core.request_reply = Requests(core)
+    assert isinstance(found, Requests)
     return found
 
 

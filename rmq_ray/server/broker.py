@@ -103,12 +103,15 @@ class Broker:
 
         ``create``: an empty directory may become a new store. ``identity``: the store that must be there, None = any of this broker.
         Raises ``ConfigError`` when it cannot listen, and the store's error when it
-        never will serve; it then still answers, with that error, until ``stop``.
+        never will serve; it then still answers, with that error, until ``stop``. ``StoreNotReady`` when it is stopped meanwhile.
         """
         config = self._config
         self._expected_identity = identity or self._expected_identity
         port_file = f"{config.store.path}/rmq_ray/port"
         bound = await listen(self._listener, config.host, config.port, None if config.port else self._kept_port(port_file), self._files)
+        if self._stopped:
+            await self._listener.close()
+            raise _stopped_meanwhile()
         self.address = Address(config.advertise or bound.host, bound.port)
         self._who.address = str(self.address)
         self._offload = ThreadOffload(config.broker_name, self._on_fatal)
@@ -118,8 +121,10 @@ class Broker:
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="broker ticks")
         self._ticking.add_done_callback(self._ended)
         await self._recover(core, create)
-        if not config.port:
+        if not config.port and not self._stopped:
             await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
+        if self._stopped:
+            raise _stopped_meanwhile()
         if self._reign is not None:
             self._reign.begin(BrokerSeat(self, self._reign), self._clock, self._on_fatal)
         elif self._who.is_slave:
@@ -182,9 +187,10 @@ class Broker:
     async def stop_following(self) -> None:
         """On return nothing is asked of any master, and the log stays as it is."""
         async with self._resting:  # whoever asks second waits for the first
-            replica, self._replica = self._replica, None
+            replica = self._replica
             if replica is not None:
-                await replica.stop()
+                await replica.stop()  # who is cancelled here leaves the rest to the next one
+                self._replica = None
 
     # --- the end ---
 
@@ -205,8 +211,7 @@ class Broker:
             await self._registration.stop()
         core, offload = self._core, self._offload
         try:
-            if self._replica is not None:
-                await self._replica.stop()
+            await self.stop_following()
             if self._ticking is not None:
                 self._ticking.cancel()
             if core is not None and offload is not None:
@@ -325,6 +330,10 @@ class Broker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fatal(error)
+
+
+def _stopped_meanwhile() -> StoreNotReady:
+    return StoreNotReady("the broker was stopped while it started; make a new one")
 
 
 def _ip(advertised: str, bound: str) -> str:

@@ -198,6 +198,7 @@ class BrokerCore:
         """
         delays = self.delays.offsets()
         store = self.keeper.close()
+        self._give_up(self.keeper.refusal())  # who waits for its start
         self.pops.close()
         self.lock_handlers.close()
 

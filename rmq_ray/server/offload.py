@@ -55,11 +55,16 @@ class ThreadOffload:
 
     def post(self, call: Callable[[], None]) -> None:
         """See ``Offload.post``; nothing happens once the loop is closed."""
-        if not self._loop.is_closed():
+        try:
             self._loop.call_soon_threadsafe(self._guarded, call)
+        except RuntimeError:
+            if not self._loop.is_closed():  # asked first, it could be closed a moment later
+                raise
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Await ``work`` done in a thread; its exception is raised here."""
+        """Await ``work`` done in a thread; its exception is raised here. ``BrokerBusy`` behind ``close``, too: nobody would do it."""
+        if self._closed:
+            raise BrokerBusy("the threads of this broker have ended; send again")
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(outcome: T | Exception) -> None:

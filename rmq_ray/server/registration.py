@@ -47,6 +47,8 @@ class _Server:
     failures: int = 0
     known_as: int | None = None
     """The broker id under which it has this broker."""
+    asked_as: int | None = None
+    """Under which it was asked to have it last, answered or not."""
 
 
 class Registration:
@@ -166,6 +168,7 @@ class Registration:
         broker_id, crc = identity.broker_id, bodies.body_crc(body)
         epoch = self._epoch() if broker_id == MASTER_ID else None
         header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, broker_id, False, crc, epoch)
+        server.asked_as = broker_id
         answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
         if answer.code != 0:
             raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
@@ -176,24 +179,27 @@ class Registration:
             self._on_order(bodies.decode_table(answer.body_bytes()))
 
     async def _unregister(self, server: _Server) -> None:
-        if server.connection is None or server.known_as is None:
+        identity, connection = self._identity, server.connection
+        known = {server.known_as, server.asked_as}  # a stop may come while the answer to a registration is on its way
+        server.known_as = server.asked_as = None
+        if connection is None:
             return
-        identity = self._identity
-        header = BrokerHeader(identity.name, identity.address, identity.cluster, server.known_as)
-        server.known_as = None
         try:
-            await server.connection.request(Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()), UNREGISTER_TIMEOUT_MS)
+            for broker_id in sorted(number for number in known if number is not None):
+                header = BrokerHeader(identity.name, identity.address, identity.cluster, broker_id)
+                await connection.request(Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()), UNREGISTER_TIMEOUT_MS)
         except RemotingError as error:
             log.info("name server %s was not told that this broker stops: %s", server.address, error)
         await self._drop(server)
 
     async def _drop(self, server: _Server) -> None:
-        connection, server.connection, server.known_as = server.connection, None, None
+        connection = server.connection
+        server.connection = server.known_as = server.asked_as = None
         if connection is not None:
             await connection.close()
 
     def _lost(self, server: _Server, lost: object) -> None:
         """The name server closed or died: it forgot this broker, so it is told again as soon as it is back."""
         if server.connection is lost:
-            server.connection = server.known_as = None
+            server.connection = server.known_as = server.asked_as = None
             server.due.set()

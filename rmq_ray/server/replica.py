@@ -84,7 +84,7 @@ class Replica:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """End; nothing touches the store after this."""
+        """End; nothing touches the store after this. May be called again, also when it was cancelled in between."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -156,6 +156,7 @@ class Replica:
             self._connected = False
             if syncing is not None:
                 syncing.cancel()
+                await asyncio.gather(syncing, return_exceptions=True)  # the next session has tables of its own
             await connection.close()
 
     async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:

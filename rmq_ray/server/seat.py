@@ -9,6 +9,7 @@ after it was closed; what a follower knows of locks and popped messages is dropp
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,11 @@ class BrokerSeat:
         if core is None or offload is None:
             return
         core.acks.abandon()
+        closing = asyncio.get_running_loop().create_task(close_core(core, offload), name="close of a role's core")
         try:
-            await close_core(core, offload)
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:  # the broker stops, and knows this core no more: on return its store is closed
+            await asyncio.wait((closing,))
+            raise
         except RmqError as error:
             log.error("the store was not closed cleanly, it is read anew: %s", error)
