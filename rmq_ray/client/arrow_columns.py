@@ -12,7 +12,7 @@ Invariant: what passes here would pass ``protocol.validators`` value by value, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,22 @@ class Columns:
     tag: str | None = None
     properties: str | Sequence[str] = ()
 
-    def names(self) -> list[str]:
-        """Each column once. ``ClientError`` for what is no name."""
-        try:
-            properties = [self.properties] if isinstance(self.properties, str) else list(self.properties)
-        except TypeError:
-            raise ClientError(f"properties={self.properties!r:.80} names no column; give the name of a map column, or a list of string columns") from None
-        given: list[tuple[str, object]] = [("body", self.body), *(("properties", each) for each in properties)]
+    def checked(self) -> Columns:
+        """The same with properties that can be looked at again and again, each column once. ``ClientError`` for what is no name."""
+        properties = self.properties if isinstance(self.properties, str) else _listed(self.properties)
+        given: list[tuple[str, object]] = [
+            ("body", self.body),
+            *(("properties", each) for each in ([properties] if isinstance(properties, str) else properties)),
+        ]
         given += [(argument, name) for argument, name in (("key", self.key), ("tag", self.tag)) if name is not None]
         for argument, name in given:
-            if not isinstance(name, str):
+            if not isinstance(name, str) or not _is_encodable(name):
                 raise ClientError(f"{argument} is {name!r:.80}, which names no column; give a string")
+        return replace(self, properties=properties if isinstance(properties, str) else tuple(dict.fromkeys(properties)))
+
+    def names(self) -> list[str]:
+        """Each column once."""
+        properties = [self.properties] if isinstance(self.properties, str) else self.properties
         return list(dict.fromkeys(name for name in (self.body, self.key, self.tag, *properties) if name is not None))
 
 
@@ -73,6 +78,7 @@ def read_rows(data: object, columns: Columns, body_bytes_max: int) -> list[Rows]
         data = pa.Table.from_batches([data])
     if not isinstance(data, pa.Table):
         raise ClientError(f"send_arrow takes a pyarrow.Table or RecordBatch, not {type(data).__name__}; convert it first (pyarrow.Table.from_pandas, ...)")
+    columns = columns.checked()
     for name in columns.names():
         _check_column(data, name)
     for name in () if isinstance(columns.properties, str) else columns.properties:
@@ -249,6 +255,20 @@ def _joined(parts: Sequence[Any]) -> Any:
 def _first(found: Any) -> int:
     """The first row where it is true."""
     return int(pc.index(found, True).as_py())
+
+
+def _listed(properties: Any) -> list[Any]:
+    refused = f"properties={properties!r:.80} names no column; give the name of a map column, or a list of string columns"
+    if isinstance(properties, bytes | bytearray | memoryview):
+        raise ClientError(refused)
+    try:
+        return list(properties)
+    except TypeError:
+        raise ClientError(refused) from None
+
+
+def _is_encodable(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def send_rows(core: ProducerCore, steps: SendSteps | None, call: ArrowCall) -> l
     if steps is not None:
         return send_frames(core, steps, call.topic, unplaced(frames, call.place), call.queue, timeout_ms, lambda stored: [(0, stored)])
     started_ms = core.clock.monotonic_ms()
-    queue = call.queue and core.choose(call.topic, call.queue, None, timeout_ms)
+    queue = None if call.queue is None else core.choose(call.topic, call.queue, None, timeout_ms)
     if call.place is not None:
         core.find_queues(call.topic, core.left_ms(timeout_ms, started_ms))  # where the brokers are
     return ArrowSending(core, call._replace(queue=queue)).send(frames, started_ms)

@@ -31,7 +31,7 @@ async def send_table(core: ProducerCore, frames: AsyncFrames, steps: SendSteps |
     """See ``AsyncProducer.send_arrow``. One result per frame."""
     check_send_topic(call.topic)
     namespace = core.config.namespace
-    topic, queue = with_namespace(namespace, call.topic), call.queue and queue_with_namespace(namespace, call.queue)
+    topic, queue = with_namespace(namespace, call.topic), None if call.queue is None else queue_with_namespace(namespace, call.queue)
     queues, left_ms = await frames.queues(topic, call.timeout_ms)
     if queue is not None:
         core.choose(topic, queue, None, 0.0)

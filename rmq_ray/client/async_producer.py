@@ -160,7 +160,7 @@ class AsyncProducer(ProducerShell):
         timeout_ms = self._time(timeout)
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
-        topic, queue = with_namespace(namespace, topic), queue and queue_with_namespace(namespace, queue)
+        topic, queue = with_namespace(namespace, topic), None if queue is None else queue_with_namespace(namespace, queue)
         core = self._core
         assert core is not None
         queues, left_ms = await frames.queues(topic, timeout_ms)

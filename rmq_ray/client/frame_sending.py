@@ -25,7 +25,7 @@ def send_frames(  # noqa: PLR0913 - a batch
     namespace = core.config.namespace
     topic = with_namespace(namespace, topic)
     pinned, started_ms = queue is not None, core.clock.monotonic_ms()
-    target = core.choose(topic, queue and queue_with_namespace(namespace, queue), None, timeout_ms) if pinned else core.next_queue(topic, timeout_ms)
+    target = core.choose(topic, queue_with_namespace(namespace, queue), None, timeout_ms) if queue is not None else core.next_queue(topic, timeout_ms)
     results: list[SendResult] = []
     left_ms = core.left_ms(timeout_ms, started_ms)  # of the first frame's time
     for parts in frames:

@@ -15,12 +15,14 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import DELAY, KEYS, TAGS, WAIT, Message, decode_properties
 from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.validators import (
+    NO_KEYS,
     SPECIAL_PROPERTIES_BYTES_MAX,
     check_body,
     check_delay_level,
     check_flags,
     check_properties_fit,
     check_send_topic,
+    check_wait,
     property_text,
 )  # fmt: skip
 
@@ -32,7 +34,7 @@ Labels = tuple[str | None, Sequence[str], Mapping[str, str] | None]
 Placement = tuple[MessageQueue | None, Selector | None, object, str | None]
 """Given queue, selector, its ``arg``, message group: at most one way to choose the queue."""
 
-NO_PROPERTIES: Mapping[str, str] = {}
+NO_LABELS: Labels = (None, NO_KEYS, None)
 TIMEOUT_S_MAX = 1e8
 
 
@@ -60,16 +62,17 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
     flag, wait_store_ok = 0, True
     if isinstance(topic_or_message, Message):
         message = topic_or_message
-        if body is not None or tag is not None or keys or properties or time:
+        if body is not None or tag is not None or _given(keys) or _given(properties) or time:
             raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and the delay in the Message")
         topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
         time, flag, wait_store_ok = when(message.delay_level, message.delay, message.deliver_at), message.flag, message.wait_store_ok
         check_flags((flag,))
+        check_wait((wait_store_ok,))
     else:
         topic = topic_or_message
     check_send_topic(topic)
     content = check_body(body, body_bytes_max)
-    text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+    text = "" if tag is None and keys is NO_KEYS and properties is None else property_text(tag, keys, properties)
     special = is_special(topic, time, wait_store_ok)
     if special:
         if not isinstance(time, str):
@@ -77,6 +80,11 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
         check_properties_fit(text, SPECIAL_PROPERTIES_BYTES_MAX)
         text += special_text(time, wait_store_ok)
     return Outgoing(topic, content, text, flag, special)
+
+
+def _given(labels: object) -> bool:
+    """Whether a call names keys or properties; an empty collection names none."""
+    return labels is not None and not (isinstance(labels, (str, list, tuple, dict)) and not labels)
 
 
 def is_special(topic: str, time: When, wait_store_ok: bool) -> bool:
@@ -102,7 +110,9 @@ def as_message(message: Outgoing) -> Message:
 
 
 def placed(queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> Placement | None:
-    """A call's placement; None = anywhere."""
+    """A call's placement; None = anywhere. ``ClientError`` for an ``arg`` that nobody would look at."""
+    if arg is not None and selector is None:
+        raise ClientError(f"arg {arg!r:.80} is for a selector; give selector=, or leave arg out")
     return None if queue is None and selector is None and message_group is None else (queue, selector, arg, message_group)
 
 

@@ -24,7 +24,7 @@ from typing import Self, Unpack
 from rmq_ray.client import transaction
 from rmq_ray.client.frame_sending import send_frames
 from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.outgoing import NO_PROPERTIES, Outgoing, Selector, is_special, outgoing, placed, timeout_in_ms
+from rmq_ray.client.outgoing import Outgoing, Selector, is_special, outgoing, placed, timeout_in_ms
 from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.client.producer_shell import ProducerShell
 from rmq_ray.client.recalling import recall
@@ -41,7 +41,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.validators import check_send_topic, property_text
+from rmq_ray.protocol.validators import NO_KEYS, check_send_topic, property_text
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 _PLAIN_TOPICS_MAX = 4_096
@@ -118,12 +118,12 @@ class Producer(ProducerShell):
         ``timeout``: s, for the whole call. Raises ``SendError``: a definite failure, or ``SendUnknown`` / ``SendTimeout``: it may be stored.
         """
         core = self._core or self._ready()
-        unplaced = queue is None and selector is None and message_group is None
+        unplaced = queue is None and selector is None and message_group is None and arg is None
         untimed = type(delay_level) is int and not delay_level and delay is None and deliver_at is None and timeout is None
         plain = unplaced and untimed and type(body) is bytes and 0 < len(body) < self._plain_below
         topic = topic_or_message if plain and type(topic_or_message) is str else None
         if topic is not None and body is not None and (topic in self._plain_topics or self._is_plain(topic)):
-            text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+            text = "" if tag is None and keys is NO_KEYS and properties is None else property_text(tag, keys, properties)
             return core.send_plain(Outgoing(topic, body, text))
         timeout_ms = self._time(timeout)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
@@ -160,13 +160,13 @@ class Producer(ProducerShell):
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
         if (
-            (queue is None and selector is None and message_group is None and not delay_level and delay is None and deliver_at is None)
-            and type(body) is bytes
+            (queue is None and selector is None and message_group is None and arg is None and delay is None and deliver_at is None)
+            and (type(delay_level) is int and not delay_level and type(body) is bytes)
             and type(topic_or_message) is str
             and 0 < len(body) < self._plain_below
             and (topic_or_message in self._plain_topics or self._is_plain(topic_or_message))
         ):
-            text = property_text(tag or None, keys, properties or NO_PROPERTIES) if tag or keys or properties else ""
+            text = "" if tag is None and keys is NO_KEYS and properties is None else property_text(tag, keys, properties)
             return core.batches.append(topic_or_message, body, text, timeout_ms)
         message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
         placement = placed(queue, selector, arg, message_group)

@@ -100,7 +100,7 @@ class SendSteps:
             return placement
         queue, selector, arg, group = placement
         within = self._selector(selector) if callable(selector) else selector  # what cannot be called is refused later
-        return queue and queue_with_namespace(self._namespace, queue), within, arg, group
+        return None if queue is None else queue_with_namespace(self._namespace, queue), within, arg, group
 
     @contextmanager
     def around(self, message: Outgoing, mode: str) -> Iterator[SendContext]:

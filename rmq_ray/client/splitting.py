@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rmq_ray.client.outgoing import NO_LABELS, outgoing
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.validators import check_body, check_flags, check_send_topic, property_text
+from rmq_ray.protocol.validators import NO_KEYS, check_body, check_flags, check_send_topic, check_wait, property_text
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX
 
 RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
@@ -26,17 +27,18 @@ def split_batch(messages: Iterable[Message], config: ProducerConfig) -> tuple[st
         messages = _listed(messages)
     try:
         return _split(messages, config)
-    except AttributeError:
-        strange = [message for message in messages if not isinstance(message, Message)]
-        if not strange:
-            raise
-        raise ClientError(f"a batch consists of rmq_ray.Message objects, not {strange[0]!r:.80}") from None
+    except (AttributeError, ValueError):  # ValueError: arrays, which refuse to be compared
+        for message in messages:
+            if not isinstance(message, Message):
+                raise ClientError(f"a batch consists of rmq_ray.Message objects, not {message!r:.80}") from None
+            outgoing(message, None, NO_LABELS, 0, config.body_bytes_max)
+        raise
 
 
 def _listed(messages: Iterable[Message]) -> list[Message]:
     try:
         return list(messages)
-    except TypeError:
+    except (TypeError, RuntimeError):  # the second one: buffers of several dimensions
         raise ClientError(f"a batch is a list of rmq_ray.Message objects, not {messages!r:.80}") from None
 
 
@@ -59,9 +61,10 @@ def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, li
             body = check_body(body, body_bytes_max)
         bodies.append(body)
         tag, keys, properties = message.tag, message.keys, message.properties
-        texts.append(property_text(tag or None, keys, properties) if tag or keys or properties else "")
+        texts.append("" if tag is None and keys is NO_KEYS and properties.__class__ is dict and not properties else property_text(tag, keys, properties))
     flags = [message.flag for message in messages]
     check_flags(flags)
+    check_wait([message.wait_store_ok for message in messages])
     return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
 
 
@@ -70,7 +73,9 @@ def _plain_bodies(messages: Sequence[Message], topic: str, config: ProducerConfi
     bodies = [
         message.body
         for message in messages
-        if message.topic == topic and message.wait_store_ok and not (_is_timed(message) or message.flag or message.tag or message.keys or message.properties)
+        if message.topic == topic
+        and (message.wait_store_ok is True and not (_is_timed(message) or message.flag))
+        and (message.tag is None and message.keys is NO_KEYS and message.properties.__class__ is dict and not message.properties)
     ]
     count = len(bodies)
     if count != len(messages) or count > FRAME_RECORDS_MAX or set(map(type, bodies)) != {bytes}:

@@ -12,7 +12,7 @@ brokers for what foreign clients send. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
@@ -36,7 +36,10 @@ _topics: set[str] = set()
 _send_topics: set[str] = set()
 """Names that were found legal."""
 
-_last_labels: list[tuple[str | None, Mapping[str, str], str]] = [(None, {}, "")]
+NO_KEYS: Sequence[str] = ()
+PLAIN_KEYS = (list, tuple, str)
+
+_last_labels: list[tuple[str | None, Mapping[str, str] | None, str]] = [(None, None, "")]
 """Tag and properties, and their text."""
 _last_properties: list[tuple[Mapping[str, str], str]] = [({}, "")]
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -102,50 +105,69 @@ def check_flags(flags: Sequence[object]) -> None:
             raise MessageIllegal(f"flag is {flag!r:.80}; give a whole number from {FLAG_MIN} to {FLAG_MAX}", "flag")
 
 
+def check_wait(flags: Sequence[object]) -> None:
+    """``wait_store_ok`` of each message: True or False, else ``MessageIllegal``."""
+    for flag in flags:
+        if not isinstance(flag, int):
+            raise MessageIllegal(f"wait_store_ok is {flag!r:.80}; give True or False", "wait_store_ok")
+
+
 def check_delay_level(level: object) -> None:
     """0 (none) to 18, else ``MessageIllegal``."""
     if not isinstance(level, int) or not 0 <= level <= DELAY_LEVEL_MAX:
         raise MessageIllegal(f"delay_level is {level!r}; 0 (none) to {DELAY_LEVEL_MAX} exist")
 
 
-def property_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+def property_text(tag: str | None, keys: Sequence[str] | str | None, properties: Mapping[str, str] | None) -> str:
     """KEYS, TAGS and the user's properties in the form of the wire, each ended by 0x02, so that UNIQ_KEY can follow.
 
-    ``keys``: a list of keys without blanks, or one string with blanks between keys. Raises ``MessageIllegal`` or ``MessageTooLarge``.
+    ``tag``: None or empty = none. ``keys``: a list of keys without blanks, or one string with blanks between keys. ``properties``: None = none.
+    Raises ``MessageIllegal`` or ``MessageTooLarge``.
 
     >>> property_text("paid", ["o-1", "o-2"], {"region": "eu"})
     'KEYS\\x01o-1 o-2\\x02TAGS\\x01paid\\x02region\\x01eu\\x02'
     """
-    known_tag, known, tail = _last_labels[0]  # messages in a row often have the same ones, but for their keys
-    if keys.__class__ is list and len(keys) == 1 and tag == known_tag and properties == known:
-        key = keys[0]
-        if key.__class__ is str and key and key.isprintable() and " " not in key:  # separators are not printable
-            text = f"KEYS\x01{key}\x02{tail}"
-            if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX:
-                return text
-    return _new_text(tag, keys, properties)
+    try:
+        known_tag, known, tail = _last_labels[0]  # messages in a row often have the same ones, but for their keys
+        if keys.__class__ is list and len(keys) == 1 and tag == known_tag and properties == known:
+            key = keys[0]
+            if key.__class__ is str and key and key.isprintable() and " " not in key:  # separators are not printable
+                text = f"KEYS\x01{key}\x02{tail}"
+                if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX:
+                    return text
+        return _new_text(tag, keys, properties)
+    except ValueError:  # arrays, which refuse to be compared
+        return _judged_text(tag, keys, properties)
 
 
-def _new_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+def _new_text(tag: str | None, keys: Sequence[str] | str | None, properties: Mapping[str, str] | None) -> str:
     text, keys_end = "", 0
-    if keys:
-        key = keys[0] if keys.__class__ is list and len(keys) == 1 else None
+    if keys.__class__ is list and len(keys) == 1:
+        key = keys[0]
         if key.__class__ is not str or not key or " " in key or NAME_SEPARATOR in key or PROPERTY_SEPARATOR in key:
             return _judged_text(tag, keys, properties)
         text = "KEYS\x01" + key + "\x02"
         keys_end = len(text)
-    if tag is not None:
-        part = _tag_text(tag) if tag.__class__ is str else ""
-        if not part:
+    elif keys is not NO_KEYS and (keys.__class__ not in PLAIN_KEYS or keys):
+        return _judged_text(tag, keys, properties)
+    if tag.__class__ is str:
+        part = _tag_text(tag) if tag else ""
+        if tag and not part:
             return _judged_text(tag, keys, properties)
         text += part
-    if properties:
+    elif tag is not None:
+        return _judged_text(tag, keys, properties)
+    known: Mapping[str, str] | None = None
+    if properties.__class__ is dict and properties:
         known, known_text = _last_properties[0]
         if known != properties:
             whole = _judged_text(tag, keys, properties)
             _last_properties[0] = (dict(properties), whole[len(text) :])
             return whole
         text += known_text
+    elif properties.__class__ is not dict and properties is not None:
+        return _judged_text(tag, keys, properties)
+    if keys_end or known:
         _last_labels[0] = (tag, known, text[keys_end:])
     return text if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX else _judged_text(tag, keys, properties)
 
@@ -157,26 +179,24 @@ def _tag_text(tag: str) -> str:
     return f"{TAGS}\x01{tag}\x02" if sound else ""
 
 
-def _judged_text(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> str:
+def _judged_text(tag: str | None, keys: Sequence[str] | str | None, properties: Mapping[str, str] | None) -> str:
     """Every rule, one after the other."""
-    if not isinstance(properties, Mapping):
-        raise MessageIllegal(f"properties must be a mapping of strings to strings, not {properties!r:.80}")
+    _check_kinds(tag, properties)
+    keys_text, tag, properties = _joined(keys), tag or None, properties or {}
     text, count = "", len(properties)
-    try:
-        if keys:
-            text = f"{KEYS}\x01{_joined(keys)}\x02"
-            count += 1
-        if tag is not None:
-            text += TAGS + "\x01" + tag + "\x02"
-            count += 1
-        for name, value in properties.items():
-            if name in RESERVED_PROPERTIES or not (name and value):
-                raise _bad_property(name, value)
-            text += name + "\x01" + value + "\x02"
-    except TypeError:
-        raise MessageIllegal(f"tag, keys and properties must be strings: tag={tag!r}, keys={keys!r}, properties={dict(properties)!r}") from None
+    if keys_text:
+        text = f"{KEYS}\x01{keys_text}\x02"
+        count += 1
+    if tag is not None:
+        text += TAGS + "\x01" + tag + "\x02"
+        count += 1
+    for name, value in properties.items():
+        _check_strings(name, value)
+        if name in RESERVED_PROPERTIES or not (name and value):
+            raise _bad_property(name, value)
+        text += name + "\x01" + value + "\x02"
     if text.count(NAME_SEPARATOR) != count or text.count(PROPERTY_SEPARATOR) != count or tag is not None and not tag.strip():
-        raise _find_fault(tag, keys, properties)
+        raise _find_fault(tag, keys_text, properties)
     if not text.isascii():
         _check_encodable(text)
     check_properties_fit(text, USER_PROPERTIES_BYTES_MAX)
@@ -213,13 +233,39 @@ def _check_encodable(text: str) -> None:
         raise MessageIllegal(f"tag, keys or properties hold a character that UTF-8 cannot encode: {text[error.start : error.end]!r}; remove it") from None
 
 
-def _joined(keys: Sequence[str] | str) -> str:
+def _check_kinds(tag: object, properties: object) -> None:
+    if tag is not None and not isinstance(tag, str):
+        raise MessageIllegal(f"the tag must be a string, not {tag!r:.80}; use None for no tag")
+    if properties is not None and not isinstance(properties, Mapping):
+        raise MessageIllegal(f"properties must be a mapping of strings to strings, not {properties!r:.80}")
+
+
+def _check_strings(*parts: object) -> None:
+    if not all(isinstance(part, str) for part in parts):
+        raise MessageIllegal("properties must be strings, not " + " = ".join(f"{part!r:.80}" for part in parts) + "; convert them first")
+
+
+def _joined(keys: Iterable[str] | None) -> str:
     if isinstance(keys, str):
         return keys
-    text = " ".join(keys)
-    if text.count(" ") != len(keys) - 1 or not all(keys):
-        raise MessageIllegal(f"keys {list(keys)!r} hold a blank inside a key, or an empty key; blanks separate keys, replace them")
+    listed = [] if keys is None else _listed(keys)
+    text = " ".join(listed)
+    if text.count(" ") != max(0, len(listed) - 1) or not all(listed):
+        raise MessageIllegal(f"keys {listed!r} hold a blank inside a key, or an empty key; blanks separate keys, replace them")
     return text
+
+
+def _listed(keys: Iterable[str]) -> list[str]:
+    refused = f"keys must be strings, not {keys!r:.80}; give a list of strings, or one string with blanks between keys"
+    if isinstance(keys, bytes | bytearray | memoryview):
+        raise MessageIllegal(refused)
+    try:
+        listed = list(keys)
+    except TypeError:
+        raise MessageIllegal(refused) from None
+    if not all(isinstance(key, str) for key in listed):
+        raise MessageIllegal(refused)
+    return listed
 
 
 def _bad_property(name: str, value: str) -> MessageIllegal:
@@ -228,9 +274,9 @@ def _bad_property(name: str, value: str) -> MessageIllegal:
     return MessageIllegal(f"property {name!r} = {value!r}: name and value must not be empty; leave the property out", name)
 
 
-def _find_fault(tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str]) -> MessageIllegal:
+def _find_fault(tag: str | None, keys_text: str, properties: Mapping[str, str]) -> MessageIllegal:
     """Only called when something is wrong: which of them it is."""
-    values = [("tag", tag or ""), ("keys", keys if isinstance(keys, str) else " ".join(keys))]
+    values = [("tag", tag or ""), ("keys", keys_text)]
     values += [(f"property {name!r}", name + value) for name, value in properties.items()]
     for what, value in values:
         if NAME_SEPARATOR in value or PROPERTY_SEPARATOR in value:

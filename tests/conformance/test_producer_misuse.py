@@ -38,6 +38,16 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[RmqError]]] = [
     (("orders", b"x"), {"timeout": "3"}, ClientError), (("orders", b"x"), {"timeout": float("inf")}, ClientError),
     (("orders", b"x"), {"timeout": np.array([1, 2])}, ClientError), ((["orders"], b"x"), {}, ClientError), ((Message({}, b"x"),), {}, ClientError),  # type: ignore[arg-type]
     ((Message("orders", b"x", flag="1"),), {}, MessageIllegal), ((Message("orders", b"x", flag=1 << 32),), {}, MessageIllegal),  # type: ignore[arg-type]
+    (("orders", b"x"), {"tag": 0}, MessageIllegal), (("orders", b"x"), {"tag": []}, MessageIllegal), (("orders", b"x"), {"tag": False}, MessageIllegal),
+    (("orders", b"x"), {"tag": np.array(["a"])}, MessageIllegal), (("orders", b"x"), {"tag": np.array(["a", "b"])}, MessageIllegal),
+    (("orders", b"x"), {"keys": 0}, MessageIllegal), (("orders", b"x"), {"keys": b"k"}, MessageIllegal),
+    (("orders", b"x"), {"keys": np.array([1, 2])}, MessageIllegal), (("orders", b"x"), {"keys": memoryview(np.zeros((2, 2)))}, MessageIllegal),
+    (("orders", b"x"), {"properties": 0}, MessageIllegal), (("orders", b"x"), {"properties": ()}, MessageIllegal),
+    (("orders", b"x"), {"properties": np.array(["a", "b"])}, MessageIllegal), (("orders", b"x"), {"properties": {"a": np.array(["b", "c"])}}, MessageIllegal),
+    (("orders", b"x"), {"delay_level": np.array([1, 2])}, ClientError), (("orders", b"x"), {"arg": 7}, ClientError),
+    (("orders", b"x"), {"arg": 7, "message_group": "g"}, ClientError), ((Message("orders", b"x"),), {"keys": np.array(["a", "b"])}, ClientError),
+    ((Message("orders", b"x", tag=0),), {}, MessageIllegal), ((Message("orders", b"x", keys=0),), {}, MessageIllegal),  # type: ignore[arg-type]
+    ((Message("orders", b"x", wait_store_ok=np.array([1, 2])),), {}, MessageIllegal), ((Message("orders", b"x", wait_store_ok=""),), {}, MessageIllegal),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
@@ -79,7 +89,10 @@ ONE = Message("orders", b"x")
     [
         [], [ONE, Message("bills", b"x")], [Message("orders", b"x", delay_level=1)], [Message("orders", b"")], [ONE, b"x"], [b"x"], [None],
         "orders", b"x", 7, ONE, [ONE, Message("orders", b"x", flag=1 << 32)], [Message("orders", b"x", delay=timedelta(1))],
-        [Message("orders", b"x", wait_store_ok=False)],
+        [Message("orders", b"x", wait_store_ok=False)], [Message("orders", b"x", tag=0)], [ONE, Message("orders", b"x", keys=0)],  # type: ignore[arg-type]
+        [Message("orders", b"x", properties=())], [ONE, Message("orders", b"x", tag=np.array(["a", "b"]))],  # type: ignore[arg-type]
+        [Message("orders", b"x", wait_store_ok=np.array([1, 2]))], [ONE, Message("orders", b"x", wait_store_ok="yes")],  # type: ignore[arg-type]
+        [Message("orders", b"x", delay_level=np.array([1, 2]))], [Message(np.array(["a", "b"]), b"x"), ONE],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_batch_is_checked_as_a_whole(cluster: TinyCluster, producer: Producer, batch: list[Message]) -> None:
@@ -184,7 +197,7 @@ def test_a_batch_for_something_that_is_no_queue_of_its_topic_is_refused(cluster:
             with pytest.raises(ClientError, match="not a queue of topic"):
                 await looped.send_batch([Message("orders", b"x")], queue)
 
-    for wrong in ("orders", MessageQueue("bills", "broker-a", 0)):
+    for wrong in ("orders", MessageQueue("bills", "broker-a", 0), 0, "", np.array([1, 2])):
         with pytest.raises(ClientError, match="not a queue of topic"):
             producer.send_batch([Message("orders", b"x")], wrong)  # type: ignore[arg-type]
         asyncio.run(run(wrong))

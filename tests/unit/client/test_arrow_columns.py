@@ -50,6 +50,12 @@ def test_a_map_column_gives_its_pairs_and_leaves_nulls_out(maps, skipped):
     assert texts(read_rows(table, Columns("body", properties="p"), LIMIT)) == expected
 
 
+@pytest.mark.parametrize("names", [["region", "shop"], iter(["region", "shop"]), dict.fromkeys(["region", "shop"]), ["region", "shop", "region"]])
+def test_names_of_property_columns_may_come_in_any_collection_and_count_once(names):
+    table = pa.table({"body": [b"x"] * 2, "region": ["eu", "us"], "shop": ["a", None]})
+    assert texts(read_rows(table, Columns("body", properties=names), LIMIT)) == ["region\x01eu\x02shop\x01a\x02", "region\x01us\x02"]
+
+
 def test_several_keys_of_a_row_are_joined_and_no_keys_are_no_property():
     table = pa.table({"body": [b"x"] * 4, "k": pa.array([["a", "b"], [], None, ["c"]], pa.list_(pa.string()))})
     assert texts(read_rows(table, Columns("body", "k"), LIMIT)) == ["KEYS\x01a b\x02", "", "", "KEYS\x01c\x02"]
@@ -166,7 +172,18 @@ def test_a_frame_has_at_most_65536_rows():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"body": None}, {"body": 5}, {"key": ["key"]}, {"tag": 3.5}, {"properties": 5}, {"properties": None}, {"properties": ["key", None]}]
+    "wrong",
+    [
+        {"body": None},
+        {"body": 5},
+        {"key": ["key"]},
+        {"tag": 3.5},
+        {"properties": 5},
+        {"properties": None},
+        {"properties": ["key", None]},
+        {"properties": b""},
+        {"tag": "\ud800"},
+    ],
 )
 def test_a_name_of_a_column_is_a_string(wrong):
     with pytest.raises(ClientError, match=f"{next(iter(wrong))}.* names no column"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +112,25 @@ def test_reserved_properties_are_refused(name: str) -> None:
 def test_separators_blanks_and_other_types_are_refused(tag: str, keys: list[str], properties: dict[str, str]) -> None:
     with pytest.raises(MessageIllegal):
         property_text(tag, keys, properties)
+
+
+def test_empty_labels_are_none_and_keys_may_come_in_any_collection() -> None:
+    for tag, keys, properties in itertools.product((None, ""), (None, "", (), [], np.array([])), (None, {})):
+        assert property_text(tag, keys, properties) == ""  # type: ignore[arg-type]
+    for keys in (("a", "b"), np.array(["a", "b"]), iter("ab"), "a b"):
+        assert property_text("paid", keys, None) == "KEYS\x01a b\x02TAGS\x01paid\x02"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, False, b"", (), set(), np.array([1, 2]), np.array(["a"])])
+def test_what_is_false_but_no_label_is_refused_with_its_name(wrong: Any) -> None:
+    with pytest.raises(MessageIllegal, match="the tag must be a string"):
+        property_text(wrong, (), None)
+    with pytest.raises(MessageIllegal, match="properties must be a mapping"):
+        property_text(None, (), wrong)
+    with pytest.raises(MessageIllegal, match="keys must be strings"):
+        property_text(None, [wrong], None)
+    with pytest.raises(MessageIllegal, match="keys must be strings"):
+        property_text(None, b"", None)  # type: ignore[arg-type]
 
 
 def test_properties_fit_a_record_with_its_mark_and_key() -> None:
