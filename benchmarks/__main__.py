@@ -106,6 +106,9 @@ def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
             for line in [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]:
                 print(f"    Apache {product}, {line}", flush=True)
                 found[line["bench"]] = line
+    silent = sorted(set(names) - set(found))
+    if silent:
+        sys.exit(f"no figure came from the peers for {', '.join(silent)}: their targets cannot be judged; see what they wrote above")
     return found
 
 

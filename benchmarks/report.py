@@ -31,7 +31,7 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """None where there is no target or no comparison."""
+        """None where there is no target, or nothing to compare: a target is not reached then."""
         if self.target is None or self.ratio is None:
             return None
         return self.ratio <= self.target if self.less_is_better else self.ratio >= self.target
@@ -43,7 +43,7 @@ class Figure:
             text += f" {self.ratio:6.2f} x {self.against_name} ({number(self.against or 0)})"
         if self.target is not None:
             sign = "<=" if self.less_is_better else ">="
-            verdict = "not measured" if self.reached is None else "reached" if self.reached else "MISSED"
+            verdict = "MISSED, not measured" if self.reached is None else "reached" if self.reached else "MISSED"
             text += f"  [{sign} {self.target}: {verdict}]"
         return text
 
@@ -66,8 +66,8 @@ class Report:
 
     @property
     def missed(self) -> list[Figure]:
-        """Figures that did not reach their target."""
-        return [figure for figure in self.figures if figure.reached is False]
+        """Figures that did not reach their target; one that came out as nothing, or met a floor of nothing, has not either."""
+        return [figure for figure in self.figures if figure.target is not None and not figure.reached]
 
     def save(self, path: Path) -> None:
         """As JSON, for the tables of docs/benchmarks.md."""
@@ -83,7 +83,7 @@ def markdown(figures: list[Figure]) -> str:
         against = f"{f.against_name} ({number(f.against)})" if f.against is not None else ""
         ratio = f"{f.ratio:.2f}" if f.ratio is not None else ""
         target = "" if f.target is None else f"{'<=' if f.less_is_better else '>='} {f.target}"
-        verdict = {True: "reached", False: "**missed**", None: ""}[f.reached]
+        verdict = "" if f.target is None else "reached" if f.reached else "**missed**"
         lines.append(f"| {f.name} | {number(f.value)} {f.unit} | {against} | {ratio} | {target} | {verdict} |")
     return "\n".join(lines) + "\n"
 

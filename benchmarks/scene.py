@@ -46,8 +46,8 @@ class Scene:
         return max(least, int(full * self.scale))
 
     def peer(self, name: str, what: str) -> float | None:
-        """A figure of a peer, None where it was not run."""
-        return self.peers.get(name, {}).get(what)
+        """A figure of a peer, None where it was not run. ``KeyError`` when it ran and did not tell that."""
+        return self.peers[name][what] if name in self.peers else None
 
     @contextmanager
     def cluster(self, **settings: Any) -> Iterator[rmq.Cluster]:

@@ -18,6 +18,7 @@ from rmq_ray.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
+DEDUPLICATION_FRAMES = 1_024  # a producer's frames on their way span fewer: with a smaller window a new one could not be told from a repeat
 DAY_MS = 86_400_000
 DEFAULT_CLUSTER = "default"
 
@@ -128,7 +129,7 @@ class StoreConfig(_Group):
     checkpoint_interval_ms: int = 1_000  # ours: short recovery
     checkpoint_bytes: int = 64 * MIB
     body_bytes_max: int = 4 * MIB  # maxMessageSize
-    deduplication_frames: int = 1_024  # window per producer and broker name
+    deduplication_frames: int = DEDUPLICATION_FRAMES  # window per producer and broker name
     deduplication_keep_ms: int = 600_000  # producers heard within 10 minutes
     reserved_hours: int = 72  # fileReservedTime
     delete_when: str = "04"  # hours of the day, ';'-separated
@@ -142,7 +143,7 @@ class StoreConfig(_Group):
     def __post_init__(self) -> None:
         _check_kinds(self)
         _require(bool(self.path), "store path must be given", self.path)
-        _require(self.segment_bytes >= 4096 and self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
+        _require(self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
         _require(self.consume_queue_ext or not self.filter_bit_maps, "filter_bit_maps needs consume_queue_ext=True", self.filter_bit_maps)
         _require(_HOURS.fullmatch(self.delete_when) is not None, "delete_when must be hours of the day like '04' or '04;16'", self.delete_when)
         _require(
@@ -151,13 +152,13 @@ class StoreConfig(_Group):
             (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio),
         )
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
-        _within(
-            self, index_slots=(1, 100_000_000), index_items=(2, 100_000_000), transient_store_pool_size=(1, 1_024), commit_interval_ms=(1, 60_000),
+        _within(  # no file of 2 GiB: Apache RocketMQ counts a file's bytes in 31 bits
+            self, index_slots=(1, 100_000_000), index_items=(2, 87_000_000), transient_store_pool_size=(1, 1_024), commit_interval_ms=(1, 60_000),
             commit_least_pages=(1, 4_096), flush_interval_ms=(1, DAY_MS), flush_least_pages=(0, 4_096), flush_thorough_interval_ms=(1, DAY_MS),
             sync_flush_timeout_ms=(1, DAY_MS), queue_flush_interval_ms=(1, DAY_MS), queue_flush_thorough_interval_ms=(1, DAY_MS),
-            transient_buffer_bytes=(4_096, GIB), checkpoint_interval_ms=(1, DAY_MS), checkpoint_bytes=(4_096, 1 << 40), deduplication_frames=(1, 1 << 20),
-            deduplication_keep_ms=(1, DAY_MS), reserved_hours=(0, 1_000_000), delete_files_max=(1, 10_000), consume_queue_entries=(16, 1 << 26),
-            consume_queue_ext_bytes=(65_536, (1 << 31) - 1),
+            transient_buffer_bytes=(4_096, GIB), checkpoint_interval_ms=(1, DAY_MS), checkpoint_bytes=(4_096, 1 << 40), segment_bytes=(4_096, (1 << 31) - 4096),
+            deduplication_frames=(DEDUPLICATION_FRAMES, 1 << 20), deduplication_keep_ms=(1, DAY_MS), reserved_hours=(0, 1_000_000),
+            delete_files_max=(1, 10_000), consume_queue_entries=(16, 1 << 26), consume_queue_ext_bytes=(65_536, (1 << 31) - 1),
         )  # fmt: skip
 
     @property

@@ -138,7 +138,7 @@ class RouteCache:
                 raise RequestTimeout(f"the route of topic {topic!r} was not asked for: another one's is waited for, and its name server does not answer", topic)
             if self._read_only.get(topic):
                 raise self._not_writable(topic)
-            raise NoRoute(f"no route info of topic {topic!r}: no broker serves it for writing; create it, or start a broker that creates topics", topic)
+            raise self._no_route(topic)
         return info
 
     def find_subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -237,6 +237,13 @@ class RouteCache:
         where = ", ".join(f"permission {data.permission} and {data.write_queues} write queues on {data.broker_name}" for data in queues)
         remedy = f"`rmq-ray topic create {topic} --queues {max([1, *(data.read_queues for data in queues)])} --perm 6`"
         return TopicNotWritable(f"topic {topic!r} takes no messages ({where}); nothing was sent: send to another topic, or make it writable by {remedy}", topic)
+
+    def _no_route(self, topic: str) -> NoRoute:
+        head = f"no route info of topic {topic!r}: no broker serves it for writing"
+        before = ", ".join(sorted(self._written.get(topic, ())))
+        if not before:
+            return NoRoute(f"{head}; create it, or start a broker that creates topics", topic)
+        return NoRoute(f"{head} now, {before} did before: start what is away, end a drain, or give the topic permission 6 where it has another", topic)
 
     def _update_default(self, topic: str, default_queues: int, until_ms: float) -> bool:
         template = self._fetch(DEFAULT_TOPIC, until_ms)

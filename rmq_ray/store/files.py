@@ -41,7 +41,7 @@ def _typed(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno in _NOT_ALLOWED:
         return StoreUnwritable(f"{detail}; give the broker's user write permission", path)
     if error.errno == errno.ENOENT:
-        return StoreMissing(f"{detail}; the file or directory is not there", path)
+        return StoreMissing(f"{detail}; mount the disk that has it, or choose another path", path)
     if error.errno in _NO_DIRECTORY:
         return StoreUnwritable(f"{detail}; a file is where a directory of the store should be: choose another path, or move the file away", path)
     if error.errno in _NO_DESCRIPTOR:

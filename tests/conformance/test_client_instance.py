@@ -8,6 +8,7 @@ import pytest
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.producer import Producer
+from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ConnectFailed
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
 from rmq_ray.model.ids import Address
@@ -77,6 +78,81 @@ def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: Tiny
     assert told.consumers == (consumer.consumer_data(),)
     instance.unregister_consumer("readers")
     assert cluster.broker.unregistered == [{"clientID": instance.client_id, "consumerGroup": "readers"}]
+
+
+@pytest.fixture
+def timed(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ClientInstance, ManualClock]]:
+    """A client whose timers run when the test lets them, at the time that it says."""
+    clock = ManualClock()
+    made = ClientInstance.get_or_create(cluster, clock=clock)
+    monkeypatch.setattr(made.timers, "start", lambda: None)
+    made.start()
+    yield made, clock
+    made.release()
+
+
+@pytest.mark.seed("S3-021")
+def test_every_30_s_a_client_drops_brokers_that_no_route_names_and_tells_the_others_that_it_lives(timed: tuple[ClientInstance, ManualClock]) -> None:
+    instance, clock = timed
+    with TinyCluster(brokers=2, topics={"orders": 1}) as pair:
+        instance.link._discovery = pair
+        instance.link.look_up()
+        consumer = PlainConsumer()
+        instance.register_consumer(consumer)
+        instance.routes.refresh("orders")
+        instance.timers.run_due()
+        instance.heartbeat()
+        gone, stays = pair.brokers
+        connection = instance.link._brokers
+        assert connection is not None and set(connection._slots) == {gone.address, stays.address}
+        told = len(stays.heartbeats)
+        pair.routes["orders"] = TopicRoute((QueueData(stays.name, 1, 1, 6),), (BrokerData("tiny", stays.name, {0: str(stays.address)}),))
+        clock.advance_ms(30_000)
+        instance.timers.run_due()  # the route is asked for in this turn, too, maybe after the heartbeat
+        clock.advance_ms(30_000)
+        instance.timers.run_due()
+        assert instance.broker_address(gone.name) is None and set(connection._slots) == {stays.address}
+        assert len(stays.heartbeats) == told + 2 and len(gone.heartbeats) <= told + 1
+        instance.unregister_consumer("readers")
+
+
+@pytest.mark.seed("S3-019")
+def test_every_2_minutes_a_client_looks_its_name_servers_up_again(cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]) -> None:
+    instance, clock = timed
+    with TinyCluster(topics={"orders": 3}) as moved:
+        instance.link._discovery = moved
+        clock.advance_ms(119_999)
+        instance.timers.run_due()
+        assert instance.link.name_server_addresses == (cluster.name_servers[0].address,) and moved.lookups == 0
+        clock.advance_ms(1)
+        instance.timers.run_due()
+        assert instance.link.name_server_addresses == (moved.name_servers[0].address,) and moved.lookups == 1
+        assert len(instance.routes.find_publish("orders").queues) == 3, "the new one is asked"
+
+
+@pytest.mark.seed("S3-020", "S3-022")
+def test_routes_are_asked_for_every_30_s_and_offsets_handed_over_every_5(cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]) -> None:
+    instance, clock = timed
+    consumer = PlainConsumer()
+    instance.register_consumer(consumer)
+    asked = cluster.name_servers[0].asked
+    turns = (
+        (9, 0, 0),
+        (10, 1, 0),
+        (9_999, 1, 0),
+        (10_000, 1, 1),
+        (14_999, 1, 1),
+        (15_000, 1, 2),
+        (20_000, 1, 3),
+        (25_000, 1, 4),
+        (30_000, 1, 5),
+        (30_010, 2, 5),
+    )
+    for at_ms, routes, offsets in turns:
+        clock.advance_ms(at_ms - clock.monotonic_ms())
+        instance.timers.run_due()
+        assert (asked.count("orders"), consumer.persisted) == (routes, offsets), at_ms
+    instance.unregister_consumer("readers")
 
 
 def test_a_consumer_group_is_taken_once_in_a_client(instance: ClientInstance) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.config import BrokerConfig, ConsumerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
 
 STORE = StoreConfig("/s")
@@ -42,7 +42,10 @@ def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type
         (StoreConfig, "index_slots", 0, "1 to"),
         (StoreConfig, "index_items", 1, "2 to"),
         (StoreConfig, "checkpoint_interval_ms", 0, "1 to"),
-        (StoreConfig, "deduplication_frames", 0, "1 to"),
+        (StoreConfig, "deduplication_frames", 0, "1024 to"),
+        (StoreConfig, "deduplication_frames", 1_023, "1024 to"),
+        (StoreConfig, "segment_bytes", 0, "4096 to 2147479552"),
+        (StoreConfig, "segment_bytes", 4_097, "multiple of 4096"),
         (StoreConfig, "delete_when", "at night", "04;16"),
         (StoreConfig, "delete_when", "24", "04;16"),
         (StoreConfig, "delete_when", "04;77", "04;16"),
@@ -65,3 +68,19 @@ def test_values_that_could_never_work_are_refused(kind: type, name: str, wrong: 
 @pytest.mark.parametrize("hours", ["04", "4", "04;16", " 4 ; 23 ", ""])
 def test_hours_of_retention_are_a_list(hours: str) -> None:
     assert StoreConfig("/s", delete_when=hours).delete_when == hours
+
+
+def test_no_file_of_a_store_is_greater_than_apache_rocketmq_can_open() -> None:
+    most = {"segment_bytes": (1 << 31) - 4_096, "index_slots": 100_000_000, "index_items": 87_000_000, "consume_queue_entries": 1 << 26}
+    config = StoreConfig("/s", **most)
+    for size in (config.segment_bytes, 40 + 4 * config.index_slots + 20 * config.index_items, 20 * config.consume_queue_entries):
+        assert size < 1 << 31
+    for name, value in most.items():
+        with pytest.raises(ConfigError, match=name):
+            StoreConfig("/s", **{name: value + 4_096})
+
+
+def test_limits_of_a_body_and_of_what_recovery_reads_are_as_promised() -> None:
+    assert STORE.body_bytes_max == ProducerConfig().body_bytes_max == 4 << 20, "Apache RocketMQ's maxMessageSize"
+    assert (STORE.checkpoint_interval_ms, STORE.checkpoint_bytes) == (1_000, 64 << 20)
+    assert (STORE.deduplication_frames, STORE.deduplication_keep_ms) == (1_024, 600_000)

@@ -107,6 +107,17 @@ def test_a_topic_is_not_taken_for_closed_while_a_broker_of_its_may_take_messages
         assert cache.is_between_masters("orders")
 
 
+def test_who_took_a_topics_messages_before_is_named_while_nobody_does() -> None:
+    server = NameServer(orders=route("a", "b"), a=route("a"), b=route("b"))
+    cache = RouteCache(server)
+    cache.find_publish("orders")
+    server.routes["orders"] = closed(route("a"))
+    cache.refresh("orders")
+    with pytest.raises(NoRoute, match="for writing now, a, b did before: start what is away, end a drain, or give the topic permission 6") as caught:
+        cache.find_publish("orders")
+    assert caught.type is NoRoute and "create it" not in str(caught.value)
+
+
 def test_a_drain_that_ends_while_it_is_looked_into_leaves_the_topic_open() -> None:
     server = NameServer(orders=closed(route("a")), a=route("a"))
 

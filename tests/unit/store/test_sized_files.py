@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.errors import StoreUnwritable
+from rmq_ray.errors import StoreMissing, StoreUnwritable
 from rmq_ray.store.files import FileSystem
 
 
@@ -47,3 +47,8 @@ def test_a_file_in_the_place_of_a_directory_is_told_and_no_fault_of_the_disk(tmp
     for wrong in (tmp_path / "taken", tmp_path / "taken" / "broker-a"):
         with pytest.raises(StoreUnwritable, match="a file is where a directory of the store should be"):
             FileSystem().make_dirs(str(wrong))
+
+
+def test_a_place_where_nothing_can_be_made_is_told_with_a_remedy() -> None:
+    with pytest.raises(StoreMissing, match=r"make directory /proc/no-disk/broker-a: .*; mount the disk that has it, or choose another path"):
+        FileSystem().make_dirs("/proc/no-disk/broker-a")
