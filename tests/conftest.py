@@ -1,8 +1,9 @@
 """Rules that hold for every test: which may start Ray, how long one may take, and what the environment looks like.
 
 - ``tests/unit`` may not use Ray: ``ray.init`` and everything that starts it implicitly raise there.
-- Marks decide the time-out: plain tests 60 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
+- Marks decide the time-out: plain tests 120 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
 - Those without Ray run first, tests/ray before tests/spark: the Ray cluster of either lives to the end of the process.
+- Examples that hypothesis makes up are judged by what they show, not by how long a machine takes for them.
 - Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs on the machine.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).resolve().parent
 TIMEOUT_S = {"ray": 180, "spark": 420, "e2e": 420, "interop": 420}
@@ -24,6 +26,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.pop("RAY_ADDRESS", None)
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.codes import RequestCode
+from tests.support.stopwatch import within
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
@@ -60,14 +61,14 @@ def test_of_a_table_whose_producer_is_closed_no_other_frame_leaves(cluster: Tiny
 
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=100, batch_bytes_max=2_000)
-        await producer.send("first", b"0")
+        await producer.send("first", b"0", timeout=20.0)
         cluster.broker.fault = lambda _arrival, number: "lose" if number == 4 else None
         sending = asyncio.create_task(producer.send_arrow("orders", rows, queue=MessageQueue("orders", cluster.broker.name, 0), timeout=30.0))
         await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 5)
         await producer.close()
         arrived = len(cluster.broker.arrivals)
         with pytest.raises(SendUnknown, match="closed") as caught:
-            await asyncio.wait_for(sending, 5)
+            await within(5.0, sending)
         told = sum(end - begin for begin, end in caught.value.args[2])
         bodies = [record.body for record in cluster.broker.stored["orders", 0]]
         assert len(cluster.broker.arrivals) == arrived and len(opened) == 1 and not opened[0].alive
@@ -87,7 +88,7 @@ def test_a_request_that_waits_to_be_introduced_is_told_at_once(cluster: TinyClus
             await asyncio.sleep(0)
         closing = asyncio.create_task(producer.close())
         with pytest.raises(ClientError, match="nothing was sent"):
-            await asyncio.wait_for(asking, 1)
+            await within(1.0, asking)
         cluster.broker.handle = answers  # type: ignore[method-assign]
         await closing
         assert len(cluster.broker.arrivals) == 1 and len(opened) == 1 and not opened[0].alive
@@ -107,7 +108,7 @@ def test_a_call_of_the_turn_in_which_the_producer_is_closed_ends_and_leaves_noth
         await asyncio.to_thread(core.instance.routes.refresh, "orders")
         calling = asyncio.create_task(CALLS[call](producer))
         await asyncio.gather(asyncio.sleep(0), producer.close())
-        (end,) = await asyncio.wait_for(asyncio.gather(calling, return_exceptions=True), 2)
+        (end,) = await within(2.0, asyncio.gather(calling, return_exceptions=True))
         arrived = len(cluster.broker.arrivals)
         assert isinstance(end, ClientError) or arrived, end
         assert not any(connection.alive for connection in opened)
@@ -126,7 +127,7 @@ def test_frames_that_are_closed_begin_nothing(cluster: TinyCluster, opened: list
         await producer.send("orders", b"0")
         await frames_of(producer).close(100.0)
         with pytest.raises(ClientError, match="nothing was sent"):
-            await asyncio.wait_for(CALLS[call](producer), 2)
+            await within(2.0, CALLS[call](producer))
         assert len(cluster.broker.arrivals) == 1 and len(opened) == 1
         await producer.close()
 
@@ -136,13 +137,13 @@ def test_frames_that_are_closed_begin_nothing(cluster: TinyCluster, opened: list
 def test_a_message_that_was_out_when_its_producer_was_closed_may_be_stored(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=100)
-        await producer.send("first", b"0")
+        await producer.send("first", b"0", timeout=20.0)
         cluster.broker.hold.clear()
         calling = asyncio.create_task(CALLS["batch"](producer))
         await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 2)
         await producer.close()
         with pytest.raises(SendUnknown, match="may be stored"):
-            await asyncio.wait_for(calling, 2)
+            await within(2.0, calling)
         assert len(cluster.broker.arrivals) == 2 and len(opened) == 1
 
     asyncio.run(main())
@@ -151,7 +152,7 @@ def test_a_message_that_was_out_when_its_producer_was_closed_may_be_stored(clust
 def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(cluster: TinyCluster) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, batch_bytes_max=400)
-        await producer.send("first", b"0")
+        await producer.send("first", b"0", timeout=20.0)
         frames = frames_of(producer)
         original = frames.resolve
         shipped: list[Any] = []

@@ -20,10 +20,12 @@ from rmq_ray.model.message import Message
 from rmq_ray.store.record import Record
 from tests.support.chaos import read_log
 from tests.support.live_cluster import LiveCluster, LiveProcess
+from tests.support.stopwatch import Stopwatch
 from tests.support.tiny_cluster import FixedDiscovery
 from tests.support.waiting import eventually
 
 SHORT = timedelta(milliseconds=300)
+LATER = timedelta(seconds=3)  # time to look at what waits, also where a machine stops for a while
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +39,29 @@ def arrived(cluster: Any, topic: str) -> dict[bytes, Record]:
 
 
 def test_every_way_to_send_takes_a_delay_or_a_time(cluster: LiveCluster) -> None:
-    begun = SYSTEM_CLOCK.now_ms()
-    at = datetime.now(UTC) + SHORT
+    begun, watch = SYSTEM_CLOCK.now_ms(), Stopwatch()
+    at = datetime.now(UTC) + LATER
     with Producer("d-ways", discovery=cluster) as producer:
         results = [
-            producer.send("d-ways", b"1", delay=SHORT),
+            producer.send("d-ways", b"1", delay=LATER),
             producer.send("d-ways", b"2", deliver_at=at),
             producer.send("d-ways", b"3", deliver_at=at.astimezone().replace(tzinfo=None)),
-            producer.send(Message("d-ways", b"4", delay=SHORT)),
+            producer.send(Message("d-ways", b"4", delay=LATER)),
             producer.send(Message("d-ways", b"5", deliver_at=at)),
-            producer.send_async("d-ways", b"6", delay=SHORT).result(5),
+            producer.send_async("d-ways", b"6", delay=LATER).result(5),
         ]
-        producer.send_oneway("d-ways", b"7", delay=SHORT)
+        producer.send_oneway("d-ways", b"7", delay=LATER)
 
     async def asynchronous() -> None:
         async with AsyncProducer("d-ways", discovery=cluster) as sender:
-            results.append(await sender.send("d-ways", b"8", delay=SHORT))
+            results.append(await sender.send("d-ways", b"8", delay=LATER))
 
     asyncio.run(asynchronous())
     assert all(result.recall_handle for result in results)
     assert not arrived(cluster, "d-ways")
+    sent_ms = SYSTEM_CLOCK.now_ms()
     found = eventually(lambda: len(now := arrived(cluster, "d-ways")) == 8 and now)
-    assert all(begun + 300 <= record.store_ms <= begun + 1_500 for record in found.values())
+    assert all(begun + 3_000 <= record.store_ms <= sent_ms + 4_000 + 1_000 * watch.stopped_s for record in found.values())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_too_far_ahead_and_batches_are_refused(cluster: LiveCluster) -> None:
 
 def test_a_message_is_taken_back_while_it_waits_by_another_producer_too(cluster: LiveCluster) -> None:
     with Producer("d-recall", discovery=cluster) as producer, Producer("d-recall-2", discovery=cluster) as other:
-        kept, gone = producer.send("d-recall", b"kept", delay=SHORT), producer.send("d-recall", b"gone", delay=SHORT)
+        kept, gone = producer.send("d-recall", b"kept", delay=LATER), producer.send("d-recall", b"gone", delay=LATER)
         assert kept.recall_handle and gone.recall_handle
         assert other.recall_message("d-recall", gone.recall_handle) == gone.message_id
         eventually(lambda: arrived(cluster, "d-recall"))
@@ -101,14 +104,15 @@ def test_a_message_is_taken_back_while_it_waits_by_another_producer_too(cluster:
 
 
 def test_many_that_are_due_together_are_a_second_late_at_most(cluster: LiveCluster) -> None:
-    with Producer("d-many", discovery=cluster) as producer:
+    watch = Stopwatch()
+    with Producer("d-many", discovery=cluster, send_timeout_ms=20_000) as producer:
         at = datetime.now(UTC) + timedelta(seconds=1.5)
         futures = [producer.send_async("d-many", b"%d" % number, deliver_at=at) for number in range(1_000)]
         for future in futures:
-            future.result(10)
+            future.result(30)
     found = eventually(lambda: len(now := arrived(cluster, "d-many")) == 1_000 and now)
     due = at.timestamp() * 1_000
-    assert all(due <= record.store_ms <= due + 1_000 for record in found.values())
+    assert all(due <= record.store_ms <= due + 1_000 + 1_000 * watch.stopped_s for record in found.values())
 
 
 def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.timer import RecallHandle
 from rmq_ray.remoting.codes import RequestCode
+from tests.support.stopwatch import Stopwatch, within
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
@@ -70,17 +71,17 @@ def test_many_calls_in_an_outage_hold_up_nobody_else(cluster: TinyCluster, outag
         await OUTAGES[outage](cluster, producer)
         stuck = [asyncio.create_task(CALLS[call](producer, topic, 30.0)) for topic in MANY]
         await asyncio.sleep(0.2)
-        began = time.monotonic()
+        watch = Stopwatch()
         await asyncio.to_thread(int)  # a thread of the loop's executor is free
         assert sum(result.count for result in await producer.send_arrow("good", TABLE)) == 2
         with pytest.raises(RequestTimeout, match="was sent"):
-            await producer.request("good", b"x", timeout=0.4)
-        assert time.monotonic() - began < 1.5 and not any(task.done() for task in stuck)
+            await producer.request("good", b"x", timeout=2.5)
+        assert watch.lived_s < 4.0 and not any(task.done() for task in stuck)
         cluster.stop(cluster.name_servers[0])  # else closing waits for what the producer asks by itself
-        closing = time.monotonic()
+        watch = Stopwatch()
         await producer.close()
-        ends = await asyncio.wait_for(asyncio.gather(*stuck, return_exceptions=True), 5)
-        assert time.monotonic() - closing < 2 and all(isinstance(end, ClientError) and "nothing was sent" in str(end) for end in ends)
+        ends = await within(5.0, asyncio.gather(*stuck, return_exceptions=True))
+        assert watch.lived_s < 2 and all(isinstance(end, ClientError) and "nothing was sent" in str(end) for end in ends)
 
     asyncio.run(main())
 
@@ -91,10 +92,10 @@ def test_a_call_in_an_outage_ends_at_its_own_time_out(cluster: TinyCluster, call
         async with AsyncProducer("web", discovery=cluster, send_timeout_ms=30_000) as producer:
             await producer.send("t0", b"0")
             await lose_masters(cluster, producer)
-            began = time.monotonic()
+            watch = Stopwatch()
             with pytest.raises(NoRoute, match="after 200 ms"):
                 await CALLS[call](producer, "t0", 0.2)
-            assert 0.15 < time.monotonic() - began < 0.7
+            assert watch.passed_s > 0.15 and watch.lived_s < 0.7
 
     asyncio.run(main())
 
@@ -110,10 +111,10 @@ def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(cluster: Tiny
             await lose_masters(cluster, producer)
             cluster.broker.fault = lambda _arrival, _number: "lose"
             asyncio.get_running_loop().call_later(0.5, lambda: cluster.name_servers[0].routes.update(t0=full))
-            began = time.monotonic()
+            watch = Stopwatch()
             with pytest.raises((SendTimeout, RequestTimeout)):
                 await CALLS[call](producer, "t0", 0.8)
-            assert 0.45 < time.monotonic() - began < 1.15
+            assert watch.passed_s > 0.45 and watch.lived_s < 1.15
             cluster.broker.fault = lambda _arrival, _number: None
 
     asyncio.run(main())
@@ -126,10 +127,10 @@ def test_tables_for_a_broker_that_hangs_hold_no_threads_and_go_on_when_it_answer
             cluster.broker.hold.clear()
             calls = [asyncio.create_task(producer.send_arrow(topic, TABLE)) for topic in MANY]
             await asyncio.sleep(0.2)
-            await asyncio.wait_for(asyncio.to_thread(int), 2)
+            await within(2.0, asyncio.to_thread(int))
             assert not any(call.done() for call in calls)
             await asyncio.to_thread(cluster.release, cluster.broker)
-            assert [sum(result.count for result in results) for results in await asyncio.wait_for(asyncio.gather(*calls), 5)] == [2] * len(MANY)
+            assert [sum(result.count for result in results) for results in await within(5.0, asyncio.gather(*calls))] == [2] * len(MANY)
 
     asyncio.run(main())
 
@@ -143,10 +144,10 @@ def test_a_broker_that_does_not_answer_heartbeats_takes_half_of_a_requests_time(
     without_answers_to_heartbeats(cluster)
     with Producer("web", discovery=cluster) as producer:
         producer.send("good", b"0")
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(RequestTimeout, match="was sent, but no reply came within 800 ms"):
             producer.request("good", b"x", timeout=0.8)
-        assert time.monotonic() - began < 1.2
+        assert watch.lived_s < 1.2
 
 
 def test_so_it_does_for_requests_of_a_loop_which_wait_for_it_together(cluster: TinyCluster) -> None:
@@ -155,10 +156,10 @@ def test_so_it_does_for_requests_of_a_loop_which_wait_for_it_together(cluster: T
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster) as producer:
             await producer.send("good", b"0")
-            began = time.monotonic()
+            watch = Stopwatch()
             ends = await asyncio.gather(*(producer.request(topic, b"x", timeout=0.8) for topic in ("good", *MANY)), return_exceptions=True)
             assert {type(end) for end in ends} == {RequestTimeout} and "was sent" in str(ends[0])
-            assert time.monotonic() - began < 1.2
+            assert watch.lived_s < 1.2
 
     asyncio.run(main())
     eventually(lambda: {arrival.topic for arrival in cluster.broker.arrivals} == {"good", *MANY})
@@ -205,12 +206,12 @@ def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(c
             cluster.broker.hold.clear()
             before = [asyncio.create_task(producer.send("good", b"1", message_group="g")), asyncio.create_task(producer.send("t0", b"1"))]
             await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 3)
-            began = time.monotonic()
+            watch = Stopwatch()
             calls = [producer.send("t1", b"2", timeout=0.2), producer.send("good", b"2", message_group="g", timeout=0.2)]
             ends = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(end) for end in ends] == [BrokerBusy, BrokerBusy] and time.monotonic() - began < 1.0
+            assert [type(end) for end in ends] == [BrokerBusy, BrokerBusy] and watch.lived_s < 1.0
             await asyncio.to_thread(cluster.release, cluster.broker)
-            assert all(await asyncio.wait_for(asyncio.gather(*before), 5))
+            assert all(await within(5.0, asyncio.gather(*before)))
             assert await producer.send("good", b"3", message_group="g")
 
     asyncio.run(main())
@@ -241,7 +242,7 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
             with pytest.raises(SendTimeout):
                 await late
             await asyncio.to_thread(cluster.release, cluster.broker)
-            ends = await asyncio.wait_for(asyncio.gather(*fresh, return_exceptions=True), 5)
+            ends = await within(5.0, asyncio.gather(*fresh, return_exceptions=True))
             assert not [end for end in ends if isinstance(end, BaseException)]
             bodies = [record.body for record in cluster.broker.stored["t0", 0]]
             assert bodies[-51:] == [b"late", *(b"%d" % number for number in range(50))] and len(cluster.broker.arrivals) == 3
@@ -262,8 +263,7 @@ def test_who_comes_while_a_lane_goes_to_the_next_in_line_waits_no_longer_than_it
             lane.release()
             turn = Turn(queue, queue, 50.0, time.monotonic() * 1000)
             turn.bodies.append(b"1")
-            async with asyncio.timeout(2):
-                ends = await frames._deliver_ordered(turn)
+            ends = await within(2.0, frames._deliver_ordered(turn))
             assert [type(end) for end in ends] == [BrokerBusy] and await following
             lane.release()
 

@@ -97,7 +97,7 @@ def test_a_full_batch_leaves_without_waiting(cluster: TinyCluster) -> None:
         futures = [producer.send_async("orders", b"x") for _ in range(25)]
         assert len(concurrent.futures.wait(futures[:20], timeout=5).done) == 20
         assert not futures[20].done()
-        producer.flush()
+        producer.flush(timeout=20)
         assert futures[24].done()
         assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [10, 10, 5]
 
@@ -106,7 +106,7 @@ def test_a_batch_leaves_before_it_would_exceed_its_bytes(cluster: TinyCluster) -
     with Producer("web", discovery=cluster, linger_ms=60_000.0, batch_bytes_max=3000) as producer:
         for _ in range(5):
             producer.send_async("orders", b"x" * 1000)
-        producer.flush()
+        producer.flush(timeout=20)
     assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [2, 2, 1]
 
 
@@ -212,7 +212,7 @@ def test_flush_tells_when_answers_are_missing(cluster: TinyCluster, producer: Pr
     with pytest.raises(SendTimeout, match="within 50 ms"):
         producer.flush(timeout=0.05)
     cluster.release(cluster.broker)
-    producer.flush()
+    producer.flush(timeout=20)
     assert future.done()
 
 

@@ -103,7 +103,7 @@ def test_of_a_batch_that_fills_by_itself_only_the_bad_messages_fail_and_the_othe
     with Producer("web", discovery=cluster, linger_ms=5_000.0) as producer:
         producer.send("orders", b"warm", queue=queue)
         futures = [producer.send_async("orders", body, queue=queue) for body in bodies]
-        producer.flush()
+        producer.flush(timeout=20)
         outcomes = [ended(future) for future in futures]
         assert concurrent.futures.wait(futures, 1).not_done == set()
     check(cluster, bodies, outcomes)
@@ -185,7 +185,7 @@ def test_a_batch_that_is_longer_than_a_segment_of_the_log_is_stored_in_pieces(tm
     bodies = [b"%03d" % n * 3_000 for n in range(60)]
     with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, linger_ms=5_000.0) as producer:
         futures = [producer.send_async("orders", body) for body in bodies]
-        producer.flush()
+        producer.flush(timeout=20)
         check(cluster, bodies, [ended(future) for future in futures])
 
 
@@ -305,7 +305,7 @@ def test_a_batch_that_cannot_be_encoded_because_of_one_message_fails_for_that_on
     with Producer("web", discovery=tiny, linger_ms=5_000.0, hooks=[Adds()]) as producer:
         texts = ["x", "x" * 32_600, "x"]
         futures = [producer.send_async("orders", b"%d" % n, properties={"p": text}) for n, text in enumerate(texts)]
-        producer.flush()
+        producer.flush(timeout=20)
         outcomes = [ended(future) for future in futures]
     assert [type(outcome).__name__ for outcome in outcomes] == ["SendResult", "MessageIllegal", "SendResult"]
 
@@ -330,6 +330,6 @@ def test_who_waits_for_the_first_failure_of_a_batch_in_pieces_is_woken_by_the_ba
         futures = [producer.send_async("orders", body) for body in (b"1", b"bad", b"3")]
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(concurrent.futures.wait, futures, 10, concurrent.futures.FIRST_EXCEPTION)
-            producer.flush()
+            producer.flush(timeout=20)
             waiting.result(10)
         assert [future.exception() is None for future in concurrent.futures.as_completed(futures, 10)].count(False) == 1

@@ -51,7 +51,7 @@ def test_an_order_table_that_nobody_can_take_now_is_asked_for_again(monkeypatch:
             identity, ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, 30_000, lambda: ({}, DataVersion()), take, fatal.append
         )  # fmt: skip
         told.start()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while not taken and not fatal:
                 await asyncio.sleep(0.005)
         await told.stop()

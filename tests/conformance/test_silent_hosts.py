@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.errors import BrokerUnreachable, SendError
 from rmq_ray.model.ids import Address, MessageQueue
+from tests.support.stopwatch import Stopwatch, within
 from tests.support.tiny_cluster import TinyCluster
 
 
@@ -47,30 +47,30 @@ def pair() -> Iterator[TinyCluster]:
 
 
 def test_a_send_finds_the_broker_that_is_there_within_its_time(pair: TinyCluster) -> None:
-    with Producer("web", discovery=pair, send_timeout_ms=2_000) as producer:
+    with Producer("web", discovery=pair, send_timeout_ms=5_000) as producer:
         for n in range(3):  # each broker's turn comes
-            began = time.monotonic()
+            watch = Stopwatch()
             assert producer.send("orders", b"%d" % n).queue.broker_name == pair.broker.name
-            assert time.monotonic() - began < 1.9
+            assert watch.lived_s < 4.9
     assert sorted(record.body for arrival in pair.broker.arrivals for record in arrival.records) == [b"0", b"1", b"2"]
 
 
 def test_so_does_a_send_of_an_event_loop_and_one_with_a_future(pair: TinyCluster) -> None:
     async def main() -> None:
-        async with AsyncProducer("web", discovery=pair, send_timeout_ms=1_600) as producer:
+        async with AsyncProducer("web", discovery=pair, send_timeout_ms=5_000) as producer:
             for n in range(2):
-                result = await asyncio.wait_for(producer.send("orders", b"%d" % n), 1.9)
+                result = await within(4.9, producer.send("orders", b"%d" % n))
                 assert result.queue.broker_name == pair.broker.name
 
     asyncio.run(main())
-    with Producer("futures", discovery=pair, send_timeout_ms=1_600) as producer:
+    with Producer("futures", discovery=pair, send_timeout_ms=5_000) as producer:
         for n in range(2):
-            assert producer.send_async("orders", b"%d" % n).result(3).queue.broker_name == pair.broker.name
+            assert producer.send_async("orders", b"%d" % n).result(20).queue.broker_name == pair.broker.name
 
 
 def test_who_must_send_there_is_told_in_time_that_nothing_was_sent(pair: TinyCluster) -> None:
     with Producer("web", discovery=pair, send_timeout_ms=800) as producer:
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(SendError) as told:
             producer.send("orders", b"x", queue=MessageQueue("orders", pair.brokers[1].name, 0))
-        assert isinstance(told.value, BrokerUnreachable) and time.monotonic() - began < 1.6
+        assert isinstance(told.value, BrokerUnreachable) and watch.lived_s < 1.6

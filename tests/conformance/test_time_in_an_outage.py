@@ -19,6 +19,7 @@ from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeo
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
+from tests.support.stopwatch import Stopwatch, within
 from tests.support.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
@@ -50,11 +51,11 @@ def test_an_awaited_send_in_an_outage_ends_at_its_own_time_out(cluster: TinyClus
         async with AsyncProducer("web", discovery=cluster, send_timeout_ms=10_000) as producer:
             await producer.send("orders", b"1")
             loses_its_master(cluster, producer, "orders")
-            began = time.monotonic()
+            watch = Stopwatch()
             calls = [producer.send("orders", b"2", timeout=0.2), producer.send("orders", b"3", timeout=0.2, selector=lambda queues, message, arg: queues[0])]
             ends = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(end) for end in ends] == [NoRoute, NoRoute] and "after 200 ms" in str(ends[0])
-            assert time.monotonic() - began < 3
+            assert watch.lived_s < 3
 
     asyncio.run(main())
 
@@ -68,7 +69,7 @@ def test_an_awaited_send_goes_on_when_the_master_is_back_and_a_shorter_one_befor
             with pytest.raises(NoRoute):
                 await producer.send("orders", b"2", timeout=0.05)
             cluster.name_servers[0].routes["orders"] = full
-            assert (await asyncio.wait_for(long, 5)).queue.topic == "orders"
+            assert (await asyncio.wait_for(long, 20)).queue.topic == "orders"
             assert not producer._frames._finding._lookups  # type: ignore[union-attr]
 
     asyncio.run(main())
@@ -76,13 +77,13 @@ def test_an_awaited_send_goes_on_when_the_master_is_back_and_a_shorter_one_befor
 
 def test_topics_without_a_master_hold_up_no_topic_that_is_well(cluster: TinyCluster) -> None:
     async def main() -> None:
-        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=2_500) as producer:
+        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=10_000) as producer:
             await asyncio.gather(*(producer.send(topic, b"1") for topic in MANY))
             for topic in MANY:
                 loses_its_master(cluster, producer, topic)
             stuck = [asyncio.create_task(producer.send(topic, b"2")) for topic in MANY]
             await asyncio.sleep(0.05)
-            assert (await asyncio.wait_for(producer.send("good", b"x"), 2)).queue.topic == "good"
+            assert (await within(2.0, producer.send("good", b"x"))).queue.topic == "good"
             for call in stuck:
                 call.cancel()
 
@@ -98,7 +99,7 @@ def test_closing_ends_awaited_sends_that_wait_for_a_route(cluster: TinyCluster) 
         await asyncio.sleep(0.05)
         await producer.close()
         with pytest.raises(ClientError, match="was closed while a send waited for the route of topic 'orders'; nothing was sent"):
-            await asyncio.wait_for(call, 5)
+            await within(5.0, call)
 
     asyncio.run(main())
 
@@ -146,27 +147,27 @@ def test_waiting_for_a_master_is_part_of_a_sends_time_out(cluster: TinyCluster, 
         cluster.broker.fault = lambda _arrival, _number: "lose"
         back = threading.Timer(0.6, lambda: cluster.name_servers[0].routes.update(orders=full))
         back.start()
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises((SendError, RequestTimeout)):
             WAYS[way](producer)
-        took = time.monotonic() - began
+        passed_s, lived_s = watch.passed_s, watch.lived_s
         cluster.broker.fault = lambda _arrival, _number: None
-    assert 0.55 < took < 1.2
+    assert passed_s > 0.55 and lived_s < 1.2
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_name_servers_that_do_not_answer_make_no_send_last_longer(cluster: TinyCluster, way: str) -> None:
     cluster.name_servers[0].silent = True
     with Producer("web", discovery=cluster, send_timeout_ms=400, linger_ms=0) as producer:
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(BrokerUnreachable, match="no name server answers"):
             WAYS[way](producer)
-        assert 0.2 < time.monotonic() - began < 1.0
+        assert watch.passed_s > 0.2 and watch.lived_s < 1.0
         cluster.stop(cluster.name_servers[0])  # else closing waits for the producer's own questions
 
 
 def test_a_name_server_that_does_not_answer_leaves_time_for_the_next_one() -> None:
-    with TinyCluster(topics={"orders": 4}, name_servers=2) as cluster, Producer("web", discovery=cluster, send_timeout_ms=1_000) as producer:
+    with TinyCluster(topics={"orders": 4}, name_servers=2) as cluster, Producer("web", discovery=cluster, send_timeout_ms=6_000) as producer:
         cluster.name_servers[0].silent = True
         assert producer.send("orders", b"1")
         cluster.stop(cluster.name_servers[0])
@@ -175,20 +176,20 @@ def test_a_name_server_that_does_not_answer_leaves_time_for_the_next_one() -> No
 def test_who_waits_behind_another_topics_look_up_is_told_that_no_name_server_answers(cluster: TinyCluster) -> None:
     cluster.name_servers[0].silent = True
     with Producer("web", discovery=cluster, send_timeout_ms=3_000) as producer, concurrent.futures.ThreadPoolExecutor(1) as other:
-        first = other.submit(producer.send, "orders", b"1", timeout=0.6)
-        eventually(lambda: "orders" in cluster.name_servers[0].asked)
+        first = other.submit(producer.send, "orders", b"1", timeout=3.0)
+        eventually(lambda: cluster.name_servers[0].asked)  # by this send, or by the client's own look at its routes
         with pytest.raises(BrokerUnreachable, match="another one's is waited for"):
             producer.send("good", b"2", timeout=0.2)
-        assert isinstance(first.exception(5), BrokerUnreachable)
+        assert isinstance(first.exception(20), BrokerUnreachable)
         cluster.stop(cluster.name_servers[0])
 
 
 def test_threads_that_share_frames_wait_no_longer_than_a_lone_one_for_a_broker_that_hangs(cluster: TinyCluster) -> None:
     def took(number: int) -> float:
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(SendError):
             producer.send("orders", b"%d" % number)
-        return time.monotonic() - began
+        return watch.lived_s
 
     with Producer("web", discovery=cluster, send_timeout_ms=1_000, retries=0) as producer, concurrent.futures.ThreadPoolExecutor(12) as pool:
         producer.send("orders", b"warm")
@@ -202,10 +203,10 @@ def test_a_send_of_a_group_behind_one_with_a_longer_time_out_ends_as_unknown(clu
         producer.send("orders", b"warm")
         cluster.broker.hold.clear()
         first = producer.send_async("orders", b"1", message_group="g", timeout=20)
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(SendTimeout, match="no answer within 100 ms"):
             producer.send("orders", b"2", message_group="g", timeout=0.1)
-        assert time.monotonic() - began < 1.6
+        assert watch.lived_s < 1.6
         cluster.release(cluster.broker)
         assert first.result(5)
 
