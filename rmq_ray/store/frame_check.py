@@ -129,14 +129,18 @@ def _check_uniform(view: memoryview, sizes: Array, body_bytes_max: int) -> Check
         return None
     if first_key is None or row_key is None or first_facts.unique is not None or facts.unique is not None:
         return None
-    codes = np.full(count, facts.tag_code, np.int64)
+    codes, others = np.full(count, facts.tag_code, np.int64), np.arange(1, count)
+    if found.labels is None:
+        hashed = [same_key(others, key) for key in facts.keys]
+    else:
+        hashed = found.labels.keys_of(others)
+        codes[1:] = 0 if found.labels.tag_codes is None else found.labels.tag_codes
     codes[0] = first_facts.tag_code
     unique = np.concatenate((np.frombuffer(first_key.encode(), np.uint8)[None], found.unique))
     crc = frame_crc(sizes.astype(">i4").tobytes(), found.crcs.tobytes())
     return CheckedFrame(
         _topic_text(found.topic), found.queue_id, count, len(view), sizes, found.starts, codes, mark.frame_id if mark else None, crc,
-        mark_at + MARK_OFFSET_AT if mark else -1, unique, None, [(0, key) for key in first_facts.keys],
-        [same_key(np.arange(1, count), key) for key in facts.keys],
+        mark_at + MARK_OFFSET_AT if mark else -1, unique, None, [(0, key) for key in first_facts.keys], hashed,
     )  # fmt: skip
 
 

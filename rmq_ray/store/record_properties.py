@@ -21,11 +21,13 @@ from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.message import DELAY, KEYS, PREENCODED_PROPERTIES, RESERVED_PROPERTIES, TAGS, TIMER_OUT_MS, UNIQUE_KEY, decode_properties
 from rmq_ray.model.message import FRAME as MARK
 from rmq_ray.store.alike_properties import ROWS_MIN, alike_facts
+from rmq_ray.store.label_columns import read_labels
 from rmq_ray.store.record import tags_code
 from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array, KeyHashes
 
 _SHARED_MIN = 64  # records that must share a head before it is worth a numpy call
 _SHARED_HEADS_MAX = 16
+_LAYOUT_MIN = 256  # the same for a layout
 _REFUSED = (RESERVED_PROPERTIES - PREENCODED_PROPERTIES) | {MARK}
 _TAIL = np.dtype([("name", ">u8"), ("one", "u1"), ("key", f"V{UNIQUE_KEY_CHARS}")])
 _UNIQUE_PART = b"\x02" + UNIQUE_KEY_PREFIX
@@ -127,6 +129,7 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
         return found
     rest = np.flatnonzero((lengths > 0) | ~has)
     if count >= _SHARED_MIN:
+        rest = _take_layouts(view, found, rest, (begins, heads_end, has))
         rest = _take_shared(view, data, found, rest, (begins, heads_end, has), facts_of)
         rest = _take_alike(view, found, rest, (begins, heads_end, has))
     for row, begin, end in zip(rest.tolist(), begins[rest].tolist(), heads_end[rest].tolist(), strict=True):
@@ -149,6 +152,26 @@ def _take_one(found: ManyFacts, row: int, facts: PropertyFacts) -> None:
         found.keys += [(row, key) for key in facts.keys]
     if facts.delay is not None:
         found.delays.append((row, facts.delay))
+
+
+def _take_layouts(view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]) -> Array:
+    """Heads of one layout, length by length; returns the rows that remain."""
+    begins, ends, has = where
+    plain = rest[has[rest]]
+    lengths = ends[plain] - begins[plain] + 1  # with the 0x02 behind each
+    left = np.zeros(len(begins), np.bool_)
+    left[rest] = True
+    for length in np.flatnonzero(np.bincount(lengths) >= _LAYOUT_MIN).tolist():
+        rows = plain[lengths == length]
+        texts = np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[begins[rows]].view(np.uint8).reshape(len(rows), length)
+        labels = read_labels(texts)
+        if labels is None:
+            break  # the other lengths are hardly better
+        if labels.tag_codes is not None:
+            found.tag_codes[rows] = labels.tag_codes
+        found.hashed += labels.keys_of(rows)
+        left[rows] = False
+    return np.flatnonzero(left)
 
 
 def _take_shared(

@@ -1,10 +1,11 @@
-"""Frames whose records are all alike: from the second one on equal in length and in every byte but CRC, body and unique key.
+"""Frames whose records are all alike: from the second one on equal in length and in every byte but CRC, body, values of properties and unique key.
 
     first record | row 0 | row 1 | row 2 | ...          a matrix without a copy: its columns are checked together
                    size    size    size
 
-What ``frame_check`` would find for such a row it finds for all: two records are judged by it, the others by being equal to the second. Decides only whether
-a frame is of this kind; every doubt is left to ``frame_check``, which calls this. Pure.
+What ``frame_check`` would find for such a row it finds for all: two records are judged by it, the others by being equal to the second; property strings
+that are not equal must be of one layout (``label_columns``). Decides only whether a frame is of this kind; every doubt is left to ``frame_check``, which
+calls this. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmq_ray.model.checksum import crc32
+from rmq_ray.store.label_columns import Labels, read_labels
 from rmq_ray.store.record import CRC_MASK, HEADER_BYTES
 from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
 
@@ -29,7 +31,7 @@ Judge = Callable[[memoryview, int, int, int], tuple[int, int, bytes, int]]
 class Uniform(NamedTuple):
     """``starts``: int64 of every record; ``crcs``: >u4 of every record; ``unique``: uint8[n - 1, 32], keys of the records from the second on.
 
-    ``texts``: begins of the first and the second property string.
+    ``texts``: begins of the first and the second property string. ``labels``: of the records from the second on, None = all have the second one's string.
     """
 
     queue_id: int
@@ -38,6 +40,7 @@ class Uniform(NamedTuple):
     starts: Array
     crcs: Array
     unique: Array
+    labels: Labels | None
 
 
 def read_uniform(view: memoryview, sizes: Array, judge: Judge) -> Uniform | None:
@@ -53,17 +56,23 @@ def read_uniform(view: memoryview, sizes: Array, judge: Judge) -> Uniform | None
     key_at = first + size - UNIQUE_KEY_CHARS
     if (queue_id, topic) != (row_queue, row_topic) or first + size - text_at < UNIQUE_TAIL_BYTES:
         return None
-    body_at, body_end = first + HEADER_BYTES, text_at - len(topic) - 3
+    body_at, body_end, prefix_at = first + HEADER_BYTES, text_at - len(topic) - 3, key_at - len(UNIQUE_KEY_PREFIX)
     rows = count - 1
 
     def column(begin: int, end: int) -> Array:
         return np.ndarray((rows,), f"V{end - begin}", view, begin, (size,))
 
-    for begin, end in ((first, first + _CRC_AT), (first + _QUEUE_AT, body_at), (body_end, key_at)):
+    if view[prefix_at:key_at] != UNIQUE_KEY_PREFIX or (prefix_at > text_at and view[prefix_at - 1] != 2):
+        return None
+    for begin, end in ((first, first + _CRC_AT), (first + _QUEUE_AT, body_at), (body_end, text_at), (prefix_at, key_at)):
         if column(begin, end).tobytes() != bytes(view[begin:end]) * rows:
             return None
-    if view[key_at - len(UNIQUE_KEY_PREFIX) : key_at] != UNIQUE_KEY_PREFIX or (first + size - text_at > UNIQUE_TAIL_BYTES and view[key_at - 10] != 2):
-        return None
+    labels = None
+    heads = column(text_at, prefix_at).tobytes() if prefix_at > text_at else b""
+    if heads != bytes(view[text_at:prefix_at]) * rows:
+        labels = read_labels(np.frombuffer(heads, np.uint8).reshape(rows, prefix_at - text_at))
+        if labels is None:
+            return None
     unique = np.frombuffer(column(key_at, key_at + UNIQUE_KEY_CHARS).tobytes(), np.uint8).reshape(rows, UNIQUE_KEY_CHARS)
     if unique.min() <= 0x20 or unique.max() >= 0x7F:
         return None
@@ -73,7 +82,7 @@ def read_uniform(view: memoryview, sizes: Array, judge: Judge) -> Uniform | None
         return None
     starts = np.arange(first - size, len(view), size)
     starts[0] = 0
-    return Uniform(queue_id, topic, (first_text, text_at), starts, crcs, unique)
+    return Uniform(queue_id, topic, (first_text, text_at), starts, crcs, unique, labels)
 
 
 def _body_crcs(view: memoryview, begin: int, end: int, size: int, rows: int) -> Array:

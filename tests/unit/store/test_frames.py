@@ -90,6 +90,45 @@ def test_records_that_are_all_alike_are_learnt_from_two_of_them(head: str, body:
     assert frame_check._check_uniform(memoryview(bytearray(records)), sizes.astype(np.int64), LIMIT) is not None
 
 
+LAYOUTS = ["KEYS\x01o-{:05}", "KEYS\x01{:05}\x02TAGS\x01eu\x02region\x01two words", "TAGS\x01{:05}", "x\x01{:05}\x02y\x01c"]
+
+
+def laid_out(layout: str, count: int = 600, body: bytes = b"body") -> list[tuple[bytes, str, str]]:
+    return [(body, layout.format(n * 7), f"UNIQ_KEY\x01{KEY[:-4]}{n:04X}") for n in range(count)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_that_lie_in_the_same_columns_are_learnt_from_a_matrix(layout: str) -> None:
+    messages = laid_out(layout)
+    compare_both_ways(messages)
+    compare_both_ways([(body * (n % 3), head, tail) for n, (body, head, tail) in enumerate(messages)])
+    compare_both_ways([message if n % 4 else (message[0], "TAGS\x01other", message[2]) for n, message in enumerate(messages)])
+    records, sizes = encode_frame("T", 0, [b"body"] * 600, [f"{head}\x02{tail}" for _, head, tail in messages], 1, FRAME)
+    assert frame_check._check_uniform(memoryview(bytearray(records)), sizes.astype(np.int64), LIMIT) is not None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["KEYS\x01o 123\x02TAGS\x01europe", "KEYS\x01o-123\x02TAGS\x01eur\xfcp", "KEYS\x01o-123\x02TAG\x01europe7", "KEYS\x01o-1\x02TAGS\x01europe77",
+     "KEYS\x01o-123\x02TAGS\x01a\x02b\x01cd", "KEYS\x01abcdeXTAGS\x01europe"],
+)  # fmt: skip
+@pytest.mark.parametrize("row", [1, 299, 300, 599])
+def test_a_row_that_is_not_plain_is_judged_by_itself(odd: str, row: int) -> None:
+    messages = laid_out("KEYS\x01{:05}\x02TAGS\x01europe")
+    assert len(odd.encode()) == len(messages[0][1])
+    messages[row] = (b"body", odd, messages[row][2])
+    compare_both_ways(messages)
+
+
+@pytest.mark.parametrize("layout", ["DELAY\x01{:05}", "x\x01{:05}\x02RETRY_TOPIC\x01r"])
+def test_reserved_names_in_the_same_columns_are_refused(layout: str) -> None:
+    for count in (40, 600):
+        heads = [f"{head}\x02{tail}" for _, head, tail in laid_out(layout, count)]
+        records, sizes = encode_frame("T", 0, [b"x" * (n % 2) for n in range(count)], heads, 1, FRAME)
+        with pytest.raises(MessageIllegal, match="reserved"):
+            check_frame(bytearray(records), sizes, LIMIT)
+
+
 @pytest.mark.parametrize("row", [1, 2, 20, 39])
 def test_one_record_that_is_not_like_the_others_is_judged_by_itself(row: int) -> None:
     records, sizes = encoded(40, flags=[int(n == row) for n in range(40)])
@@ -130,7 +169,12 @@ def compare_both_ways(messages: list[tuple[bytes, str, str]]) -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_no_changed_byte_passes_one_way_and_not_the_other(data: st.DataObject) -> None:
-    records, sizes = encoded(40, head=data.draw(st.sampled_from(["", "TAGS\x01TagA\x02", "KEYS\x01k\x02"])))
+    head = data.draw(st.sampled_from(["", "TAGS\x01TagA\x02", "KEYS\x01k\x02", *LAYOUTS]))
+    if head in LAYOUTS:
+        plain, sizes = encode_frame("T", 0, [b"body"] * 40, [f"{text}\x02{tail}" for _, text, tail in laid_out(head, 40)], 1, FRAME)
+        records = bytearray(plain)
+    else:
+        records, sizes = encoded(40, head=head)
     at = data.draw(st.integers(0, len(records) - 1))
     records[at] = data.draw(st.integers(0, 255))
     try:
