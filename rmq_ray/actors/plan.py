@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rmq_ray.actors import names
 from rmq_ray.config import BrokerConfig, FailoverConfig, FlushMode, ForeignClients, NameServerConfig, ReplicationMode, StoreConfig
-from rmq_ray.errors import ConfigError
+from rmq_ray.errors import ConfigError, StoreForeign
 from rmq_ray.topology.specs import BrokerSpec, Topology
 
 E = TypeVar("E", bound=Enum)
@@ -91,6 +91,7 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
             raise ConfigError(f"{name} must map names to values, not {given!r:.80}", repr(given)[:80])
     _check_counts(brokers, name_servers, replicas, ports)
     root = Path(store_path).expanduser().absolute()
+    _check_root(root)
     allowed = _enum(ForeignClients, foreign, "foreign")
     servers = tuple(
         NameServerConfig(host=host, port=ports[0], cluster_name=cluster, directory=str(root / f"name-server-{i}"), foreign=allowed) for i in range(name_servers)
@@ -158,6 +159,13 @@ def _enum(kind: type[E], value: str, what: str) -> E:
 def _check_path(store_path: object) -> None:
     if not isinstance(store_path, str | os.PathLike) or not str(store_path).strip():
         raise ConfigError(f"store_path must be a directory, like 'rmq-data', not {store_path!r:.80}", repr(store_path)[:80])
+
+
+def _check_root(root: Path) -> None:
+    """A new store inside of a broker's own would be empty, and in its way."""
+    if (root / "commitlog").is_dir() or (root / "rmq_ray" / "identity").is_file():
+        what = f"{root} is a broker's own store; store_path is the directory that holds the brokers' stores, named broker-a, broker-b and so on"
+        raise StoreForeign(f"{what}: give the one above it, or another one (an rmq.toml can name any store)", str(root))
 
 
 def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[int, int]) -> None:

@@ -5,6 +5,7 @@ Decides which values are legal; every refusal is a ``ConfigError`` that names th
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class PushOptions(TypedDict, total=False):
     ``orderly``: one message of a queue at a time. ``model``: "clustering", or "broadcasting" (every consumer of the group gets every message).
     ``concurrency``: consuming threads, or calls of a coroutine function at once. ``batch_size``: messages a call of the listener gets at
     most. ``start_from``: "last", "first" or "timestamp", where a group without stored offsets begins. ``start_at``: datetime or ms since
-    1970 for "timestamp" (default 30 minutes ago). ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered
+    1970, alone or with "timestamp" (default 30 minutes ago). ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered
     strategy's name, or a strategy. ``max_reconsume_times``: retries before the
     dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (8192 unless
     given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
@@ -105,7 +106,7 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     if not isinstance(orderly, bool):
         raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
     model = _model(options.get("model", "clustering"))
-    start_from, hooks = _start_from(options.get("start_from", "last")), check_hooks(options.get("hooks", ()))
+    start_from, hooks = _start_from(options), check_hooks(options.get("hooks", ()))
     return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks, check_filters(options.get("filters", ()), columns))
 
 
@@ -168,17 +169,23 @@ def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
     return found or COLUMNS
 
 
-def _start_from(name: object) -> ConsumeFromWhere:
-    for where in ConsumeFromWhere:
-        if where.value == name:
-            return where
-    raise ConfigError(f"start_from must be 'last', 'first' or 'timestamp', not {name!r}", name)
+def _start_from(options: Mapping[str, Any]) -> ConsumeFromWhere:
+    """A moment given as ``start_at`` says that it begins there; one that would be left unheeded is an error."""
+    name = options.get("start_from", "timestamp" if "start_at" in options else "last")
+    found = next((where for where in ConsumeFromWhere if where.value == name), None)
+    if found is None:
+        raise ConfigError(f"start_from must be 'last', 'first' or 'timestamp' (with the moment as start_at), not {name!r}", name)
+    if "start_at" in options and found is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+        raise ConfigError(f"start_at goes with start_from='timestamp', not with {name!r}: leave one of them out", name)
+    return found
 
 
 def as_ms(moment: object) -> int:
     """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else."""
+    found = moment
     if isinstance(moment, datetime):
-        return int(moment.timestamp() * 1000)
-    if isinstance(moment, int) and not isinstance(moment, bool) and moment >= 0:
-        return moment
+        with contextlib.suppress(OverflowError, ValueError, OSError):  # local times at the ends of the calendar
+            found = int(moment.timestamp() * 1000)
+    if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
+        return found
     raise ConfigError(f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80])

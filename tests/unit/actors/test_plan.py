@@ -9,7 +9,7 @@ import pytest
 
 from rmq_ray.actors.plan import SOCKET_PATH_BYTES_MAX, ClusterPlan, hold_socket, make_plan
 from rmq_ray.config import FailoverConfig, FlushMode, ForeignClients, ReplicationMode
-from rmq_ray.errors import ConfigError
+from rmq_ray.errors import ConfigError, StoreForeign
 
 
 def plan(**changes: object) -> ClusterPlan:
@@ -32,6 +32,19 @@ def test_brokers_have_names_in_order_and_a_store_each() -> None:
     assert [broker.store.path for broker in made.brokers] == ["/stores/broker-a", "/stores/broker-b", "/stores/broker-c"]
     assert len({broker.hold_link for broker in made.brokers}) == 3
     assert {broker.broker_id for broker in made.brokers} == {0}
+
+
+@pytest.mark.parametrize("of_a_store", ["commitlog/", "rmq_ray/identity"])
+def test_a_brokers_own_store_is_no_place_for_the_stores_of_a_cluster(tmp_path: Path, of_a_store: str) -> None:
+    inside = tmp_path / "broker-a" / of_a_store
+    (inside if of_a_store.endswith("/") else inside.parent).mkdir(parents=True)
+    if not of_a_store.endswith("/"):
+        inside.touch()
+    with pytest.raises(
+        StoreForeign, match=f"{tmp_path}/broker-a is a broker's own store; store_path .* named broker-a, broker-b and so on: give the one above it"
+    ):
+        plan(store_path=tmp_path / "broker-a")
+    assert plan(store_path=tmp_path).brokers[0].store.path == f"{tmp_path}/broker-a"
 
 
 def test_relative_and_home_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

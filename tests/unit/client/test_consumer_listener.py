@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer_options import check_listener, check_subscriptions, push_settings
+from rmq_ray.client.consumer_options import as_ms, check_listener, check_subscriptions, push_settings
 from rmq_ray.client.listener import ACK_ALL, RECONSUME_LATER, SUCCESS, ConsumeContext, Reject, judge
+from rmq_ray.client.pull_options import pull_settings
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError, ConsumeError, SubscriptionInvalid
 from rmq_ray.model.arrow import COLUMNS
@@ -131,6 +133,29 @@ def test_options_are_put_over_the_configuration() -> None:
 def test_what_is_wrong_is_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         push_settings("g", None, options)
+
+
+@pytest.mark.seed("S4-034")
+def test_a_moment_to_begin_at_is_heeded_or_refused_but_never_passed_over() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
+    for options in ({"start_at": moment}, {"start_at": moment, "start_from": "timestamp"}):
+        settings = push_settings("g", None, options)
+        assert (settings.start_from, settings.config.consume_timestamp_ms) == (ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 1_767_323_045_678)
+    assert pull_settings("g", None, {"start_at": moment}).start_from is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    for name in ("first", "last"):
+        with pytest.raises(ConfigError, match=f"start_at goes with start_from='timestamp', not with '{name}'"):
+            push_settings("g", None, {"start_at": moment, "start_from": name})
+    with pytest.raises(ConfigError, match="'timestamp' .with the moment as start_at., not datetime"):
+        push_settings("g", None, {"start_from": moment})
+
+
+@pytest.mark.parametrize("moment", [datetime.min, datetime(1969, 12, 31, tzinfo=UTC), datetime.max.replace(tzinfo=UTC) - timedelta(1), -1, True, "now", None])
+def test_a_moment_is_a_time_since_1970(moment: Any) -> None:
+    if isinstance(moment, datetime) and moment.year > 1970:
+        assert as_ms(moment) == int(moment.timestamp() * 1000)
+        return
+    with pytest.raises(ConfigError, match="a moment must be a datetime or ms since 1970, not"):
+        as_ms(moment)
 
 
 @pytest.mark.parametrize("name", ["consume_timeout_minutes", "rebalance_ms", "heartbeat_ms", "exception_delay_ms", "flow_control_delay_ms"])
