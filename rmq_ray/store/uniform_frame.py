@@ -22,7 +22,7 @@ from rmq_ray.store.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQ
 
 _CRC_AT, _QUEUE_AT = 8, 12
 _FEW = 3
-_COPIED_MAX = 512  # bytes of a body; above, a view of each costs less than a copy
+_COPIED_MAX = 512  # bytes of a body; above, a row of a matrix costs less than a copy
 
 Judge = Callable[[memoryview, int, int, int], tuple[int, int, bytes, int]]
 """(frame, start, size, number of the record) -> (BODYCRC, queue id, topic, start of the property string); raises for a faulty record."""
@@ -90,5 +90,5 @@ def _body_crcs(view: memoryview, begin: int, end: int, size: int, rows: int) -> 
     if 0 < length <= _COPIED_MAX:
         bodies = np.ndarray((rows,), f"V{length}", view, begin, (size,)).tolist()
         return np.fromiter(map(crc32, bodies), np.uint32, rows) & CRC_MASK
-    found = [crc32(view[at : at + length]) for at in range(begin, begin + rows * size, size)]
-    return np.array(found, np.uint32) & CRC_MASK
+    matrix = np.ndarray((rows, length), np.uint8, view, begin, (size, 1))
+    return np.array(list(map(crc32, matrix)), np.uint32) & CRC_MASK
