@@ -5,6 +5,7 @@ store-format 2.2), and that the log stops for good at the first failed write or 
 Does not decide: what a frame holds, when to sync (``flusher``), what is visible (``message_store``).
 Called by: message store (append, read), follower store (``extend``), flusher (``sync``), recovery (``set_end``).
 
+Under SYNC_FLUSH zeros are written behind the end (``zero_ahead``); who writes them is told of every frame first.
 With a pool (``transient_pool``) a write is a copy, and ``commit`` takes it to the file; a full segment is committed at once.
 
 Invariants: ``begin <= durable <= committed <= end``; bytes below ``committed`` (= ``end`` without a pool) were written in full; bytes at
@@ -21,16 +22,18 @@ from rmq_ray.store.record import BLANK, BLANK_BYTES_MIN, BLANK_MAGIC
 from rmq_ray.store.segment import Segment
 from rmq_ray.store.segment_chain import SegmentChain
 from rmq_ray.store.transient_pool import TransientPool
+from rmq_ray.store.zero_ahead import ZeroAhead
 
 
 class CommitLog:
     """All positions are log offsets (bytes). ``end``: where the next frame goes at the earliest. ``durable``: fdatasynced up to here."""
 
-    __slots__ = ("_active", "_sync_lock", "chain", "durable", "end", "failure", "pool")
+    __slots__ = ("_active", "_sync_lock", "ahead", "chain", "durable", "end", "failure", "pool")
 
     def __init__(self, chain: SegmentChain, pool: TransientPool | None = None) -> None:
         self.chain = chain
         self.pool = pool
+        self.ahead: ZeroAhead | None = None
         self.end = 0
         self.durable = 0
         self.failure: StoreError | None = None
@@ -58,14 +61,16 @@ class CommitLog:
     def place(self, length: int) -> int:
         """Where a frame of ``length`` bytes will lie; ends the segment when it does not fit. Nothing of the frame is written yet.
 
-        Raises ``StoreFailed`` after a failure, ``MessageTooLarge`` when no segment can hold it, ``StoreFull`` without room.
+        Raises ``StoreFailed`` after a failure, ``MessageTooLarge`` when no segment can hold it, ``StoreFull`` without room, ``StoreNotReady``.
         """
         if self.failure is not None:
             raise StoreFailed(f"the log failed before and must be read again: {self.failure.message}", self.chain.directory)
         active = self._active
-        if active is not None and self.end + length + BLANK_BYTES_MIN <= active.end:
-            return self.end
-        return self._roll(length)
+        if active is None or self.end + length + BLANK_BYTES_MIN > active.end:
+            active = self._roll(length)
+        if self.ahead is not None:
+            self.ahead.reach(active, self.end + length)
+        return self.end
 
     def write(self, data: Bytes, log_offset: int, length: int) -> None:
         """Write a placed frame with one call. On return ``end`` is behind it, and the kernel has it, or the pool.
@@ -101,7 +106,7 @@ class CommitLog:
     def extend(self, data: Bytes) -> None:
         """Bytes of the log that this one is a copy of, behind the end; they do not cross a segment's end. On return the kernel has them.
 
-        Raises ``StoreFailed`` after a failure, ``StoreFull`` without room (nothing is left of them then).
+        Raises ``StoreFailed`` after a failure, ``StoreFull`` without room (nothing is left of them then), ``StoreNotReady``.
         """
         if self.failure is not None:
             raise StoreFailed(f"the log failed before and must be read again: {self.failure.message}", self.chain.directory)
@@ -111,6 +116,8 @@ class CommitLog:
             active.hold()
             self._active = active
         assert self.end + len(data) <= active.end, "a copy keeps the segments of its log"
+        if self.ahead is not None:
+            self.ahead.reach(active, self.end + len(data))
         self.write(data, self.end, len(data))
 
     def read(self, log_offset: int, count: int) -> bytes:
@@ -140,7 +147,7 @@ class CommitLog:
             self.durable = target
             return target
 
-    def _roll(self, length: int) -> int:
+    def _roll(self, length: int) -> Segment:
         """Go to the segment that can hold the frame; what is left of this one becomes a blank record."""
         if length + BLANK_BYTES_MIN > self.chain.segment_bytes:
             most = self.chain.segment_bytes - BLANK_BYTES_MIN
@@ -153,11 +160,13 @@ class CommitLog:
             segment = following
         segment.hold()
         self._active = segment
-        return self.end
+        return segment
 
     def _write_blank(self, segment: Segment) -> None:
         room = segment.end - self.end
         if room:
+            if self.ahead is not None:
+                self.ahead.reach(segment, segment.end)
             try:
                 segment.write(BLANK.pack(room, BLANK_MAGIC), self.end)
             except StoreFull:

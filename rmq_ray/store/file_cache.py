@@ -39,6 +39,10 @@ class FileCache:
                 return file
         return self._keep(path, self._open(path))
 
+    def open_direct(self, path: str) -> File:
+        """Another file of that name, not kept here: see ``FileSystem.open_direct``."""
+        return self._files.open_direct(path)
+
     def create(self, path: str, size: int) -> File:
         """Make a file of ``size`` bytes that reads as zeros and takes no room; an existing one is brought to that size."""
         return self._keep(path, self._files.make_sized(path, size))

@@ -232,6 +232,11 @@ class FileSystem:
         """Open for reading only (scans of a store that another process owns)."""
         return File(path, self._call("open", path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
 
+    def open_direct(self, path: str) -> File:
+        """For writes past the page cache: positions, lengths and addresses in whole pages. Fails where the file system has none."""
+        flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
+        return File(path, self._call("open", path, lambda: os.open(path, flags)))
+
     def exists(self, path: str) -> bool:
         """Whether a file or directory of that name is there."""
         return os.path.lexists(path)

@@ -2,7 +2,8 @@
 
 Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the next begins when the last ends.
 ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment is full, and every 10 s whatever there is.
-With a pool of buffers its committer (``committer``) lives and dies with this one; a sync commits what it finds gathered.
+With a pool of buffers its committer (``committer``), under SYNC_FLUSH what zeroes ahead of the log (``zero_ahead``) lives and dies with this one; a
+sync commits what it finds gathered.
 Does not decide: what a failed sync means to those who wait (they look at the store's state).
 Called by: message store. Invariant: one sync at a time; none after a failure.
 """
@@ -19,6 +20,7 @@ from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed
 from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.committer import PAGE_BYTES, STOP_WAIT_S, LogCommitter
+from rmq_ray.store.zero_ahead import ZeroAhead
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -53,11 +55,14 @@ class LogFlusher:
         self._thorough_ms = clock.monotonic_ms()
         self._thread: threading.Thread | None = None
         self._committer = None if log.pool is None else LogCommitter(log, config, on_durable)
+        self._ahead = log.ahead = ZeroAhead(config.segment_bytes) if self._is_sync else None
 
     def start(self) -> None:
-        """Start the thread, and the committer's."""
+        """Start the thread, and those of its companions."""
         if self._committer is not None:
             self._committer.start()
+        if self._ahead is not None:
+            self._ahead.start()
         self._thread = threading.Thread(target=self._run, name="rmq-flush", daemon=True)
         self._thread.start()
 
@@ -73,6 +78,8 @@ class LogFlusher:
         """End the thread; what was written is synced first unless the log has failed."""
         if self._committer is not None:
             self._committer.stop()
+        if self._ahead is not None:
+            self._ahead.stop()
         self._stopping = True
         with suppress(RuntimeError):  # it is awake already
             self._wake.release()
@@ -99,6 +106,8 @@ class LogFlusher:
         """One decision: sync if it is due. False when the log has failed."""
         if self._thread is None and self._committer is not None:
             self._committer.step()  # nobody else does
+        if self._thread is None and self._ahead is not None:
+            self._ahead.step()
         if self._is_sync:
             return self.flush_now()
         now_ms = self._clock.monotonic_ms()

@@ -38,6 +38,10 @@ class Segment:
         """The open file; opened when need be. ``StoreMissing`` when retention removed it."""
         return self._held or self._cache.get(self.path)
 
+    def open_direct(self) -> File:
+        """The same bytes for writes past the page cache, by a file of its own."""
+        return self._cache.open_direct(self.path)
+
     def hold(self) -> None:
         """Keep the file open whatever else is read: it is being written."""
         self._held = self._cache.get(self.path)

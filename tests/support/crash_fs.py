@@ -263,6 +263,10 @@ class CrashFileSystem(FileSystem):
     def open_to_read(self, path: str) -> File:
         return self.open(path)
 
+    def open_direct(self, path: str) -> File:
+        self.raise_fault("open_direct", path)
+        return self.open(path)
+
     def exists(self, path: str) -> bool:
         return path in self.names or path in self.directories
 
