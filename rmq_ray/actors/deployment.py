@@ -103,7 +103,7 @@ class ConsumerApp:
         spec = FleetSpec(cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale)
         fleet = gateway.create_worker(FleetShell, (gateway.pack(spec),), {}, {"num_cpus": 0}, name=None if name is None else names.fleet(cluster, name))
         try:
-            gateway.call(fleet, "start", timeout_s, timeout_s=2 * timeout_s)
+            gateway.call(fleet, "start", timeout_s, timeout_s=timeout_s + gateway.CALL_TIMEOUT_S)  # the fleet has a process of its own to start
         except ClusterError:
             gateway.kill_worker(fleet)
             raise

@@ -33,8 +33,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
     with ours(directory / "ours") as our_name_server, interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server:
         assert server.stdout is not None
         their_name_server = server.stdout.readline().strip()
-        running = [_client(address) for address in (our_name_server, their_name_server)]
-        mine, other = [_told(process) for process in running]
+        with _client(our_name_server) as first, _client(their_name_server) as second:
+            try:
+                mine, other = _told(first), _told(second)
+            finally:
+                second.kill()
     return mine, other
 
 

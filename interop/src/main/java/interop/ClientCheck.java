@@ -48,7 +48,7 @@ public final class ClientCheck {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName("admin");
         admin.start();
-        admin.createTopic("broker-a", TOPIC, 3);
+        Stores.patiently(() -> admin.createTopic("broker-a", TOPIC, 3));
         Thread.sleep(500);
         TopicRouteData route = admin.examineTopicRouteInfo(TOPIC);
         print(new Json().put("check", "route").put("queues", route.getQueueDatas().get(0).getWriteQueueNums()).put("broker", route.getBrokerDatas().get(0).getBrokerName()));

@@ -48,7 +48,7 @@ public final class OrderlyCheck {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName("admin");
         admin.start();
-        admin.createTopic("broker-a", TOPIC, QUEUES);
+        Stores.patiently(() -> admin.createTopic("broker-a", TOPIC, QUEUES));
         Thread.sleep(500);
         DefaultMQProducer producer = new DefaultMQProducer("java-producers");
         producer.setNamesrvAddr(nameServer);
