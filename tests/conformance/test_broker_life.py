@@ -45,7 +45,7 @@ class Sending:
     def go_on(self, count: int = 20) -> None:
         """Until that many more were acknowledged."""
         target = len(self.sent) + count
-        eventually(lambda: len(self.sent) >= target or bool(self.failed), 10)
+        eventually(lambda: len(self.sent) >= target or bool(self.failed), 30)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ def test_a_topics_own_permission_survives_drain_and_undrain_and_new_topics_are_s
 def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_until_the_drain_ends(tmp_path: Path) -> None:
     with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, send_timeout_ms=1_500) as producer:
         admin = Admin(cluster)
-        producer.send("orders", b"0")
+        producer.send("orders", b"0", timeout=20)
         admin.drain_broker("broker-a")
         with pytest.raises((BrokerBusy, NoRoute), match=r"drained|no broker takes messages"):
             producer.send("orders", b"refused")
@@ -126,7 +126,7 @@ def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_unt
             producer.send("topic-that-a-drained-broker-must-not-create", b"refused")
         assert "topic-that-a-drained-broker-must-not-create" not in admin.topics()
         admin.undrain_broker("broker-a")
-        assert producer.send("orders", b"1").queue_offset >= 0
+        assert producer.send("orders", b"1", timeout=20).queue_offset >= 0
         admin.close()
 
 
@@ -176,8 +176,8 @@ def test_a_whole_cluster_is_stopped_and_started_again_on_its_disks(tmp_path: Pat
 
 
 def test_a_stop_acknowledges_what_waits_for_the_disk_refuses_what_comes_then_and_hands_held_pulls_back(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, flush=FlushMode.SYNC_FLUSH) as cluster, Producer("web", discovery=cluster, send_timeout_ms=300) as producer:
-        producer.send("orders", b"0")
+    with LiveCluster(tmp_path, flush=FlushMode.SYNC_FLUSH) as cluster, Producer("web", discovery=cluster, send_timeout_ms=2_500) as producer:
+        producer.send("orders", b"0", timeout=20)
         broker = cluster.brokers[0]
         waiting = [1]
         core = broker._core

@@ -96,7 +96,7 @@ def test_keys_of_a_lost_broker_go_elsewhere_when_the_route_says_so_and_others_st
     stays = next(name for name in names if select_by_group(both, name) == select_by_group(both[2:], name) == both[3])
     with Producer("web", discovery=pair, send_timeout_ms=300) as producer:
         for name in (moved, stays):
-            producer.send("orders", b"1 " + name.encode(), message_group=name)
+            producer.send("orders", b"1 " + name.encode(), message_group=name, timeout=20)
         pair.stop(pair.brokers[0])
         with pytest.raises(SendError):
             producer.send("orders", b"2 " + moved.encode(), message_group=moved)
@@ -104,8 +104,8 @@ def test_keys_of_a_lost_broker_go_elsewhere_when_the_route_says_so_and_others_st
         pair.routes["orders"] = type(route)(route.queues[1:], route.brokers[1:])  # the name servers have noticed
         assert producer._core is not None
         producer._core.instance.routes.refresh("orders")
-        later = producer.send("orders", b"3 " + moved.encode(), message_group=moved)
-        assert later.queue.broker_name == "broker-b" and producer.send("orders", b"2 " + stays.encode(), message_group=stays).queue == both[3]
+        later = producer.send("orders", b"3 " + moved.encode(), message_group=moved, timeout=20)
+        assert later.queue.broker_name == "broker-b" and producer.send("orders", b"2 " + stays.encode(), message_group=stays, timeout=20).queue == both[3]
         pair.start(pair.brokers[0])
     bodies = [record.body.decode() for record in pair.brokers[1].stored["orders", 1]]
     assert [body for body in bodies if stays in body] == [f"1 {stays}", f"2 {stays}"]

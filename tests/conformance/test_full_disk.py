@@ -101,7 +101,7 @@ def fill(disk: Path, ratio: float) -> None:
 
 def test_a_disk_that_fills_up_loses_expired_segments_then_any_then_refuses_writes_and_recovers(disk: Path) -> None:
     """75, 85 and 90 % of a real file system, each crossed from below; the cycles of retention are called instead of waited for."""
-    with LiveCluster(disk, preallocate=False, delete_when="") as cluster, Producer("web", discovery=cluster, send_timeout_ms=300) as producer:
+    with LiveCluster(disk, preallocate=False, delete_when="") as cluster, Producer("web", discovery=cluster, send_timeout_ms=3_000) as producer:
         for number in range(50):
             producer.send("orders", b"%d " % number + bytes(BODY_BYTES))
         store = cluster.store()

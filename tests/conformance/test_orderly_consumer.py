@@ -344,7 +344,7 @@ def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_com
         living.kill()
         living = LiveProcess(store, 20_000)
         with consumer(address, newcomers, "newcomer") as newcomer:
-            eventually(lambda: newcomer.stats()["rebalances"] >= 3)
+            eventually(lambda: newcomer.stats()["rebalances"] >= 3, timeout_s=60)
             assert newcomer.assignment() == [] and not newcomer.balanced
             holder.go_on()
             eventually(lambda: newcomers.calls)

@@ -97,7 +97,7 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
             masks.append(os.sched_getaffinity(0))
 
     count = ALONE_MAX + 5
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with Producer("web", discovery=cluster, send_timeout_ms=30_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
         sends = [pool.submit(send) for _ in range(count)]
         eventually(lambda: len(asleep) == count and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5)
         cluster.release(cluster.broker)

@@ -84,7 +84,7 @@ def test_futures_of_a_batch_have_consecutive_offsets_in_one_queue(cluster: TinyC
     futures = [producer.send_async("orders", b"%d" % n, tag="t") for n in range(50)]
     done, _ = concurrent.futures.wait(futures, timeout=10)
     assert len(done) == 50
-    results = [future.result(1) for future in futures]
+    results = [future.result(0) for future in futures]
     for queue in {result.queue for result in results}:
         offsets = [result.queue_offset for result in results if result.queue == queue]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))

@@ -21,6 +21,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel
 from rmq_ray.remoting.codes import RequestCode
 from tests.support.pull_broker import PullCluster
+from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 Handler = Callable[[list[MessageExt], ConsumeContext], Any]
@@ -473,8 +474,10 @@ def test_a_group_taken_in_the_same_client_is_refused_and_the_consumer_stays_new(
 @pytest.mark.seed("S3-119", "S1-013", "S1-014", "S3-018")
 def test_starting_asks_for_routes_sends_a_heartbeat_and_rebalances_at_once(cluster: PullCluster) -> None:
     with consumer(cluster, Seen()) as running:
-        eventually(lambda: running.balanced, timeout_s=2)
-        eventually(lambda: len(cluster.pull_brokers[0].pulls) == 5, timeout_s=2)
+        watch = Stopwatch()
+        eventually(lambda: running.balanced)
+        eventually(lambda: len(cluster.pull_brokers[0].pulls) == 5)
+        assert watch.lived_s < 4
         assert {f"rmq-client-{running.client_id}", "rmq-rebalance-billing"} <= {thread.name for thread in threading.enumerate()}
         assert {"orders", "%RETRY%billing"} <= set(cluster.name_servers[0].asked)
         assert cluster.pull_brokers[0].requests[RequestCode.HEART_BEAT] >= 1

@@ -160,7 +160,7 @@ def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: 
 def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(tmp_path: Path) -> None:
     with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=400) as producer:
         cluster.settled()
-        producer.send("orders", b"one")
+        producer.send("orders", b"one", timeout=20)
         cluster.listening = False
         cluster.kill(1)
         eventually(lambda: not cluster.replicas[0].core.replication.leads)  # type: ignore[union-attr]
@@ -170,7 +170,7 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(t
         assert cluster.reigned_store(0).end_offset == end, "refused before anything was written"
         cluster.listening = True
         eventually(lambda: cluster.told.sync_state_set == (0,))
-        assert producer.send("orders", b"three").status is SendStatus.SEND_OK
+        assert producer.send("orders", b"three", timeout=20).status is SendStatus.SEND_OK
         report = cluster.run(cluster.replicas[0].fence(7))
         assert report.role in (Role.WAITING, Role.SLAVE)
         eventually(lambda: cluster.report(0).role is Role.SLAVE)

@@ -172,7 +172,7 @@ def test_the_sender_dies_and_another_of_its_group_answers(cluster: LiveCluster) 
         done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
         assert done.returncode == -9
         eventually(lambda: stored(cluster, "t-dead") == [b"x"])
-    assert checker.asked == [b"x"] and not stranger.asked and settled(cluster)
+    assert set(checker.asked) == {b"x"} and not stranger.asked and eventually(lambda: settled(cluster))
 
 
 def test_an_open_transaction_is_not_judged_by_the_checker_of_its_own_process(cluster: LiveCluster) -> None:
@@ -196,7 +196,9 @@ def test_a_checker_that_fails_or_does_not_know_is_asked_again(cluster: LiveClust
     with Producer(topic, discovery=cluster) as producer:
         producer.transaction(checker)
         eventually(lambda: stored(cluster, topic) == [b"x"])
-    assert checker.asked == [b"x", b"x"] and settled(cluster)
+        eventually(lambda: settled(cluster))
+    assert len(checker.asked) >= 2 and set(checker.asked) == {b"x"}  # once more where an answer takes longer than the pause between two questions
+    assert stored(cluster, topic) == [b"x"]
     if isinstance(first, RuntimeError | str):
         assert any("stays open" in record.message for record in caplog.records), "told"
 

@@ -12,7 +12,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
@@ -24,6 +23,7 @@ from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import Command, decode
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from tests.support.accepting import Accepting
 from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
 from tests.support.tiny_cluster import TinyNameServer
 
@@ -44,8 +44,7 @@ class LossyProxy:
         self._chance = random.Random(seed)
         self._name_server = TinyNameServer("ns", {})
         self._listener: Listener | None = None
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server = Accepting(self._serve)
         self.lost: Counter[str] = Counter()
 
     def __enter__(self) -> LossyProxy:
@@ -60,8 +59,7 @@ class LossyProxy:
         return ClusterAddress(CLUSTER, (str(self._name_server.address),), SECRET)
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
+        port = await self._server.start()
         name = self._cluster.brokers[0]._config.broker_name
         for topic, queues in self._topics.items():
             data = BrokerData(CLUSTER, name, {0: str(Address("127.0.0.1", port))})
@@ -70,10 +68,7 @@ class LossyProxy:
         self._name_server.address = await self._listener.start("127.0.0.1", 0)
 
     async def _stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        await self._server.stop()
         if self._listener is not None:
             await self._listener.close()
 
@@ -97,15 +92,13 @@ class LossyProxy:
             return False
 
         pumps = [asyncio.create_task(_pump(from_client, to_broker, note)), asyncio.create_task(_pump(from_broker, to_client, lose))]
-        self._tasks.update(pumps)
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()
-                self._tasks.discard(pump)
-            for writer in (to_broker, to_client):
-                writer.close()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            to_broker.close()
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, forward: Callable[[Command], bool]) -> None:

@@ -15,6 +15,7 @@ from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from tests.support.accepting import Accepting
 from tests.support.live_cluster import CLUSTER, SECRET
 from tests.support.replicated import ReplicatedCluster
 from tests.support.tiny_cluster import TinyNameServer
@@ -25,7 +26,7 @@ class Valve:
 
     def __init__(self, cluster: ReplicatedCluster) -> None:
         self._cluster = cluster
-        self._server: asyncio.Server | None = None
+        self._server = Accepting(self._serve)
         self._flows: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._name_server = TinyNameServer("ns", {})
@@ -62,16 +63,12 @@ class Valve:
     async def _start(self) -> None:
         self._flows = asyncio.Event()
         self._flows.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = str(Address("127.0.0.1", self._server.sockets[0].getsockname()[1]))
+        self.address = str(Address("127.0.0.1", await self._server.start()))
         self._listener = Listener(self._name_server, Credentials(CLUSTER, "name_server", SECRET), ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "ns")
         self._name_server.address = await self._listener.start("127.0.0.1", 0)
 
     async def _stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        await self._server.stop()
         if self._listener is not None:
             await self._listener.close()
 
@@ -100,6 +97,7 @@ class Valve:
             for pump in pumps:
                 pump.cancel()
                 self._tasks.discard(pump)
+            await asyncio.gather(*pumps, return_exceptions=True)
             for writer in (to_master, to_client):
                 writer.transport.abort()
 
