@@ -194,24 +194,26 @@ class AsyncFrames:
         return task
 
     async def close(self, timeout_ms: float) -> None:
-        """Ship what waits, wait for what is out (also what leaves meanwhile), close the loop's connections. Who waits for a route is told."""
+        """Ship what waits, wait for what is out (also what leaves meanwhile), close the loop's connections. Who waits for a route is told; who is
+        cancelled cuts off what is out.
+        """
         self._finding.close()
         for turn in list(self._turns.values()):
             self._leave(turn)
         for leave in self.before_close:
             leave()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_ms / 1000):
-                while self._tasks:  # ends: no tasks, or the time-out
-                    await asyncio.wait(self._tasks)
-        self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        links, self._links = self._links, {}
-        for dialling in self._dialling.values():
-            dialling.cancel()
-        for link in links.values():
-            await link.close()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_ms / 1000):
+                    while self._tasks:  # ends: no tasks, or the time-out
+                        await asyncio.wait(self._tasks)
+        finally:  # also when who closes does not wait for that any longer
+            self._closed = True
+            links, self._links = self._links, {}
+            for task in [*self._tasks, *self._dialling.values()]:
+                task.cancel()
+            if links:
+                await asyncio.wait([self._loop.create_task(link.close()) for link in links.values()])
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
@@ -219,9 +221,9 @@ class AsyncFrames:
         return ((message.queue,), timeout_ms) if message.queue is not None else await self.queues(message.topic, timeout_ms)
 
     def _joined(self, key: Key, timeout_ms: float) -> Turn | None:
-        """The key's turn; one that has much less time than the caller leaves instead, ahead of the next one."""
+        """The key's turn; one that has much less time than the caller, or more, leaves instead, ahead of the next one."""
         turn = self._turns.get(key)
-        if turn is None or self._core.left_ms(turn.timeout_ms, turn.began_ms) >= timeout_ms * LEFT_TO_SHARE:
+        if turn is None or timeout_ms * LEFT_TO_SHARE <= self._core.left_ms(turn.timeout_ms, turn.began_ms) <= timeout_ms / LEFT_TO_SHARE:
             return turn
         self._leave(turn)
         return None

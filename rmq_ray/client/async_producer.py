@@ -69,8 +69,8 @@ class AsyncProducer(ProducerShell):
         await self._start()
 
     async def close(self) -> None:
-        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. ``ClientError`` in another loop than its own,
-        unless that one has ended.
+        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. Who is cancelled meanwhile cuts off what is out:
+        it may be stored. ``ClientError`` in another loop than its own, unless that one has ended.
         """
         self._look_for_fork()
         starting = self._under_way()
@@ -84,10 +84,12 @@ class AsyncProducer(ProducerShell):
         core, self._core = self._core, None
         if self._state is not ServiceState.INHERITED:
             self._state = ServiceState.SHUTDOWN_ALREADY
-        if frames is not None:
-            await frames.close(self._timeout_ms + CLOSE_SLACK_MS)
-        if core is not None:
-            await asyncio.to_thread(core.close)
+        try:
+            if frames is not None:
+                await frames.close(self._timeout_ms + CLOSE_SLACK_MS)
+        finally:
+            if core is not None:
+                await asyncio.to_thread(core.close)
 
     async def __aenter__(self) -> Self:
         if self._state is ServiceState.CREATE_JUST:

@@ -5,7 +5,7 @@
 A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills a batch encodes and writes it;
 the worker thread only ships what is older than ``linger_ms``. A batch holds a slot of its broker from its first message on, so
 memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch whose first caller has waited long leaves at once:
-it would give those who join it no more time than is left of his.
+it would give those who join it no more time than is left of his. Messages of one batch have the same time-out, by and large: one with another leaves it behind.
 
 Decides when a batch is full or old. Does not decide what is sent again (``client.launching``). Invariants: messages of one thread
 to one queue leave in the order of its calls; nothing is appended to a batch that left.
@@ -22,7 +22,7 @@ from rmq_ray.client.launching import Job, Launcher, Slots
 from rmq_ray.client.loads import RecordsLoad
 from rmq_ray.client.pieces import Pieces
 from rmq_ray.client.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.sending import Delivery, Sending, Turns
+from rmq_ray.client.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
 from rmq_ray.client.splitting import FrameParts
 from rmq_ray.client.timers import Timers
 from rmq_ray.clock import left_ms
@@ -59,6 +59,10 @@ class OpenBatch:
         self.flags: list[int] | None = None
         self.bytes = 0
         self.job: Job | None = None
+
+    def suits(self, timeout_ms: float) -> bool:
+        """Whether a message with this time-out may join: its own would be cut short, or drawn out, by the batch's."""
+        return self.timeout_ms * LEFT_TO_SHARE <= timeout_ms <= self.timeout_ms / LEFT_TO_SHARE
 
     def put_flag(self, flag: int, index: int) -> None:
         """The flag word of the message at ``index``; those before the first one that is not 0 are filled in."""
@@ -98,7 +102,7 @@ class Accumulator:
             batch = self._open.get(key)
             if batch is not None:
                 filled = batch.bytes + size
-                if filled > self._bytes_max:
+                if filled > self._bytes_max or (timeout_ms != batch.timeout_ms and not batch.suits(timeout_ms)):
                     left, batch = self._leave(batch), None
                 else:
                     bodies = batch.bodies
@@ -144,7 +148,7 @@ class Accumulator:
         body, text, flag, size = message
         with self._lock:
             batch = self._open.get(key)
-            if batch is not None and batch.bytes + size > self._config.batch_bytes_max:  # other threads have filled it meanwhile
+            if batch is not None and (batch.bytes + size > self._bytes_max or not batch.suits(timeout_ms)):  # other threads' one, opened meanwhile
                 displaced, batch = self._leave(batch), None
             opened = batch is None
             if batch is None:
@@ -161,7 +165,7 @@ class Accumulator:
         if left is not None:
             self._ship(left)
         else:
-            self._worker.after(self._config.linger_ms, lambda: self._linger_over(batch))
+            self._worker.after(min(self._config.linger_ms, batch.timeout_ms / 2), lambda: self._linger_over(batch))
         return future
 
     def _put(self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int) -> tuple[SendFuture, bool]:
@@ -188,7 +192,7 @@ class Accumulator:
             self._launcher.launch(batch.job)
 
     def _linger_over(self, batch: OpenBatch) -> None:
-        """In the worker thread, ``linger_ms`` after the batch was opened."""
+        """In the worker thread, ``linger_ms`` after the batch was opened, or half of its time-out."""
         with self._lock:
             if self._open.get(batch.key) is not batch:
                 return

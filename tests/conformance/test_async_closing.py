@@ -170,3 +170,24 @@ def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(cluste
         await producer.close()
 
     asyncio.run(main())
+
+
+def test_who_closes_a_producer_and_does_not_wait_for_what_is_out_leaves_nothing_open(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
+    async def run() -> None:
+        producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=30_000)
+        await producer.send("orders", b"first")
+        cluster.broker.fault = lambda _arrival, _number: "lose"
+        out = asyncio.create_task(producer.send("orders", b"out"))
+        await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 2)
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises((SendUnknown, asyncio.CancelledError)):
+            await out
+        assert opened and not any(connection.alive for connection in opened)
+        assert cluster.broker.unregistered
+        await producer.close()
+
+    asyncio.run(run())

@@ -227,3 +227,24 @@ def test_a_call_that_has_waited_for_a_place_takes_no_time_from_those_after_it(cl
         fresh = producer.send_async("orders", b"3")
         assert all(future.result(20) for future in (first, late, fresh))
         assert [[record.body for record in arrival.records] for arrival in cluster.broker.arrivals] == [[b"1"], [b"2"], [b"3"]]
+
+
+def test_a_call_ends_at_its_own_time_out_though_one_with_a_longer_time_out_is_before_it(cluster: TinyCluster) -> None:
+    cluster.broker.fault = lambda _arrival, _number: "lose"
+    with Producer("web", discovery=cluster, linger_ms=1_000.0, send_timeout_ms=500) as producer:
+        patient = producer.send_async("orders", b"1", timeout=60.0)
+        with pytest.raises(SendTimeout):
+            producer.send_async("orders", b"2", timeout=0.2).result(10)
+        assert not patient.done()
+        queue = MessageQueue("orders", "broker-a", 0)
+        pinned = [producer.send_async("orders", b"3", queue=queue), producer.send_async("orders", b"4", queue=queue)]
+        assert pinned[0]._outcome is pinned[1]._outcome  # by and large the same
+
+    async def main() -> None:
+        async with AsyncProducer("looped", discovery=cluster, send_timeout_ms=500) as looped:
+            waits = asyncio.create_task(looped.send("orders", b"1", timeout=60.0))
+            with pytest.raises(SendTimeout):
+                await asyncio.wait_for(looped.send("orders", b"2", timeout=0.2), 10)
+            assert not waits.done()
+
+    asyncio.run(main())
