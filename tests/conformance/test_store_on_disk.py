@@ -105,8 +105,9 @@ def test_under_sync_flush_the_thread_tells_what_is_durable(path: Path) -> None:
     life.store.shutdown()
 
 
-def test_the_checkpoint_thread_shortens_the_next_recovery(path: Path) -> None:
-    life = Life(path, checkpoint_bytes=100_000)
+@pytest.mark.parametrize("due", [{"checkpoint_bytes": 100_000, "checkpoint_interval_ms": 3_600_000}, {"checkpoint_interval_ms": 50}], ids=["bytes", "time"])
+def test_the_checkpoint_thread_shortens_the_next_recovery(path: Path, due: dict[str, int]) -> None:
+    life = Life(path, **due)
     position = life.send([b"x" * 1000] * 300, 0)
     checkpoint = path / "rmq_ray" / "checkpoint"
     reached = threading.Event()
