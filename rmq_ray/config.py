@@ -146,11 +146,8 @@ class StoreConfig(_Group):
         _require(self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
         _require(self.consume_queue_ext or not self.filter_bit_maps, "filter_bit_maps needs consume_queue_ext=True", self.filter_bit_maps)
         _require(_HOURS.fullmatch(self.delete_when) is not None, "delete_when must be hours of the day like '04' or '04;16'", self.delete_when)
-        _require(
-            0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1,
-            "disk ratios must rise from delete over force to full, within (0, 1]",
-            (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio),
-        )
+        ratios = (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio)
+        _require(0 < ratios[0] <= ratios[1] <= ratios[2] <= 1, "disk ratios must rise from delete over force to full, within (0, 1]", ratios)
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
         _within(  # no file of 2 GiB: Apache RocketMQ counts a file's bytes in 31 bits
             self, index_slots=(1, 100_000_000), index_items=(2, 87_000_000), transient_store_pool_size=(1, 1_024), commit_interval_ms=(1, 60_000),
@@ -285,6 +282,10 @@ class NameServerConfig(_Group):
     foreign: ForeignClients = ForeignClients.CLOSED
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _within(self, port=(0, 65_535), broker_expiry_ms=(1_000, DAY_MS), scan_interval_ms=(1, DAY_MS))
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig(_Group):
@@ -317,12 +318,9 @@ class ProducerConfig(_Group):
         _require(not self.namespace or _NAMESPACE.fullmatch(self.namespace) is not None, "namespace must consist of letters, digits, _ -", self.namespace)
         _require(bool(self.trace_topic), "trace_topic must be a topic", self.trace_topic)
         _require(self.send_timeout_ms > 0, "send_timeout_ms must be positive", self.send_timeout_ms)
-        _require(0 <= self.retries <= 16, "retries must be 0 to 16", self.retries)
         _require(0 < self.batch_bytes_max <= 8 * MIB, "batch_bytes_max must be 1 byte to 8 MiB", self.batch_bytes_max)
-        _require(1 <= self.batch_messages_max <= 65_536, "batch_messages_max must be 1 to 65536", self.batch_messages_max)
+        _within(self, retries=(0, 16), batch_messages_max=(1, 65_536), frames_in_flight_max=(1, 256), default_topic_queues=(1, 1_024))
         _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
-        _require(1 <= self.frames_in_flight_max <= 256, "frames_in_flight_max must be 1 to 256", self.frames_in_flight_max)
-        _require(1 <= self.default_topic_queues <= 1_024, "default_topic_queues must be 1 to 1024", self.default_topic_queues)
         _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
         _require(self.compression in (None, "zlib", "lz4", "zstd"), "compression must be None, 'zlib', 'lz4' or 'zstd'", self.compression)
         _require(self.compress_over_bytes >= 1, "compress_over_bytes must be at least 1", self.compress_over_bytes)

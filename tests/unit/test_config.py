@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, ConsumerConfig, NameServerConfig, ProducerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
 
 STORE = StoreConfig("/s")
@@ -16,10 +16,12 @@ STORE = StoreConfig("/s")
 def build(kind: type, **settings: Any) -> Any:
     if kind is BrokerConfig:
         return BrokerConfig(STORE, **settings)
+    if kind is NameServerConfig:
+        return NameServerConfig(**settings)
     return StoreConfig("/s", **settings) if kind is StoreConfig else ConsumerConfig("g", **settings)
 
 
-@pytest.mark.parametrize("kind", [StoreConfig, BrokerConfig, ConsumerConfig])
+@pytest.mark.parametrize("kind", [StoreConfig, BrokerConfig, ConsumerConfig, NameServerConfig])
 def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type) -> None:
     meant = {"max_reconsume_times", "consume_timestamp_ms"} | {f"threshold_{unit}_{of}" for unit in ("messages", "mib") for of in ("topic", "group")}
     unchecked = []
@@ -55,6 +57,9 @@ def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type
         (BrokerConfig, "port", 65_536, "0 to 65535"),
         (BrokerConfig, "auto_create_topics", "no", "bool"),
         (BrokerConfig, "long_polling", 1, "bool"),
+        (NameServerConfig, "broker_expiry_ms", 0, "1000 to"),
+        (NameServerConfig, "scan_interval_ms", 0, "1 to"),
+        (NameServerConfig, "order_messages", 1, "bool"),
         (ConsumerConfig, "threshold_mib_group", 0, "-1 or 1 to 102400"),
         (ConsumerConfig, "lock_trusted_ms", 5, "20000 to"),
     ],

@@ -18,7 +18,9 @@ from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.files import FileSystem
 from rmq_ray.store.index_file import ITEM, IndexFile, index_file_bytes
 from rmq_ray.store.index_service import IndexService, file_name, hash_key, hash_keys, hash_texts, hash_unique_keys
+from rmq_ray.store.record import decode_record
 from tests.support.crash_fs import CrashFileSystem, keep_all, keep_none
+from tests.support.store_rig import StoreRig
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "store"
 START_MS = 1_700_000_000_000
@@ -472,3 +474,15 @@ def test_slots_that_point_behind_the_last_item_count_as_empty(tmp_path: Path) ->
     assert again.query("T", "b", 32, 0, FOREVER) == [2] and again.query("T", "a", 32, 0, FOREVER) == [1]
     again.close()
     assert ITEM.unpack(path.read_bytes()[40 + 28 + 40 :][:20])[3] in (0, 1)
+
+
+def test_topics_and_keys_that_only_share_a_hash_are_not_mixed_up() -> None:
+    rig = StoreRig()
+    for number, (topic, key) in enumerate((("Aa", "CC"), ("BB", "CC"), ("Aa", "Bb"), ("BB", "Bb"))):
+        rig.send([f"{topic} {key}".encode()], number, topic=topic, head=f"KEYS\x01{key}")
+    rig.settle()
+    for topic in ("Aa", "BB"):
+        for key in ("CC", "Bb"):
+            found = rig.store.query(topic, key, 32, 0, FOREVER)
+            assert [decode_record(record).body.decode() for record in found] == [f"{topic} {key}"], "all four have one hash in the index"
+    assert java_hash("Aa#CC") == java_hash("BB#CC") == java_hash("Aa#Bb") == java_hash("BB#Bb")
