@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.sharing import Group, Sharing
-from rmq_ray.errors import RemotingError, RequestTimeout
+from rmq_ray.errors import ConnectFailed, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.codes import RequestCode
 from rmq_ray.remoting.frame import BINARY, Command
@@ -21,11 +21,11 @@ Answer = tuple[int, str | None]
 
 
 class EndGroup(Group[End]):
-    """Ends for one broker, the key. ``outcome``: what each was answered, or what the request met."""
+    """Ends for one broker, whose name is the key. ``outcome``: what each was answered, or what the request met."""
 
     __slots__ = ("outcome",)
 
-    def __init__(self, key: Address, sharing: Ends) -> None:
+    def __init__(self, key: str, sharing: Ends) -> None:
         super().__init__(key, sharing.clock)
         self.outcome: list[Answer] | RemotingError | None = None
 
@@ -43,19 +43,19 @@ class Ends(Sharing[End, EndGroup]):
         self._instance = instance
         self._group = group
 
-    def end(self, address: Address, end: End, timeout_ms: float) -> Answer:
+    def end(self, broker_name: str, end: End, timeout_ms: float) -> Answer:
         """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have happened."""
-        place = self.join(address, end, END_BYTES, lambda: EndGroup(address, self))
+        place = self.join(broker_name, end, END_BYTES, lambda: EndGroup(broker_name, self))
         if place is None:
             try:
-                return answers_of(self._instance.invoke(address, self._command([end]), timeout_ms), 1)[0]
+                return answers_of(self._instance.invoke(self._address(broker_name), self._command([end]), timeout_ms), 1)[0]
             finally:
-                self.left(address)
+                self.left(broker_name)
         group, index = place
         self.sleep(group, index, timeout_ms)
         outcome = group.outcome
         if outcome is None:
-            raise RequestTimeout(f"{address} did not answer within {timeout_ms:.0f} ms", str(address))
+            raise RequestTimeout(f"{broker_name} did not answer within {timeout_ms:.0f} ms", broker_name)
         if isinstance(outcome, RemotingError):
             raise type(outcome)(*outcome.args)
         return outcome[index]
@@ -69,9 +69,15 @@ class Ends(Sharing[End, EndGroup]):
             group.ended()
 
         try:
-            self._instance.invoke_async(group.key, self._command(group.items), REQUEST_TIMEOUT_MS, answered)
+            self._instance.invoke_async(self._address(group.key), self._command(group.items), REQUEST_TIMEOUT_MS, answered)
         except RemotingError as error:
             answered(error)
+
+    def _address(self, broker_name: str) -> Address:
+        address = self._instance.broker_address(broker_name)
+        if address is None:
+            raise ConnectFailed(f"no address of broker {broker_name!r} is known")
+        return address
 
     def _command(self, ends: list[End]) -> Command:
         return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)

@@ -86,6 +86,7 @@ class HalfCombiner(Combiner):
     group_name = ""
 
     def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:
+        group.outcome.transactional = True
         return HalfLoad(self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms))
 
 

@@ -34,7 +34,7 @@ class BatchOutcome:
 
     __slots__ = (
         "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "recall_handle", "sizes",
-        "state", "status", "store_id", "verdicts", "waiters",
+        "state", "status", "store_id", "transactional", "verdicts", "waiters",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue) -> None:
@@ -50,6 +50,7 @@ class BatchOutcome:
         self.message_ids: Sequence[str] = ()
         self.sizes: Iterable[int] = ()
         self.recall_handle: str | None = None
+        self.transactional = False
         self._starts: list[int] = []
         self.store_id: Callable[[int], str] = _no_store_id
         self.on_finish: Callable[[], None] | None = None
@@ -108,7 +109,9 @@ class BatchOutcome:
             QueueOffset(self.base_offset + index if self.base_offset >= 0 else -1),
             self.store_id(log_offset) if log_offset >= 0 else "",
             LogOffset(log_offset),
-            recall_handle=self.recall_handle,
+            self.message_ids[index] if self.transactional else None,
+            1,
+            self.recall_handle,
         )
 
     def _start(self, index: int) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -50,12 +49,22 @@ def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
 class HalfSender:
     """Sends halves of one producer, through its hooks and compression where it has them."""
 
-    def __init__(self, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None, checker: Checker | None) -> None:
-        self.engine = engine_of(core, checker)
+    def __init__(self, engine: TransactionEngine, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None) -> None:
+        self.engine = engine
         self.config = config
         self._core = core
         self._steps = steps
-        watch_ends(self.engine, steps)
+        watch_ends(engine, steps)
+
+    @classmethod
+    def of(cls, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None, checker: Checker | None) -> HalfSender:
+        """The one of this producer, made at its first use; with this checker from now on if there is one."""
+        engine = engine_of(core, checker)
+        if engine.sender is None:
+            engine.sender = cls(engine, core, config, steps)
+        found = engine.sender
+        assert isinstance(found, cls)
+        return found
 
     def send(self, message: Outgoing, placement: Placement | None, timeout_ms: float, immunity_s: int | None = None) -> Half:
         """Blocks until the half is stored. Raises ``SendError``."""
@@ -85,7 +94,7 @@ def watch_ends(engine: TransactionEngine, steps: SendSteps | None) -> None:
 
 def labelled(half: Half, ctx: SendContext) -> Half:
     """The half with what its trace shows of its message."""
-    return replace(half, topic=ctx.topic, tag=ctx.tag or "", keys=ctx.keys)
+    return half._replace(topic=ctx.topic, tag=ctx.tag or "", keys=ctx.keys)
 
 
 class OpenTransaction:
@@ -166,8 +175,9 @@ class Transaction(OpenTransaction):
         """
         with self._lock:
             self._may_send()
-            check_placement(queue, selector, None)
             placement = placed(queue, selector, arg, None)
+            if placement is not None:
+                check_placement(queue, selector, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
             message = outgoing(topic_or_message, body, (tag, keys, properties), 0, self._sender.config.body_bytes_max)
             return self._kept(self._sender.send(message, placement, timeout_ms, check_immunity))
@@ -218,7 +228,7 @@ class Transaction(OpenTransaction):
 def begin(parts: tuple[ProducerCore, ProducerConfig, SendSteps | None], checker: Checker, timeout: float | None) -> Transaction:
     """A transaction of the producer with these parts. ``timeout``: s for each half and each end; None = the producer's."""
     required(checker)
-    sender = HalfSender(*parts, checker)
+    sender = HalfSender.of(*parts, checker)
     return Transaction(sender, float(sender.config.send_timeout_ms) if timeout is None else timeout_in_ms(timeout))
 
 

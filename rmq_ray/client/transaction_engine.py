@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmq_ray.client.ending import Ends
 from rmq_ray.client.half_sending import HalfSending
@@ -40,8 +40,7 @@ OPEN_MAX = 200_000  # halves that are not decided: more than one transaction may
 ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Half:
+class Half(NamedTuple):
     """A half message that is stored. ``topic``, ``tag``, ``keys``: of the message, as brokers know it; only where it is watched."""
 
     result: SendResult
@@ -65,6 +64,8 @@ class TransactionEngine:
         self._checks = TransactionChecks(core.instance, core.group, self.known)
         core.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
         self._closed = False
+        self.sender: object = None
+        """What sends the producer's halves (``transaction.HalfSender``); it belongs to the engine because it is made once."""
         core.closers.append(self._close)
 
     @classmethod
@@ -133,6 +134,8 @@ class TransactionEngine:
             self._brokers.add(result.queue.broker_name)
             self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)
         it = result
+        if it.transaction_id is not None:
+            return Half(it, key)
         return Half(SendResult(it.status, it.message_id, it.queue, it.queue_offset, it.offset_message_id, it.log_offset, key, it.count), key)
 
     def decide(self, half: Half, state: LocalTransactionState) -> None:
@@ -150,9 +153,8 @@ class TransactionEngine:
             return
         ending = self.ending(half, state, timeout_ms, began_ms)
         while ending is not None and (left := ending.left_ms()) > 0:
-            address = self._core.instance.broker_address(half.result.queue.broker_name)
             try:
-                answer = None if address is None else self._ends.end(address, ending.end, attempt_ms(timeout_ms, left))
+                answer = self._ends.end(half.result.queue.broker_name, ending.end, attempt_ms(timeout_ms, left))
             except RemotingError as error:
                 answer = (-1, str(error))
             if ending.done(answer):
@@ -164,12 +166,12 @@ class TransactionEngine:
     def _ended_at_once(self, half: Half, state: LocalTransactionState, timeout_ms: float) -> bool:
         """The usual case: the first attempt is acknowledged. Else nothing is said, and it is repeated, which is safe."""
         self.decide(half, state)
-        result = half.result
-        address = None if self._closed else self._core.instance.broker_address(result.queue.broker_name)
-        if address is None:
+        if self._closed:
             return False
+        result = half.result
         try:
-            code, _ = self._ends.end(address, End(int(result.queue_offset), int(result.log_offset), state.value), attempt_ms(timeout_ms, timeout_ms))
+            end = End(result.queue_offset, result.log_offset, state.value)
+            code, _ = self._ends.end(result.queue.broker_name, end, attempt_ms(timeout_ms, timeout_ms))
         except RemotingError:
             return False
         if code == ResponseCode.SUCCESS:

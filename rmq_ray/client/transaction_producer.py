@@ -36,7 +36,7 @@ class TransactionProducer(Producer):
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
-        sender = HalfSender(core, self._config, self._steps, None)
+        sender = HalfSender.of(core, self._config, self._steps, None)
         half = sender.send(half_of(message, self._config.body_bytes_max), None, timeout_ms)
         state, error = LocalTransactionState.ROLLBACK_MESSAGE, None
         if half.result.status is SendStatus.SEND_OK:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from rmq_ray.model.message import (
     DELAY,
@@ -33,7 +34,9 @@ from rmq_ray.model.message import (
     TAGS,
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED,
+    UNIQUE_KEY,
     WAIT,
+    decode_properties,
     encode_properties,
 )
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
@@ -44,6 +47,8 @@ OP_TAG = "d"
 IMMUNITY_S_MAX = 7 * 86_400
 HISTORY = 65_536  # ended halves that are remembered, so that a repeated end gets the first one's answer
 _COMPACT = 65_536
+_MARK, _UNIQUE_PART = f"{FRAME}\x01", f"\x02{UNIQUE_KEY}\x01"
+UNIQUE_TAIL_CHARS = len(_UNIQUE_PART) + 32
 _NOT_IN_FINAL = frozenset((FRAME, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, DELAY, WAIT, TRANSACTION_CHECK_TIMES, PREPARED_QUEUE_OFFSET, HALF_FROM))
 
 
@@ -72,6 +77,7 @@ class EndState(IntEnum):
     """Ended so long ago that nobody knows how."""
 
 
+_EACH_STATE = tuple(EndState)
 _LETTERS = {EndState.COMMITTED: "c", EndState.ROLLED_BACK: "r", EndState.MOVED: "m", EndState.DISCARDED: "x"}
 _STATES = {letter: state for state, letter in _LETTERS.items()}
 
@@ -140,6 +146,35 @@ def op_text(state: EndState, copy: int = -1, before: int = -1) -> str:
 def final_text(properties: Mapping[str, str]) -> str:
     """The property string of a committed message: the user's properties, without what made it a half."""
     return PROPERTY_SEPARATOR.join([f"{name}\x01{value}" for name, value in properties.items() if name not in _NOT_IN_FINAL])
+
+
+class HalfFacts(NamedTuple):
+    """Of a half's property string: who is asked about it, where its final goes (see ``real_target``), the final's property string."""
+
+    group: str | None
+    target: tuple[str, int] | None
+    final: str
+
+
+def half_facts(text: str) -> HalfFacts:
+    """Our producers end the string with the unique key; what stands before it is mostly the same in many halves, and is parsed once."""
+    cut = len(text) - UNIQUE_TAIL_CHARS
+    if cut > 0 and text.startswith(_UNIQUE_PART, cut):
+        head = _head_facts(text[text.find(PROPERTY_SEPARATOR) + 1 if text.startswith(_MARK) else 0 : cut])
+        if head is not None and PROPERTY_SEPARATOR not in text[cut + 1 :]:
+            return HalfFacts(head.group, head.target, head.final + text[cut if head.final else cut + 1 :])
+    return _facts(decode_properties(text))
+
+
+@lru_cache(maxsize=8192)
+def _head_facts(text: str) -> HalfFacts | None:
+    """Of the string without its unique key; None when there is one in it all the same."""
+    properties = decode_properties(text)
+    return None if UNIQUE_KEY in properties else _facts(properties)
+
+
+def _facts(properties: Mapping[str, str]) -> HalfFacts:
+    return HalfFacts(properties.get(PRODUCER_GROUP), real_target(properties), final_text(properties))
 
 
 def checks_of(properties: Mapping[str, str]) -> int:
@@ -226,9 +261,23 @@ class HalfWindow:
         """The next op message is in the op queue. ``key``: the greatest half offset that it names."""
         self._op_keys.append(key)
 
+    def ended(self, half_offset: int, state: EndState) -> None:
+        """The half was committed or rolled back, and its op is in the op queue."""
+        self._end(half_offset, state)
+        self._op_keys.append(half_offset)
+
     def end(self, op: Op) -> bool:
         """The half ended in this way; its op is written next. False when it had ended before."""
-        at = op.half_offset - self.start
+        if not self._end(op.half_offset, op.state):
+            return False
+        if op.copy >= 0:
+            self._copies[op.half_offset] = op.copy
+            if op.before >= 0:
+                self._copies[op.before] = op.copy
+        return True
+
+    def _end(self, half_offset: int, state: EndState) -> bool:
+        at = half_offset - self.start
         if at < 0:
             return False
         states = self._states
@@ -236,12 +285,8 @@ class HalfWindow:
             states.extend(bytes(at + 1 - len(states)))
         elif states[at]:
             return False
-        states[at] = op.state
+        states[at] = state
         self._ended += 1
-        if op.copy >= 0:
-            self._copies[op.half_offset] = op.copy
-            if op.before >= 0:
-                self._copies[op.before] = op.copy
         return True
 
     def state(self, half_offset: int) -> EndState:
@@ -249,10 +294,12 @@ class HalfWindow:
         at = half_offset - self.start
         if at < 0:
             return EndState.FORGOTTEN
-        return EndState(self._states[at]) if at < len(self._states) else EndState.PENDING
+        return _EACH_STATE[self._states[at]] if at < len(self._states) else EndState.PENDING
 
     def current(self, half_offset: int) -> int:
         """The copy that stands for this half now: itself, or what it was moved to."""
+        if half_offset not in self._copies:
+            return half_offset
         for _ in range(len(self._copies) + 1):  # a chain is never longer than the table
             following = self._copies.get(half_offset)
             if following is None or following == half_offset:

@@ -65,10 +65,15 @@ def unpack_ends(body: Body) -> tuple[str, list[End]]:
     raw = _unpack(body)
     if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[0], str) or not isinstance(raw[1], list) or not 0 < len(raw[1]) <= ENDS_MAX:
         raise MalformedFrame(f"ends are [group, [1 to {ENDS_MAX} of [queue offset, log offset, state]]]")
-    for row in raw[1]:
-        if not isinstance(row, list) or len(row) != 3 or not all(type(value) is int and 0 <= value < _I64_MAX for value in row):
-            raise MalformedFrame(f"an end is [queue offset, log offset, state], not {row!r:.80}")
-    return raw[0], [End(*row) for row in raw[1]]
+    return raw[0], [_end(row) for row in raw[1]]
+
+
+def _end(row: object) -> End:
+    if isinstance(row, list) and len(row) == 3:
+        half_offset, log_offset, state = row
+        if type(half_offset) is type(log_offset) is type(state) is int and 0 <= half_offset < _I64_MAX and 0 <= log_offset < _I64_MAX and 0 <= state < _I64_MAX:
+            return End(half_offset, log_offset, state)
+    raise MalformedFrame(f"an end is [queue offset, log offset, state], not {row!r:.80}")
 
 
 def pack_end_answers(answers: Sequence[tuple[int, str | None]]) -> bytes:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, decode_properties, encode_properties
+from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.transaction import EndState, real_target
+from rmq_ray.protocol.transaction import EndState, HalfFacts, half_facts, real_target
 from rmq_ray.remoting.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.halves import End, pack_end_answers, unpack_ends
@@ -29,13 +29,14 @@ from rmq_ray.server.records_handlers import SendPath
 from rmq_ray.server.refusal import Refused
 from rmq_ray.server.transaction_service import Ending, Transactions
 from rmq_ray.store.message_store import AppendResult
-from rmq_ray.store.record import Record, decode_record, encode_record, offset_message_id
+from rmq_ray.store.record import Record, RecordParts, encode_record, offset_message_id, record_parts
 
 STATES = {int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED, int(SysFlag.TRANSACTION_ROLLBACK): EndState.ROLLED_BACK}
 Outcome = tuple[int, str | None]
 """Response code and remark."""
 READ_BYTES_MAX = 16 << 20  # of halves that one request has read; what comes after is told to come again
 _LATER = b"later"
+_HALF_TOPIC = HALF_TOPIC.encode()
 
 
 class TransactionHandlers:
@@ -83,12 +84,8 @@ class TransactionHandlers:
             return None
 
         def read() -> list[bytes | None]:
-            found: list[bytes | None] = []
-            size = 0
-            for end in ends:
-                found.append(store.record_at(end.log_offset) if size < READ_BYTES_MAX else _LATER)
-                size += len(found[-1] or b"")
-            return found
+            found = store.records_at([end.log_offset for end in ends], READ_BYTES_MAX)
+            return found + [_LATER] * (len(ends) - len(found))
 
         def build(found: Sequence[bytes | None]) -> Command | None:
             return self._ended(command, peer, [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)], answered)
@@ -106,9 +103,8 @@ class TransactionHandlers:
                 raise Refused(f"commitOrRollback is {end.state}; 8 commits, 12 rolls back, 0 leaves it open", ResponseCode.SYSTEM_ERROR)
             if raw is _LATER:
                 raise Refused(f"this request ends halves of more than {READ_BYTES_MAX} bytes; end this one again", ResponseCode.SYSTEM_BUSY)
-            half, properties = _checked(raw, group, end)
-            target = real_target(properties)
-            if target is None:  # refused when the half came; another broker may have written this one
+            half, facts = _checked(raw, group, end)
+            if facts.target is None:  # refused when the half came; another broker may have written this one
                 raise Refused(f"the half message at log offset {end.log_offset} names no lawful topic and queue", ResponseCode.SYSTEM_ERROR)
             if state is EndState.COMMITTED and len(half.body) > self._body_bytes_max:
                 raise Refused(
@@ -117,7 +113,7 @@ class TransactionHandlers:
                 )
         except Refused as error:
             return error.response_code, error.message
-        return Ending(half, properties, self._transactions.window.current(half.queue_offset), state, target)
+        return Ending(half, self._transactions.window.current(half.queue_offset), state, facts.target, facts.final)
 
     def _ended(self, command: Command, peer: Peer, looked: Sequence[Ending | Outcome], answered: Callable[[Sequence[Outcome]], Command]) -> Command | None:
         """Write what is to be written and answer when it is durable."""
@@ -178,14 +174,14 @@ class TransactionAsker:
         peer.send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
 
 
-def _checked(raw: bytes | None, group: str, end: End) -> tuple[Record, dict[str, str]]:
-    """The half record that is meant, and its properties. Raises ``Refused`` (1)."""
+def _checked(raw: bytes | None, group: str, end: End) -> tuple[RecordParts, HalfFacts]:
+    """The half record that is meant, and what its properties say. Raises ``Refused`` (1)."""
     if raw is None:
         raise Refused(f"there is no half message at log offset {end.log_offset}", ResponseCode.SYSTEM_ERROR)
-    half = decode_record(raw, sound=True)  # the store has looked at it
-    if half.topic != HALF_TOPIC or half.queue_offset != end.half_offset:
+    half = record_parts(raw)  # the store has looked at it
+    if half.topic != _HALF_TOPIC or half.queue_offset != end.half_offset:
         raise Refused(f"the record at log offset {end.log_offset} is not half message {end.half_offset}", ResponseCode.SYSTEM_ERROR)
-    properties = decode_properties(half.properties)
-    if properties.get(PRODUCER_GROUP) != group:
+    facts = half_facts(str(half.text, "utf-8", "replace"))
+    if facts.group != group:
         raise Refused(f"half message {end.half_offset} is not of producer group {group}", ResponseCode.SYSTEM_ERROR)
-    return half, properties
+    return half, facts

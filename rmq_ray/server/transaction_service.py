@@ -18,8 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
@@ -36,7 +35,6 @@ from rmq_ray.protocol.transaction import (
     copy_for_check,
     copy_for_immunity,
     decode_op,
-    final_text,
     judge,
     op_text,
 )
@@ -46,7 +44,7 @@ from rmq_ray.server.offset_table import OffsetTable
 from rmq_ray.server.store_keeper import StoreKeeper
 from rmq_ray.server.topic_table import TopicTable
 from rmq_ray.store.message_store import AppendResult, MessageStore, StoredMessage
-from rmq_ray.store.record import Record, decode_record
+from rmq_ray.store.record import Record, RecordParts, decode_record
 
 log = logging.getLogger("rmq_ray.server")
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
@@ -55,17 +53,16 @@ OWED_MAX = 10_000
 WRITE_BYTES, WRITE_ENDINGS = 1 << 20, 256  # of bodies, of halves that are ended in one write
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How one half ends. ``half``: any of its copies, with its ``properties``; ``offset``: queue offset of the one that stands for it; ``target``: topic and
-    queue of its final message.
+class Ending(NamedTuple):
+    """How one half ends. ``half``: any of its copies; ``offset``: queue offset of the one that stands for it; ``target``: topic and queue of its final
+    message; ``text``: the final's properties.
     """
 
-    half: Record
-    properties: dict[str, str]
+    half: RecordParts
     offset: int
     state: EndState
     target: tuple[str, int]
+    text: str
 
 
 class Asker(Protocol):
@@ -170,12 +167,10 @@ class Transactions:
             messages.append(self._writer.stored(OP_HALF_TOPIC, b"%d" % ending.offset, op_text(ending.state), now_ms))
         end = store.append_mixed(messages).end_log_offset
         for ending in endings:
-            self.window.end(Op(ending.offset, ending.state))
-            self.window.written(ending.offset)
-            if ending.state is EndState.COMMITTED:
-                self._counters.half_committed += 1
-            else:
-                self._counters.half_rolled_back += 1
+            self.window.ended(ending.offset, ending.state)
+        committed = len(messages) - len(endings)
+        self._counters.half_committed += committed
+        self._counters.half_rolled_back += len(endings) - committed
         return end
 
     def _final(self, store: MessageStore, ending: Ending) -> StoredMessage:
@@ -183,7 +178,7 @@ class Transactions:
         prepared = half.log_offset if ending.offset == half.queue_offset else store.log_offset_of(HALF_TOPIC, 0, ending.offset)
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         return StoredMessage(
-            *ending.target, half.body, final_text(ending.properties), half.flag, sys_flag, half.born_ms, half.born_host,
+            *ending.target, half.body, ending.text, half.flag, sys_flag, half.born_ms, half.born_host,
             half.reconsume_times, prepared,
         )  # fmt: skip
 

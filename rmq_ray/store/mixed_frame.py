@@ -30,8 +30,8 @@ from rmq_ray.store.record import (
     pack_host,
     pack_host_v4,
 )  # fmt: skip
-from rmq_ray.store.record_batch import CheckedFrame, strip_mark
-from rmq_ray.store.record_properties import PropertyFacts, stored_parts
+from rmq_ray.store.record_batch import MARK_PREFIX, CheckedFrame, strip_mark
+from rmq_ray.store.record_properties import stored_parts
 from rmq_ray.store.single_message import StoredMessage, check_queue, is_queued
 
 MESSAGES_MAX = 4_096
@@ -72,13 +72,13 @@ class MixedFrame:
 
 
 class Sized(NamedTuple):
-    """A message with its encoded parts; ``size``: of its record. ``plain``: both hosts are IPv4."""
+    """A message with its encoded parts; ``size``: of its record. ``host``: where it was born, None = an IPv6 address."""
 
     message: StoredMessage
     topic: bytes
     text: bytes
     size: int
-    plain: bool
+    host: bytes | None
 
 
 def measure(messages: Sequence[StoredMessage], body_bytes_max: int) -> list[Sized]:
@@ -89,13 +89,16 @@ def measure(messages: Sequence[StoredMessage], body_bytes_max: int) -> list[Size
 
 
 def _measured(message: StoredMessage, body_bytes_max: int) -> Sized:
-    length, text = len(message.body), strip_mark(message.properties).encode()
+    length, text = len(message.body), message.properties.encode()
+    if MARK_PREFIX in text:
+        text = strip_mark(message.properties).encode()
     if length > body_bytes_max:
         raise MessageTooLarge(f"body of {length} bytes; {body_bytes_max} are allowed (body_bytes_max)", length, body_bytes_max)
     if len(text) > PROPERTIES_BYTES_MAX or b"\0" in text or not is_queued(message.sys_flag):
         raise MessageIllegal(f"properties of {len(text)} bytes (to {PROPERTIES_BYTES_MAX}), with a zero character, or SYSFLAG {message.sys_flag:#x}")
-    topic, plain = _topic_part(message.topic, message.queue_id), len(_host(*message.born_host)) == 8
-    return Sized(message, topic, text, OVERHEAD_BYTES - 1 + length + len(topic) + len(text) + (0 if plain else _V6_EXTRA), plain)
+    topic, host = _topic_part(message.topic, message.queue_id), _host(*message.born_host)
+    plain = len(host) == 8
+    return Sized(message, topic, text, OVERHEAD_BYTES - 1 + length + len(topic) + len(text) + (0 if plain else _V6_EXTRA), host if plain else None)
 
 
 def encode_mixed(
@@ -104,42 +107,39 @@ def encode_mixed(
     """(the records, what they are) as they go to ``log_offset``. ``next_offsets``: where each queue goes on."""
     parts: list[bytes] = []
     mixed = MixedFrame()
-    host = pack_host_v4(*store_host)
+    host, start = pack_host_v4(*store_host), 0
     for item in items:
-        message, start = item.message, mixed.length
-        place = (message.topic, message.queue_id)
-        piece = mixed.pieces.get(place)
+        (topic, queue_id, body, _, flag, sys_flag, born_ms, _, reconsume_times, prepared_offset), topic_part, text, size, born_host = item
+        piece = mixed.pieces.get((topic, queue_id))
         if piece is None:
-            piece = mixed.pieces[place] = Piece(CheckedFrame(*place, 0, 0, [], [], []), next_offsets.get(place, 0), message.sys_flag)
-        queue_offset = piece.queue_offset + piece.frame.count
-        _put_record(parts, item, (queue_offset, log_offset + start), store_ms, host)
-        facts = _take(mixed, item, start)
-        code = own_code(message.topic, facts.delay, store_ms) if facts.delay is not None and message.topic in CODED_TOPICS else 0
+            piece = mixed.pieces[topic, queue_id] = Piece(CheckedFrame(topic, queue_id, 0, 0, [], [], []), next_offsets.get((topic, queue_id), 0), sys_flag)
         frame = piece.frame
+        queue_offset = piece.queue_offset + frame.count
+        if born_host is None:
+            parts.append(encode_record(_record(item, (queue_offset, log_offset + start), store_ms)))
+        else:
+            head = HEADER.pack(
+                size, MAGIC, body_crc(body), queue_id, flag, queue_offset, log_offset + start, sys_flag & ~_V6_FLAGS, born_ms, born_host, store_ms, host,
+                reconsume_times, prepared_offset, len(body),
+            )  # fmt: skip
+            parts += (head, body, topic_part, len(text).to_bytes(2, "big"), text)
+        unique, facts = stored_parts(text)
+        if unique is not None:
+            mixed.keys.append((start, topic, unique))
+        for key in facts.keys:
+            mixed.keys.append((start, topic, key))
+        code = own_code(topic, facts.delay, store_ms) if facts.delay is not None and topic in CODED_TOPICS else 0
         frame.count += 1
-        frame.sizes.append(item.size)
+        frame.sizes.append(size)
         frame.starts.append(start)
         frame.tag_codes.append(code or facts.tag_code)
         mixed.offsets.append(queue_offset)
         mixed.starts.append(start)
-        mixed.length = start + item.size
+        start += size
+    mixed.length = start
     for piece in mixed.pieces.values():
-        piece.frame.length = mixed.length
+        piece.frame.length = start
     return b"".join(parts), mixed
-
-
-def _put_record(parts: list[bytes], item: Sized, offsets: tuple[int, int], store_ms: int, host: bytes) -> None:
-    message, body = item.message, item.message.body
-    if not item.plain:
-        parts.append(encode_record(_record(item, offsets, store_ms)))
-        return
-    parts += (
-        HEADER.pack(
-            item.size, MAGIC, body_crc(body), message.queue_id, message.flag, *offsets, message.sys_flag & ~_V6_FLAGS, message.born_ms,
-            _host(*message.born_host), store_ms, host, message.reconsume_times, message.prepared_offset, len(body),
-        ),
-        body, item.topic, len(item.text).to_bytes(2, "big"), item.text,
-    )  # fmt: skip
 
 
 def _record(item: Sized, offsets: tuple[int, int], store_ms: int) -> Record:
@@ -148,17 +148,6 @@ def _record(item: Sized, offsets: tuple[int, int], store_ms: int) -> Record:
         message.topic, message.queue_id, message.body, item.text.decode(), message.flag, *offsets, message.sys_flag, message.born_ms, message.born_host,
         store_ms, ("0.0.0.0", 0), message.reconsume_times, message.prepared_offset,
     )  # fmt: skip
-
-
-def _take(mixed: MixedFrame, item: Sized, start: int) -> PropertyFacts:
-    """What is queued and indexed of the record."""
-    unique, facts = stored_parts(item.text)
-    topic = item.message.topic
-    if unique is not None:
-        mixed.keys.append((start, topic, unique))
-    for key in facts.keys:
-        mixed.keys.append((start, topic, key))
-    return facts
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,7 @@ _GAP_MAX = 32 << 10  # bytes of others between two records that are read along: 
 _FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
+_NEAR_BYTES = 65_536  # between the first and the last of several records that are read with one call
 RECENT_BYTES_MAX = 4_096
 _LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
 
@@ -156,6 +157,23 @@ class LogReader:
         if find_fault(data, 0) is not None or int.from_bytes(data[28:36], "big") != log_offset:
             return None
         return data[:total]
+
+    def records_at(self, log_offsets: Sequence[int], limit: int, bytes_max: int) -> list[bytes | None]:
+        """``record_at`` of each, until ``bytes_max`` bytes were read: the list ends there. What lies close together is read with one call."""
+        low, high = min(log_offsets), max(log_offsets)
+        data = self._log.read(low, high - low + _RECORD_GUESS) if self._log.begin <= low and high - low <= _NEAR_BYTES else b""
+        found: list[bytes | None] = []
+        size = 0
+        for log_offset in log_offsets:
+            if size >= bytes_max:
+                break
+            at = log_offset - low
+            end = at + int.from_bytes(data[at : at + 4], "big")
+            whole = at < end <= len(data) and log_offset < limit and data[at + 28 : at + 36] == log_offset.to_bytes(8, "big")
+            raw = data[at:end] if whole and find_fault(data, at) is None else self.record_at(log_offset, limit)
+            found.append(raw)
+            size += len(raw or b"")
+        return found
 
     def _read_entries(
         self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool

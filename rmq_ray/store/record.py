@@ -19,7 +19,7 @@ import ipaddress
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,9 @@ from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysF
 
 __all__ = [
     "BLANK", "BLANK_BYTES_MIN", "BLANK_MAGIC", "CRC_MASK", "HEADER", "HEADER_BYTES", "MAGIC", "OVERHEAD_BYTES", "PROPERTIES_BYTES_MAX",
-    "RECORD_BYTES_OVER_BODY_MAX", "RECORD_HEADER", "TOPIC_BYTES_MAX", "Record", "UniqueKeys", "body_crc", "decode_record", "encode_record", "find_fault",
-    "headers", "headers_at", "host_lengths", "java_hash", "offset_message_id", "pack_host", "pack_host_v4", "parse_offset_message_id", "property_value",
-    "tag_of", "tags_code", "unpack_host",
+    "RECORD_BYTES_OVER_BODY_MAX", "RECORD_HEADER", "TOPIC_BYTES_MAX", "Record", "RecordParts", "UniqueKeys", "body_crc", "decode_record", "encode_record",
+    "find_fault", "headers", "headers_at", "host_lengths", "java_hash", "offset_message_id", "pack_host", "pack_host_v4", "parse_offset_message_id",
+    "property_value", "record_parts", "tag_of", "tags_code", "unpack_host",
 ]  # fmt: skip
 
 MAGIC = 0xDAA320A7
@@ -170,6 +170,38 @@ def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, sound:
     return Record(
         topic, queue_id, bytes(view[body_at:topic_at]), properties, flag, queue_offset, log_offset, sys_flag, born_ms,
         unpack_host(born), store_ms, unpack_host(stored), reconsume, prepared, total,
+    )  # fmt: skip
+
+
+class RecordParts(NamedTuple):
+    """What a copy of a record keeps, and where the record lies; ``text``: its property string. A quarter of what a ``Record`` costs."""
+
+    topic: bytes
+    queue_offset: int
+    log_offset: int
+    body: bytes
+    text: bytes
+    flag: int
+    sys_flag: int
+    born_ms: int
+    born_host: tuple[str, int]
+    reconsume_times: int
+
+
+def record_parts(raw: bytes) -> RecordParts:
+    """Of one record that is sound."""
+    sys_flag = _I32.unpack_from(raw, 36)[0]
+    if sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6):
+        it = decode_record(raw, sound=True)
+        return RecordParts(
+            it.topic.encode(), it.queue_offset, it.log_offset, it.body, it.properties.encode(), it.flag, sys_flag, it.born_ms, it.born_host, it.reconsume_times
+        )
+    _, _, _, _, flag, queue_offset, log_offset, _, born_ms, born, _, _, reconsume, _, body_len = HEADER.unpack_from(raw)
+    topic_at = HEADER_BYTES + body_len + 1
+    text_at = topic_at + raw[topic_at - 1] + 2
+    return RecordParts(
+        raw[topic_at : text_at - 2], queue_offset, log_offset, raw[HEADER_BYTES : topic_at - 1], raw[text_at:], flag, sys_flag, born_ms, unpack_host(born),
+        reconsume,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
@@ -27,8 +28,7 @@ _TWO = struct.Struct(">qq")
 _I64 = struct.Struct(">q")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """One message to store, every field as the log will hold it. ``properties``: the encoded string. ``born_host``: (address, port)."""
 
     topic: str

@@ -6,6 +6,7 @@ Decides: that nothing invisible is answered, and nothing at all after the log ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -116,6 +117,10 @@ class StoreReads:
     def record_at(self, log_offset: int) -> bytes | None:
         """The visible record that begins at ``log_offset``; None when there is none, or its CRC is wrong."""
         return self.readable().reader.record_at(log_offset, self._visible)
+
+    def records_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
+        """The same of each, until ``bytes_max`` bytes were read: the list ends there."""
+        return self.readable().reader.records_at(log_offsets, self._visible, bytes_max)
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a cold disk."""

@@ -21,6 +21,8 @@ from rmq_ray.protocol.transaction import (
     decode_op,
     encode_op,
     final_text,
+    half_facts,
+    half_prefix,
     immunity_ms,
     judge,
     real_target,
@@ -152,3 +154,28 @@ def test_memory_is_a_byte_for_each_half_and_bounded_history() -> None:
             window.trim(offset + 1)
     assert window.trim(200_000) == (200_000 - 65_536, 200_000 - 65_536)
     assert window.pending(200_000) == 0
+
+
+KEY = f"UNIQ_KEY\x01{7:032X}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        half_prefix("orders", 3, "web", None) + KEY,
+        half_prefix("orders", 3, "web", 9) + "TAGS\x01t\x02KEYS\x01k\x02a\x01b\x02" + KEY,
+        "RMQ_FRAME\x01" + "0" * 72 + "\x02" + half_prefix("orders", 3, "web", None) + KEY,
+        half_prefix("orders", 3, "web", None) + KEY.replace("7", "8") + "\x02" + KEY,
+        half_prefix("orders", 3, "web", None) + KEY + "\x02TAGS\x01t",
+        half_prefix("orders", 3, "web", None) + "UNIQ_KEY\x01short",
+        half_prefix("orders", 3, "web", None) + "UNIQ_KEY\x01" + "1" * 29 + "\x02x\x01",
+        half_prefix("orders", 3, "web", None).removesuffix("\x02"),
+        "REAL_QID\x01x\x02" + KEY,
+        "TRAN_MSG\x01true\x02" + KEY,
+        KEY,
+        "",
+    ],
+)
+def test_what_a_half_says_is_what_its_parsed_properties_say(text: str) -> None:
+    properties = decode_properties(text)
+    assert half_facts(text) == (properties.get("PGROUP"), real_target(properties), final_text(properties))

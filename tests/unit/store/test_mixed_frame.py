@@ -11,7 +11,7 @@ from rmq_ray.store.commit_log import CommitLog
 from rmq_ray.store.message_store import StoredMessage, StoreState
 from rmq_ray.store.record import decode_record
 from tests.support.crash_fs import keep_none
-from tests.support.store_rig import BORN, HOST, StoreRig, small_config
+from tests.support.store_rig import BORN, HOST, ROOT, StoreRig, small_config
 
 
 def final(n: int, queue_id: int = 0, host: tuple[str, int] = BORN) -> StoredMessage:
@@ -154,3 +154,17 @@ def test_after_a_power_loss_it_is_whole_where_it_was_synced() -> None:
     rig.settle()
     again = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
     assert bodies(again, "ops") == [b"0", b"1", b"2"] and bodies(again, "orders") == [b"body 0", b"body 2"]
+
+
+def test_records_that_are_read_together_are_those_that_are_read_one_by_one() -> None:
+    rig = StoreRig()
+    result = rig.store.append_mixed(group(40))
+    far = rig.store.append_message(StoredMessage("orders", 0, bytes(60_000)))
+    places = [result.log_offset + start for start in result.starts]
+    asked = [places[7], places[3], places[3] + 1, far.base_log_offset - 1, rig.store.end_offset + 5, *places]
+    for offsets in (asked, [*asked, far.end_log_offset], places[:1], [1 << 60, 0]):
+        assert rig.store.records_at(offsets, 1 << 20) == [rig.store.record_at(offset) for offset in offsets]
+    assert rig.store.records_at(places, 1) == [rig.store.record_at(places[0])]
+    rig.disk.flip(f"{ROOT}/commitlog/{0:020d}", places[2] + 90)
+    assert rig.store.records_at(places, 1 << 20) == [rig.store.record_at(offset) for offset in places]
+    assert rig.store.records_at(places, 1 << 20)[2] is None
