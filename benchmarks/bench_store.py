@@ -48,13 +48,13 @@ def open_store(directory: Path, **changes: object) -> MessageStore:
     return store
 
 
-def frames(count: int, body_bytes: int, number: int, tag: str = "TagA") -> list[tuple[bytearray, Any]]:
-    """Frames with different bodies and sequence numbers."""
+def frames(count: int, body_bytes: int, number: int, head: str = "TAGS\x01TagA") -> list[tuple[bytearray, Any]]:
+    """Frames with different bodies and sequence numbers. ``head``: properties of each record; ``{}`` in it becomes a number of five digits."""
     made = []
     for _ in range(number):
         now_ms = SYSTEM_CLOCK.now_ms()
         bodies = [os.urandom(body_bytes) for _ in range(count)]
-        properties = [f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}" for key in KEYS.take(now_ms, count)]
+        properties = [f"{head.format(10_000 + n)}\x02UNIQ_KEY\x01{key}" for n, key in enumerate(KEYS.take(now_ms, count))]
         records, sizes = encode_frame("BenchTopic", 0, bodies, properties, now_ms, FrameId(PRODUCER, next(SEQUENCE)))
         made.append((bytearray(records), sizes))
     return made
@@ -65,14 +65,15 @@ SEQUENCE = iter(range(1 << 62))
 
 def bench_append(directory: Path) -> None:
     """append_frame against one pwrite of the frame."""
-    for count, body_bytes, number in ((1000, 100, 40), (400, 1024, 40), (1, 100, 3000)):
+    tag, keyed = "TAGS\x01TagA", "KEYS\x01o-{}\x02TAGS\x01TagA"
+    for count, body_bytes, number, head in ((1000, 100, 40, tag), (400, 1024, 40, tag), (1000, 100, 40, keyed), (850, 1024, 20, keyed), (1, 100, 3000, tag)):
         best, floor = float("inf"), float("inf")
-        store = open_store(directory / f"append-{count}")
+        store = open_store(directory / f"append-{count}-{len(head)}")
         fd = os.open(directory / "floor", os.O_CREAT | os.O_RDWR)
         os.posix_fallocate(fd, 0, 128 * MIB)
         at = 0
         for _ in range(5):
-            batch = frames(count, body_bytes, number)
+            batch = frames(count, body_bytes, number, head)
             started = time.perf_counter()
             for records, _ in batch:
                 os.pwrite(fd, records, at)
@@ -85,7 +86,10 @@ def bench_append(directory: Path) -> None:
         os.close(fd)
         store.shutdown()
         per = 1e6 / (number * count)
-        print(f"append_frame {count} x {body_bytes} B: {best * per:.3f} us/msg, floor {floor * per:.3f}, ratio {best / floor:.1f}", flush=True)
+        print(
+            f"append_frame {count} x {body_bytes} B{', keyed' * (head is keyed)}: {best * per:.3f} us/msg, floor {floor * per:.3f}, ratio {best / floor:.1f}",
+            flush=True,
+        )
 
 
 def bench_read(directory: Path) -> None:
