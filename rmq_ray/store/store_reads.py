@@ -175,9 +175,9 @@ class StoreReads:
         self.opened.retention.request()
 
     def clean(self, now_ms: int) -> RetentionReport:
-        """One cycle of retention; slow, in a thread of the caller."""
+        """One cycle of retention; slow, in a thread of the caller. What was not synced stays: the file that a sync is about to open must be there."""
         parts = self.readable()
-        return parts.retention.run(now_ms, parts.log.end)
+        return parts.retention.run(now_ms, parts.log.durable)
 
     def status(self) -> dict[str, Any]:
         """Plain values for administration."""

@@ -258,6 +258,7 @@ def test_planned_segments_are_kept_and_a_read_after_the_pins_deadline_says_what_
         queue = fill(cluster, "expiring", 100, size=10_000)
         plan = plan_scan(cluster, "expiring", "earliest", "latest", 1)
         store = cluster.store()
+        store.flush()
         for file in (cluster.store_path() / "commitlog").iterdir():
             os.utime(file, (0, 0))  # old enough to go at once
 

@@ -107,6 +107,7 @@ def test_a_disk_that_fills_up_loses_expired_segments_then_any_then_refuses_write
         store = cluster.store()
 
         def begin_after(ratio: float) -> int:
+            store.flush()
             fill(disk, ratio)
             return store.clean(SYSTEM_CLOCK.now_ms()).begin
 

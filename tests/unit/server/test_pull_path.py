@@ -430,6 +430,7 @@ def test_an_offset_that_retention_took_is_moved_to_the_minimum(tmp_path: Path) -
         bench.send(bodies_=[b"x" * 10_000] * 50)
     store = bench.core.keeper.store
     assert store is not None
+    store.flush()
     clock.advance_ms(2 * 3_600_000)
     store.request_cleaning()
     store.clean(clock.now_ms())

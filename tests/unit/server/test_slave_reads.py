@@ -25,8 +25,8 @@ _open: list[Bench] = []
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Stores are shut down after each test."""
+def closed(tmp_path: Path) -> Iterator[None]:
+    """Stores are shut down after each test, before their directory goes."""
     yield
     while _open:
         _open.pop().close()

@@ -641,6 +641,7 @@ def test_retention_takes_old_segments_and_the_queues_follow() -> None:
     rig = StoreRig(config=small_config(segment_bytes=4096, reserved_hours=1))
     for number in range(40):
         rig.send([b"%03d" % number * 60], number)
+    rig.store.flush()
     for name in rig.disk.list_dir(f"{ROOT}/commitlog"):
         rig.disk.set_modified_ms(f"{ROOT}/commitlog/{name}", rig.clock.now_ms())
     pin = rig.store.pin(4096, rig.clock.now_ms() + 2 * 3_600_000 + 1)
@@ -656,3 +657,18 @@ def test_retention_takes_old_segments_and_the_queues_follow() -> None:
     after = rig.next_life(rig.disk.after_kill())
     assert after.store.bounds("TopicTest", 0) == (low, high) and after.store.begin_offset == report.begin
     assert after.send([b"more"], 99).base_queue_offset == 40
+
+
+def test_what_was_not_synced_is_not_removed_however_full_the_disk_is() -> None:
+    """A sync opens each file that it has to sync: one that had gone would fail the log."""
+    rig = StoreRig(config=small_config(segment_bytes=4096))
+    for number in range(12):
+        rig.send([bytes(1_000)], number)
+    rig.disk.ratio = 0.88
+    store = rig.store
+    assert store.clean(rig.clock.now_ms()).begin == 0
+    store.flush()
+    assert store.clean(rig.clock.now_ms()).begin > 0
+    rig.send([b"goes on"], 12)
+    store.flush()
+    assert store.opened.log.durable == store.end_offset
