@@ -260,6 +260,7 @@ def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path
         slave = cluster.replicas[1].core
         assert slave is not None
         eventually(lambda: "made-by-hand" in slave.tables.topics)
+        cluster.settled()
         cluster.kill(0)
         assert cluster.elect() == 1
         with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
