@@ -6,7 +6,7 @@ system topics) as single messages. Pure; raises what ``protocol.validators`` rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from rmq_ray.client.timing import When, when
@@ -21,6 +21,7 @@ from rmq_ray.protocol.validators import (
     check_delay_level,
     check_flags,
     check_properties_fit,
+    check_repeatable,
     check_send_topic,
     check_wait,
     property_text,
@@ -65,9 +66,9 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
         if body is not None or tag is not None or _given(keys) or _given(properties) or time:
             raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and the delay in the Message")
         topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
-        time, flag, wait_store_ok = when(message.delay_level, message.delay, message.deliver_at), message.flag, message.wait_store_ok
-        check_flags((flag,))
-        check_wait((wait_store_ok,))
+        time = when(message.delay_level, message.delay, message.deliver_at)
+        (flag,), wait_store_ok = check_flags((message.flag,)), check_wait(message.wait_store_ok)
+        check_repeatable(keys)
     else:
         topic = topic_or_message
     check_send_topic(topic)
@@ -84,7 +85,12 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
 
 def _given(labels: object) -> bool:
     """Whether a call names keys or properties; an empty collection names none."""
-    return labels is not None and not (isinstance(labels, (str, list, tuple, dict)) and not labels)
+    if labels is None or labels is NO_KEYS:
+        return False
+    try:
+        return not isinstance(labels, Sized) or len(labels) > 0
+    except TypeError:  # arrays without dimensions
+        return True
 
 
 def is_special(topic: str, time: When, wait_store_ok: bool) -> bool:

@@ -12,7 +12,7 @@ from rmq_ray.client.outgoing import NO_LABELS, outgoing
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.validators import NO_KEYS, check_body, check_flags, check_send_topic, check_wait, property_text
+from rmq_ray.protocol.validators import NO_KEYS, PLAIN_KEYS, check_body, check_flags, check_repeatable, check_send_topic, check_wait, property_text
 from rmq_ray.store.record_batch import FRAME_RECORDS_MAX
 
 RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
@@ -27,7 +27,7 @@ def split_batch(messages: Iterable[Message], config: ProducerConfig) -> tuple[st
         messages = _listed(messages)
     try:
         return _split(messages, config)
-    except (AttributeError, ValueError):  # ValueError: arrays, which refuse to be compared
+    except (AttributeError, TypeError, ValueError):  # the last two: pandas.NA and arrays, which refuse to be compared
         for message in messages:
             if not isinstance(message, Message):
                 raise ClientError(f"a batch consists of rmq_ray.Message objects, not {message!r:.80}") from None
@@ -61,10 +61,13 @@ def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, li
             body = check_body(body, body_bytes_max)
         bodies.append(body)
         tag, keys, properties = message.tag, message.keys, message.properties
+        if keys.__class__ not in PLAIN_KEYS:
+            check_repeatable(keys)
         texts.append("" if tag is None and keys is NO_KEYS and properties.__class__ is dict and not properties else property_text(tag, keys, properties))
-    flags = [message.flag for message in messages]
-    check_flags(flags)
-    check_wait([message.wait_store_ok for message in messages])
+    flags = check_flags(message.flag for message in messages)
+    for message in messages:
+        if message.wait_store_ok is not True:
+            check_wait(message.wait_store_ok)
     return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
 
 

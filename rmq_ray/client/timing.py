@@ -7,6 +7,7 @@ Called by both producers. Does not decide limits of time: the broker's ``timer_m
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from operator import index
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import TIMER_DELAY_MS, TIMER_DELIVER_MS
@@ -22,8 +23,8 @@ def when(delay_level: int, delay: object, deliver_at: object) -> When:
     >>> when(3, None, None), when(0, timedelta(seconds=1.5), None)
     (3, 'TIMER_DELAY_MS\\x011500\\x02')
     """
-    if not isinstance(delay_level, int):
-        raise ClientError(f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level))
+    if delay_level.__class__ is not int:
+        delay_level = _level(delay_level)
     if delay is None and deliver_at is None:
         return delay_level
     if (delay is not None) + (deliver_at is not None) + (delay_level != 0) > 1:
@@ -36,6 +37,16 @@ def when(delay_level: int, delay: object, deliver_at: object) -> When:
         return f"{TIMER_DELIVER_MS}\x01{max(1, -int(-deliver_at.timestamp() * 1000 // 1))}\x02"
     except (OverflowError, ValueError, OSError) as error:  # local times at the ends of the calendar
         raise ClientError(f"deliver_at is {deliver_at!r}, which is no point in time here ({error}); give one with a time zone", repr(deliver_at)) from None
+
+
+def _level(delay_level: object) -> int:
+    """A plain number, which is written as one: that of an Enum's member or of another library, but no bool."""
+    try:
+        if not isinstance(delay_level, bool):
+            return index(delay_level)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ClientError(f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level))
 
 
 def _delay_ms(delay: object) -> int:

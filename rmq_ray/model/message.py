@@ -83,7 +83,8 @@ class Message:
     """One message to send.
 
     ``body``: 1 byte to 4 MiB. ``tag``: one tag, used by consumers to filter. ``keys``: business keys for queries, no blanks
-    inside. ``properties``: user properties; names and values not empty, no reserved names. ``flag``: a signed number of 32 bits, opaque to the queue.
+    inside; no iterator, because a message may be sent again. ``properties``: user properties; names and values not empty, no reserved names.
+    ``flag``: a signed number of 32 bits, opaque to the queue.
     ``delay_level``: 0 = none, 1..18; or ``delay``, or ``deliver_at``: an exact time. Checked by ``protocol.validators`` when it is sent, not here.
     """
 

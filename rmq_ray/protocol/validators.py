@@ -12,8 +12,11 @@ brokers for what foreign clients send. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import index
+
+import numpy as np
 
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
 from rmq_ray.model.message import KEYS, NAME_SEPARATOR, PROPERTY_SEPARATOR, RESERVED_PROPERTIES, TAGS
@@ -98,23 +101,32 @@ def check_body(body: object, body_bytes_max: int) -> bytes:
     return body
 
 
-def check_flags(flags: Sequence[object]) -> None:
-    """Users' flags: each a signed number of 32 bits, else ``MessageIllegal``. (What is larger would be read as SYSFLAG.)"""
-    for flag in flags:
-        if not isinstance(flag, int) or not FLAG_MIN <= flag <= FLAG_MAX:
-            raise MessageIllegal(f"flag is {flag!r:.80}; give a whole number from {FLAG_MIN} to {FLAG_MAX}", "flag")
+def check_flags(flags: Iterable[object]) -> list[int]:
+    """Users' flags as plain numbers: each a signed one of 32 bits, else ``MessageIllegal``. (What is larger would be read as SYSFLAG.)
+
+    Numbers of other libraries, which have an ``__index__``, are whole numbers too.
+    """
+    return [flag if flag.__class__ is int and FLAG_MIN <= flag <= FLAG_MAX else _flag(flag) for flag in flags]
 
 
-def check_wait(flags: Sequence[object]) -> None:
-    """``wait_store_ok`` of each message: True or False, else ``MessageIllegal``."""
-    for flag in flags:
-        if not isinstance(flag, int):
-            raise MessageIllegal(f"wait_store_ok is {flag!r:.80}; give True or False", "wait_store_ok")
+def check_wait(flag: object) -> bool:
+    """``wait_store_ok`` of a message as a plain bool: True or False, also numpy's, or a whole number; else ``MessageIllegal``."""
+    if flag is True or flag is False:
+        return flag
+    if not isinstance(flag, int | np.bool_ | np.integer):
+        raise MessageIllegal(f"wait_store_ok is {flag!r:.80}; give True or False", "wait_store_ok")
+    return bool(flag)
+
+
+def check_repeatable(keys: object) -> None:
+    """``MessageIllegal`` for keys of a ``Message`` that can be read only once: sent again it would have none."""
+    if keys.__class__ not in PLAIN_KEYS and isinstance(keys, Iterator):
+        raise MessageIllegal(f"the keys of a Message are {keys!r:.80}, which can be read only once; give a list of strings", "keys")
 
 
 def check_delay_level(level: object) -> None:
     """0 (none) to 18, else ``MessageIllegal``."""
-    if not isinstance(level, int) or not 0 <= level <= DELAY_LEVEL_MAX:
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= DELAY_LEVEL_MAX:
         raise MessageIllegal(f"delay_level is {level!r}; 0 (none) to {DELAY_LEVEL_MAX} exist")
 
 
@@ -135,9 +147,9 @@ def property_text(tag: str | None, keys: Sequence[str] | str | None, properties:
                 text = f"KEYS\x01{key}\x02{tail}"
                 if text.isascii() and len(text) <= USER_PROPERTIES_BYTES_MAX:
                     return text
-        return _new_text(tag, keys, properties)
-    except ValueError:  # arrays, which refuse to be compared
-        return _judged_text(tag, keys, properties)
+    except (TypeError, ValueError):  # pandas.NA and arrays, which refuse to be compared
+        pass
+    return _new_text(tag, keys, properties)
 
 
 def _new_text(tag: str | None, keys: Sequence[str] | str | None, properties: Mapping[str, str] | None) -> str:
@@ -160,9 +172,14 @@ def _new_text(tag: str | None, keys: Sequence[str] | str | None, properties: Map
     known: Mapping[str, str] | None = None
     if properties.__class__ is dict and properties:
         known, known_text = _last_properties[0]
-        if known != properties:
-            whole = _judged_text(tag, keys, properties)
-            _last_properties[0] = (dict(properties), whole[len(text) :])
+        try:
+            alike = properties == known
+        except (TypeError, ValueError):  # as in property_text
+            alike = False
+        if not alike:
+            own = dict(properties)  # what is remembered is what was judged, whoever changes the sender's dict meanwhile
+            whole = _judged_text(tag, keys, own)
+            _last_properties[0] = (own, whole[len(text) :])
             return whole
         text += known_text
     elif properties.__class__ is not dict and properties is not None:
@@ -182,10 +199,10 @@ def _tag_text(tag: str) -> str:
 def _judged_text(tag: str | None, keys: Sequence[str] | str | None, properties: Mapping[str, str] | None) -> str:
     """Every rule, one after the other."""
     _check_kinds(tag, properties)
-    keys_text, tag, properties = _joined(keys), tag or None, properties or {}
+    keys_text, tag, properties = _joined(keys), tag or None, {} if properties is None else dict(properties)
     text, count = "", len(properties)
     if keys_text:
-        text = f"{KEYS}\x01{keys_text}\x02"
+        text = KEYS + "\x01" + keys_text + "\x02"  # no format, which names a member of an Enum instead of its value
         count += 1
     if tag is not None:
         text += TAGS + "\x01" + tag + "\x02"
@@ -207,6 +224,16 @@ def check_properties_fit(text: str, limit: int) -> None:
     """``MessageTooLarge`` for a property string of more than ``limit`` bytes."""
     if len(text) * 3 > limit and (size := len(text.encode())) > limit:
         raise MessageTooLarge(f"keys, tag and properties have {size} bytes, the limit is {limit}; shorten them or put them into the body", size, limit)
+
+
+def _flag(flag: object) -> int:
+    try:
+        number = index(flag)  # type: ignore[arg-type]
+        if FLAG_MIN <= number <= FLAG_MAX:
+            return number
+    except TypeError:
+        pass
+    raise MessageIllegal(f"flag is {flag!r:.80}; give a whole number from {FLAG_MIN} to {FLAG_MAX}", "flag")
 
 
 def _remember(known: set[str], name: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +28,7 @@ from rmq_ray.protocol.validators import (
     check_new_topic,
     check_send_topic,
     check_topic,
+    check_wait,
     property_text,
 )  # fmt: skip
 
@@ -56,11 +60,32 @@ def test_more_names_than_are_remembered_are_checked_alike(monkeypatch: pytest.Mo
     assert len(validators._send_topics) <= 3
 
 
-@pytest.mark.parametrize("flag", ["1", None, 1.5, 1 << 31, 1 << 32, -(1 << 31) - 1])
+class Paid(str, Enum):  # noqa: UP042 - a StrEnum formats as its value, this one does not
+    YES = "yes"
+
+
+class Level(int, Enum):
+    THREE = 3
+
+
+@pytest.mark.parametrize("flag", ["1", None, 1.5, 1 << 31, 1 << 32, -(1 << 31) - 1, np.int64(1 << 31), np.float64(1), pd.NA, np.array([1, 2])])
 def test_a_flag_is_a_number_of_32_bits(flag: Any) -> None:
     with pytest.raises(MessageIllegal, match="flag is"):
         check_flags([0, flag])
     check_flags([0, -(1 << 31), (1 << 31) - 1])
+
+
+def test_flags_of_other_kinds_become_plain_numbers() -> None:
+    flags = check_flags([5, np.int64(5), np.uint8(7), Level.THREE, True, np.int32(-1)])
+    assert flags == [5, 5, 7, 3, 1, -1] and {type(flag) for flag in flags} == {int}
+
+
+def test_whether_to_wait_becomes_a_plain_bool() -> None:
+    for yes, no in ((True, False), (1, 0), (np.bool_(True), np.bool_(False)), (np.int64(1), np.int64(0))):
+        assert check_wait(yes) is True and check_wait(no) is False
+    for wrong in (None, "no", 1.0, pd.NA, np.array([True])):
+        with pytest.raises(MessageIllegal, match="wait_store_ok is"):
+            check_wait(wrong)
 
 
 @pytest.mark.parametrize("topic", sorted(FORBIDDEN_SEND_TOPICS))
@@ -133,6 +158,54 @@ def test_what_is_false_but_no_label_is_refused_with_its_name(wrong: Any) -> None
         property_text(None, b"", None)  # type: ignore[arg-type]
 
 
+def test_an_error_of_the_senders_own_keys_reaches_the_sender() -> None:
+    def keys() -> Iterator[str]:
+        yield "o-1"
+        raise ValueError("no more rows")
+
+    with pytest.raises(ValueError, match="no more rows"):
+        property_text("paid", keys(), {"region": "eu"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [pd.NA, np.array(["a", "b"]), pd.Series(["a", "b"])])
+@pytest.mark.parametrize("before", [("paid", {"region": "eu"}), (None, {"region": "us"}), ("paid", None)])
+def test_what_refuses_to_be_compared_is_refused_whatever_was_sent_before(wrong: Any, before: tuple[str | None, dict[str, str] | None]) -> None:
+    for tag, keys, properties in (
+        (wrong, ["o-1"], before[1]),
+        (before[0], ["o-1"], {"region": wrong}),
+        (None, (), {"region": wrong}),
+        (before[0], ["o-1"], wrong),
+    ):
+        for _ in range(2):
+            property_text(before[0], ["o-1"], before[1])
+        with pytest.raises(MessageIllegal, match="must be a string|must be strings|must be a mapping"):
+            property_text(tag, keys, properties)
+
+
+def test_members_of_an_enum_of_strings_count_as_their_values() -> None:
+    wanted = "KEYS\x01yes\x02TAGS\x01yes\x02yes\x01yes\x02"
+    for keys in (Paid.YES, [Paid.YES], (Paid.YES,)):
+        for _ in range(2):
+            text = property_text(Paid.YES, keys, {Paid.YES: Paid.YES})
+            assert text == wanted and type(text) is str
+
+
+def test_properties_that_change_while_they_are_judged_are_remembered_as_they_were_judged() -> None:
+    class Meddling(str):
+        __slots__ = ()
+
+        def __bool__(self) -> bool:
+            properties["region"] = "us"  # as another thread would
+            return True
+
+    properties: dict[str, str] = {"region": "eu", "shop": Meddling("7")}
+    for _ in range(2):
+        property_text(None, (), properties)
+    assert property_text(None, ["o-1"], {"region": "us", "shop": "7"}) == "KEYS\x01o-1\x02region\x01us\x02shop\x017\x02"
+    assert property_text(None, (), {"region": "eu", "shop": "7"}) == "region\x01eu\x02shop\x017\x02"
+    assert property_text(None, (), MappingProxyType({"region": "eu"})) == "region\x01eu\x02"
+
+
 def test_properties_fit_a_record_with_its_mark_and_key() -> None:
     longest = "v" * (USER_PROPERTIES_BYTES_MAX - len("n\x01\x02"))
     assert len(property_text(None, (), {"n": longest})) == USER_PROPERTIES_BYTES_MAX
@@ -161,7 +234,7 @@ def test_what_is_written_reads_back_the_same(tag: str | None, keys: list[str], p
 
 def test_delay_levels_end_at_eighteen() -> None:
     assert check_delay_level(18) is None
-    for level in (-1, 19, 1.5, "3"):
+    for level in (-1, 19, 1.5, "3", True):
         with pytest.raises(MessageIllegal, match="0 .none. to 18"):
             check_delay_level(level)  # type: ignore[arg-type]
 
