@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -123,6 +124,7 @@ class Launcher:
         self._idle = threading.Condition(self._lock)
         self._jobs: set[Job] = set()
         self._lanes: Lanes[Job] = Lanes()
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def admit(self, job: Job) -> None:
         """Take responsibility for a job. The jobs of a lane leave in the order of these calls; ``launch`` follows, in any order."""
@@ -201,12 +203,13 @@ class Launcher:
             return self._idle.wait_for(lambda: not (wanted & self._jobs), timeout_ms / 1000)
 
     def abandon(self, reason: str) -> None:
-        """Finish every job that is left, as unknown."""
+        """Finish every job that is left, as unknown; the worker has closed."""
         with self._lock:
             jobs = list(self._jobs)
             self._lanes.clear()
         for job in jobs:
             self._end(job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic))
+        self._call_back()
 
     def outcomes(self) -> list[BatchOutcome]:
         """Of the jobs that are not finished."""
@@ -301,7 +304,7 @@ class Launcher:
         if job.pieces is not None:
             job.pieces.abandon(error)
             job.outcome.verdicts, error = job.pieces.verdicts, job.pieces.refusal
-        job.outcome.finish(error, None if self._worker.closed else self._run_callbacks)
+        job.outcome.finish(error, self._run_callbacks)
         with self._lock:
             self._jobs.discard(job)
             self._idle.notify_all()
@@ -312,4 +315,16 @@ class Launcher:
             self._worker.after(0.0, lambda: self._work_off(queue))
 
     def _run_callbacks(self, callbacks: Callable[[], None]) -> None:
-        self._worker.after(0.0, callbacks)
+        self._callbacks.append(callbacks)
+        if self._worker.closed:
+            self._call_back()
+        else:  # what the worker forgets when it closes now, ``abandon`` finds
+            self._worker.after(0.0, self._call_back)
+
+    def _call_back(self) -> None:
+        while True:  # ends: each round takes one
+            try:
+                callbacks = self._callbacks.popleft()
+            except IndexError:
+                return
+            callbacks()
