@@ -10,8 +10,9 @@ Decides: which piece is zeroed when. Does not decide where records go (``commit_
 Called by: the commit log (``reach``, the appending thread), the flusher.
 
 Invariants: a piece lies behind everything that was ever placed, by a whole piece, when it is claimed; while it is claimed nothing is written there but its
-zeros: an append that comes so far waits. After ``stop`` nothing is being zeroed, and nothing will be. A piece that cannot be zeroed ends it for its
-segment and is no failure of the log: zeroed or not, those bytes read as zeros.
+zeros: an append that comes so far waits. The file system lets no append into a file while a write past its page cache goes on: each of these is short.
+After ``stop`` nothing is being zeroed, and nothing will be. A piece that cannot be zeroed ends it for its segment and is no failure of the log: zeroed or
+not, those bytes read as zeros.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ logger = logging.getLogger("rmq_ray.store")
 
 PIECE_BYTES_MAX = 1 << 20
 PIECES_AHEAD = 8
+WRITE_BYTES = 1 << 16
 SEGMENT_SHARE = 16
 """A piece is at most this part of a segment: small segments have some, too."""
 PAGE_BYTES = 4096
@@ -44,12 +46,12 @@ class ZeroAhead:
 
     def __init__(self, segment_bytes: int) -> None:
         self._piece_bytes = min(PIECE_BYTES_MAX, segment_bytes // SEGMENT_SHARE // PAGE_BYTES * PAGE_BYTES)
-        self._zeros = _zeros_in_pages(self._piece_bytes)
+        self._zeros = _zeros_in_pages(min(WRITE_BYTES, self._piece_bytes))
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._segment: Segment | None = None
         self._reached = self._zeroed = self._due_at = 0
-        self._claimed = _NOWHERE
+        self._claimed = self._stuck_at = _NOWHERE
         self._left_alone: Segment | None = None
         self._open: tuple[Segment, File] | None = None
         self._stopped = False
@@ -62,10 +64,16 @@ class ZeroAhead:
         """
         with self._changed:
             self._segment, self._reached = segment, log_offset
-            if log_offset > self._claimed and not self._changed.wait_for(lambda: log_offset <= self._claimed, WAIT_S):
-                raise StoreNotReady(f"the log at {self._claimed} is being zeroed for {WAIT_S:.0f} s; the disk is too slow", segment.path)
+            if log_offset > self._claimed:
+                self._wait(segment, log_offset)
             if log_offset >= self._due_at:
                 self._changed.notify_all()
+
+    def _wait(self, segment: Segment, log_offset: int) -> None:
+        """Who comes after one that waited in vain is refused at once."""
+        if self._claimed == self._stuck_at or not self._changed.wait_for(lambda: log_offset <= self._claimed, WAIT_S):
+            self._stuck_at = self._claimed
+            raise StoreNotReady(f"the log at {self._claimed} is being zeroed for {WAIT_S:.0f} s; the disk is too slow", segment.path)
 
     def start(self) -> None:
         """Start the thread."""
@@ -74,8 +82,8 @@ class ZeroAhead:
 
     def stop(self) -> None:
         """See the invariants; waits for a piece as long as the disk takes for it, as a sync does."""
+        self._stopped = True  # at once: the thread begins no other piece while this waits for its turn
         with self._writing, self._changed:
-            self._stopped = True
             self._open = None
             self._changed.notify_all()
         if self._thread is not None:
@@ -100,6 +108,7 @@ class ZeroAhead:
             finally:
                 with self._changed:
                     self._claimed, self._zeroed = _NOWHERE, start + count
+                    self._stuck_at = _NOWHERE
                     self._changed.notify_all()
             return True
 
@@ -122,7 +131,10 @@ class ZeroAhead:
         if self._open is None or self._open[0] is not segment:
             self._open = segment, segment.open_direct()
         file = self._open[1]
-        file.pwrite(self._zeros[:count], start - segment.start)
+        for at in range(start, start + count, WRITE_BYTES):
+            if self._stopped:
+                return
+            file.pwrite(self._zeros[: min(WRITE_BYTES, start + count - at)], at - segment.start)
         file.read_ahead(start - segment.start, count)
 
     def _run(self) -> None:

@@ -119,6 +119,35 @@ def test_an_append_that_reaches_the_piece_being_zeroed_waits_for_it() -> None:
     assert rig.log.read(0, rig.log.end) == b"x" * (100 + 3 * PIECE)
 
 
+def test_a_piece_is_zeroed_by_short_writes_for_the_file_system_holds_appends_back_meanwhile() -> None:
+    rig = Rig(segment_bytes=1 << 24)
+    rig.write(100)
+    assert rig.ahead.step()
+    written = [(position, count) for position, count in rig.zeroed() if position]
+    assert sum(count for _, count in written) == zero_ahead.PIECE_BYTES_MAX and {count for _, count in written} == {zero_ahead.WRITE_BYTES}
+    assert [position for position, _ in written] == list(range(written[0][0], written[0][0] + zero_ahead.PIECE_BYTES_MAX, zero_ahead.WRITE_BYTES))
+
+
+def test_a_stop_begins_no_other_write() -> None:
+    disk = StuckDisk()
+    rig = Rig(disk, segment_bytes=1 << 24)
+    disk.go.set()
+    rig.write(100)
+    disk.begun.clear()
+    disk.go.clear()
+    zeroing = threading.Thread(target=rig.ahead.step, daemon=True)
+    zeroing.start()
+    assert disk.begun.wait(10)
+    stopping = threading.Thread(target=rig.ahead.stop, daemon=True)
+    stopping.start()
+    eventually(lambda: rig.ahead._stopped)
+    before = disk.writes
+    disk.go.set()
+    for thread in (zeroing, stopping):
+        thread.join(10)
+    assert disk.writes == before + 1, "the write that had begun"
+
+
 def test_an_append_before_the_piece_does_not_wait() -> None:
     disk = StuckDisk()
     rig = Rig(disk)
@@ -147,6 +176,9 @@ def test_a_disk_that_does_not_end_a_piece_refuses_the_append_and_nothing_is_writ
         else:
             rig.log.place(3 * PIECE if how == "frame" else SEGMENT - 50)
     assert rig.log.end == 100 and rig.log.failure is None
+    monkeypatch.setattr(zero_ahead, "WAIT_S", 60.0)
+    with pytest.raises(StoreNotReady, match="too slow"):  # whoever comes next does not wait as long again
+        rig.log.place(3 * PIECE)
     disk.go.set()
     zeroing.join(10)
     rig.write(3 * PIECE)
