@@ -118,6 +118,12 @@ class BrokerSeat:
             await asyncio.shield(closing)
         except asyncio.CancelledError:  # the broker stops, and knows this core no more: on return its store is closed
             await asyncio.wait((closing,))
+            if (error := closing.exception()) is not None:
+                _not_closed(error)
             raise
         except RmqError as error:
-            log.error("the store was not closed cleanly, it is read anew: %s", error)
+            _not_closed(error)
+
+
+def _not_closed(error: BaseException) -> None:
+    log.error("the store was not closed cleanly, it is read anew: %s", error)
