@@ -72,7 +72,7 @@ def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: Tiny
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
-    instance.heartbeat()
+    instance.heartbeat(wait_s=10.0)
     told = cluster.broker.heartbeats[-1]
     assert told.client_id == instance.client_id and told.producer_groups == ()
     assert told.consumers == (consumer.consumer_data(),)
@@ -101,7 +101,7 @@ def test_every_30_s_a_client_drops_brokers_that_no_route_names_and_tells_the_oth
         instance.register_consumer(consumer)
         instance.routes.refresh("orders")
         instance.timers.run_due()
-        instance.heartbeat()
+        instance.heartbeat(wait_s=10.0)
         gone, stays = pair.brokers
         connection = instance.link._brokers
         assert connection is not None and set(connection._slots) == {gone.address, stays.address}
@@ -168,13 +168,14 @@ def test_slaves_hear_of_consumers_but_not_of_clients_that_only_produce(cluster: 
     cluster.start(slave)
     try:
         addresses = {0: str(cluster.broker.address), 1: str(slave.address)}
-        cluster.routes["orders"] = TopicRoute((QueueData("broker-a", 1, 1, 6),), (BrokerData("tiny", "broker-a", addresses),))
+        for topic, route in cluster.routes.items():  # every one that is asked for tells who the brokers are
+            cluster.routes[topic] = TopicRoute(route.queues, (BrokerData("tiny", "broker-a", addresses),))
         with Producer("web", discovery=cluster, client_id=instance.client_id) as producer:
             producer.send("orders", b"x")
-            instance.heartbeat()
+            instance.heartbeat(wait_s=10.0)
             assert cluster.broker.heartbeats and not slave.heartbeats
             instance.register_consumer(PlainConsumer())
-            instance.heartbeat()
+            instance.heartbeat(wait_s=10.0)
             assert slave.heartbeats[-1].consumers and slave.heartbeats[-1].producer_groups == ("web",)
             instance.unregister_consumer("readers")
     finally:
@@ -186,9 +187,9 @@ def test_a_broker_that_hangs_does_not_keep_the_others_from_hearing(cluster: Tiny
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
     cluster.stop(cluster.broker)
-    instance.heartbeat()
+    instance.heartbeat(wait_s=10.0)
     cluster.start(cluster.broker)
-    instance.heartbeat()
+    instance.heartbeat(wait_s=10.0)
     assert cluster.broker.heartbeats[-1].consumers[0].group == "readers"
     instance.unregister_consumer("readers")
 
@@ -197,7 +198,7 @@ def test_a_changed_group_is_balanced_again_at_once(cluster: TinyCluster, instanc
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
-    instance.heartbeat()
+    instance.heartbeat(wait_s=10.0)
     cluster.push(cluster.broker, Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=FLAG_ONEWAY, fields={"consumerGroup": "readers"}))
     assert eventually(lambda: consumer.rebalanced == 1)
     instance.unregister_consumer("readers")

@@ -47,7 +47,7 @@ def test_the_example_of_a_first_producer_sends_and_prints_its_result(capsys: pyt
     with TinyCluster(topics={"myTopic001": 4}) as cluster, Producer("my-producer", discovery=cluster) as producer:
         result = producer.send("myTopic001", b"hello world")
         print(result)
-        producer._core.instance.heartbeat()  # type: ignore[union-attr]
+        producer._core.instance.heartbeat(wait_s=10.0)  # type: ignore[union-attr]
         assert cluster.broker.heartbeats[-1].producer_groups == ("my-producer",)
     (record,) = cluster.broker.stored["myTopic001", result.queue.queue_id]
     assert record.body == b"hello world"

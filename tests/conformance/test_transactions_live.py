@@ -364,7 +364,7 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
             instance = producer._core.instance
 
             def asked() -> bool:
-                instance.heartbeat()  # else each 30 s
+                instance.heartbeat(wait_s=10.0)  # else each 30 s
                 return bool(checker.asked)
 
             eventually(asked, every_s=0.2)

@@ -95,10 +95,10 @@ class LossyProxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            to_broker.close()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            to_broker.close()
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, forward: Callable[[Command], bool]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 from rmq_ray.clock import ManualClock
@@ -54,7 +53,7 @@ class Filler:
     def message(self, **changes: object) -> int:
         """One message by the single path; returns its log offset."""
         message = StoredMessage("orders", 1, b"single", self._properties(), 0, 0, 1_700_000_000_000, BORN)
-        return int(self.store.append_message(replace(message, **changes)).base_log_offset)  # type: ignore[arg-type]
+        return int(self.store.append_message(message._replace(**changes)).base_log_offset)  # type: ignore[arg-type]
 
     def _properties(self) -> str:
         self._number += 1

@@ -13,7 +13,6 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,16 @@ class Writer:
         )
         kind = number % 5
         if kind == 1:
-            message = replace(message, reconsume_times=3)
+            message = message._replace(reconsume_times=3)
         elif kind == 2:
             delayed = f"DELAY\x0118\x02REAL_TOPIC\x01{TOPICS[0]}\x02REAL_QID\x010\x02{message.properties}"
-            message = replace(message, topic=SCHEDULE_TOPIC, queue_id=17, properties=delayed)
+            message = message._replace(topic=SCHEDULE_TOPIC, queue_id=17, properties=delayed)
         elif kind == 3:
-            message = replace(message, sys_flag=SysFlag.TRANSACTION_PREPARED)
+            message = message._replace(sys_flag=SysFlag.TRANSACTION_PREPARED)
         elif kind == 4:
-            message = replace(message, born_host=("::1", 40_000))
+            message = message._replace(born_host=("::1", 40_000))
         else:
-            self._acknowledge(self._store.append_batch_body(replace(message, body=self._batch(number), properties="")))
+            self._acknowledge(self._store.append_batch_body(message._replace(body=self._batch(number), properties="")))
             return
         self._acknowledge(self._store.append_message(message), queued=kind != 3)
 

@@ -94,12 +94,12 @@ class Valve:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for writer in (to_master, to_client):
+                writer.transport.abort()
             for pump in pumps:
                 pump.cancel()
                 self._tasks.discard(pump)
             await asyncio.gather(*pumps, return_exceptions=True)
-            for writer in (to_master, to_client):
-                writer.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         assert self._flows is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq_ray import config
 from rmq_ray.config import FlushMode
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.consume_queue import ENTRY
@@ -49,6 +50,7 @@ def test_after_any_stop_units_are_those_of_their_records(seed: int, mode: FlushM
         return make_frame(bodies, sequence=sequence, **(options | {"head": f"TAGS\x01t{sequence}"}))
 
     monkeypatch.setattr(store_rig, "make_frame", tagged)
+    monkeypatch.setattr(config, "DEDUPLICATION_FRAMES", 64)  # as in those lives
     simulation = ExtSimulation(seed, mode)
     for life in range(LIVES):
         for _ in range(STEPS):
