@@ -63,19 +63,29 @@ class AsyncProducer(ProducerShell):
     async def start(self) -> None:
         """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
         self._look_for_fork()
-        self._under_way()
-        if self._state is not ServiceState.CREATE_JUST:
+        starting = self._under_way()
+        if self._state is not ServiceState.CREATE_JUST and (starting is None or starting.wanted):
             raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
         await self._start()
 
     async def close(self) -> None:
-        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. Who is cancelled meanwhile cuts off what is out:
-        it may be stored. ``ClientError`` in another loop than its own, unless that one has ended.
+        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. Who is cancelled meanwhile cuts off what is out,
+        which may be stored, and gives up a start that is under way. ``ClientError`` in another loop than its own, unless that one has ended.
         """
         self._look_for_fork()
-        starting = self._under_way()
+        starting, patience_ms = self._under_way(), self._timeout_ms + CLOSE_SLACK_MS
         if starting is not None:
-            await asyncio.wait((starting.task,))
+            try:
+                await asyncio.wait((starting.task,))
+            except asyncio.CancelledError:
+                await self._shut(0.0)
+                raise
+        await self._shut(patience_ms)
+
+    async def _shut(self, patience_ms: float) -> None:
+        if self._starting is not None:  # nobody took yet what it made, or makes
+            self._starting.give_up()
+            self._starting = None
         if self._frames is not None and self._frames.orphaned:
             self._frames = None
         elif self._frames is not None:
@@ -86,14 +96,14 @@ class AsyncProducer(ProducerShell):
             self._state = ServiceState.SHUTDOWN_ALREADY
         try:
             if frames is not None:
-                await frames.close(self._timeout_ms + CLOSE_SLACK_MS)
+                await frames.close(patience_ms)
         finally:
             if core is not None:
                 await asyncio.to_thread(core.close)
 
     async def __aenter__(self) -> Self:
-        if self._state is ServiceState.CREATE_JUST:
-            await self.start()
+        if self._state is ServiceState.CREATE_JUST or self._starting is not None:
+            await self._ready()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -283,45 +293,60 @@ class AsyncProducer(ProducerShell):
             return None
         if starting.over:
             starting.give_up()
-            self._starting = None
-            if self._state is ServiceState.START_FAILED:
-                self._state = ServiceState.CREATE_JUST
+            self._forget(starting)
             return None
         starting.check_loop()
         return starting
 
     async def _start(self) -> AsyncFrames:
-        """Calls that come while another starts wait for it, and go on when that one is cancelled."""
-        starting = self._under_way()
-        if starting is None:
-            self._state = ServiceState.START_FAILED
-            starting = self._starting = AsyncStart(self.group, self._make_core, self._begin)
-        frames = await asyncio.shield(starting.task)
-        if self._frames is not frames:
-            raise self._closed_meanwhile()
-        return frames
+        """Calls that come while another starts wait for it, and go on when that one is cancelled. A start for which nobody waits when it ends was none: what it
+        made is closed.
+        """
+        while True:  # ends: each round ends a start
+            starting = self._under_way()
+            if starting is None:
+                if self._state is not ServiceState.CREATE_JUST:
+                    raise self._closed_meanwhile()
+                self._state = ServiceState.START_FAILED
+                starting = self._starting = AsyncStart(self.group, self._make_core, self._begin)
+            await starting.wait()
+            self._take(starting)
+            if self._frames is not None:
+                return self._frames
 
-    async def _begin(self, starting: AsyncStart) -> AsyncFrames:
-        """A group that is taken, or a loop that ends meanwhile, leaves the state as it was."""
+    async def _begin(self, starting: AsyncStart) -> None:
+        """A group that is taken, a loop that ends meanwhile, or waiters who are all cancelled leave the state as it was."""
         try:
             await asyncio.to_thread(starting.run)
+            if starting.wanted:
+                return
+            await asyncio.to_thread(starting.discard)
+            self._forget(starting)
         except (ClientError, asyncio.CancelledError):
             starting.give_up()
-            if self._state is ServiceState.START_FAILED:
-                self._state = ServiceState.CREATE_JUST
+            self._forget(starting)
             raise
         finally:
-            if self._starting is starting:  # not so when its loop was closed, and this is what remains of it
+            if self._starting is starting and not starting.made:
                 self._starting = None
-        if self._state is not ServiceState.START_FAILED:
-            starting.give_up()
-            raise self._closed_meanwhile()
-        self._core = core = starting.take()
+
+    def _take(self, starting: AsyncStart) -> None:
+        """The first of those who waited takes what it made."""
+        core = starting.take()
+        if core is None:
+            return
+        self._starting, self._core = None, core
         if self._steps is not None:
             self._steps.watch(core)
         self._frames = AsyncFrames(core, self._limits or RemotingLimits())
         self._state = ServiceState.RUNNING
-        return self._frames
+
+    def _forget(self, starting: AsyncStart) -> None:
+        """It leaves the producer as it was before. Not so when its loop was closed, and this is what remains of it."""
+        if self._starting is starting:
+            self._starting = None
+            if self._state is ServiceState.START_FAILED:
+                self._state = ServiceState.CREATE_JUST
 
     def _closed_meanwhile(self) -> ClientError:
         return ClientError(f"producer {self.group!r} was closed while it started; nothing was sent, make a new one", self.group)

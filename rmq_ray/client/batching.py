@@ -4,8 +4,9 @@
 
 A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills a batch encodes and writes it;
 the worker thread only ships what is older than ``linger_ms``. A batch holds a slot of its broker from its first message on, so
-memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch whose first caller has waited long leaves at once:
-it would give those who join it no more time than is left of his. Messages of one batch have the same time-out, by and large: one with another leaves it behind.
+memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time is over,
+at once if its first caller has waited that long: those who join it get no more time than is left of his. Messages of one batch have the same time-out, by and
+large: one with another leaves it behind.
 
 Decides when a batch is full or old. Does not decide what is sent again (``client.launching``). Invariants: messages of one thread
 to one queue leave in the order of its calls; nothing is appended to a batch that left.
@@ -155,8 +156,8 @@ class Accumulator:
                 batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms, weight)
             batch.ordered = batch.ordered or ordered
             future, full = self._put(batch, body, text, flag, size)
-            late = left_ms(self._clock, batch.timeout_ms, batch.started_ms) < batch.timeout_ms / 2  # who joined would have little time
-            if full or late or self._config.linger_ms <= 0:
+            linger_ms = min(self._config.linger_ms, left_ms(self._clock, batch.timeout_ms, batch.started_ms) - batch.timeout_ms / 2)
+            if full or linger_ms <= 0:  # after that a batch, and who joined it, would have little time
                 left = self._leave(batch)
         if not opened:
             self._slots.free(queue.broker_name, weight)
@@ -165,7 +166,7 @@ class Accumulator:
         if left is not None:
             self._ship(left)
         else:
-            self._worker.after(min(self._config.linger_ms, batch.timeout_ms / 2), lambda: self._linger_over(batch))
+            self._worker.after(linger_ms, lambda: self._linger_over(batch))
         return future
 
     def _put(self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int) -> tuple[SendFuture, bool]:
@@ -192,7 +193,7 @@ class Accumulator:
             self._launcher.launch(batch.job)
 
     def _linger_over(self, batch: OpenBatch) -> None:
-        """In the worker thread, ``linger_ms`` after the batch was opened, or half of its time-out."""
+        """In the worker thread, ``linger_ms`` after the batch was opened, or when half of its time is over."""
         with self._lock:
             if self._open.get(batch.key) is not batch:
                 return

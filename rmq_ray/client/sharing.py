@@ -163,6 +163,16 @@ class Sharing(ABC, Generic[Item, G]):
         if due is not None:
             self._ship(due)
 
+    def leave_behind(self, group: G) -> None:
+        """An open group that has waited too long to be joined leaves now, though many frames are out."""
+        with self._lock:
+            found = self._open.get(group.key) is group
+            if found:
+                del self._open[group.key]
+                self._out[group.key] = self._out.get(group.key, 0) + 1
+        if found:
+            self._ship(group)
+
     def sleep(self, group: G, index: int, patience_ms: float) -> bool:
         """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
         deadline = self._clock.monotonic_ms() + patience_ms

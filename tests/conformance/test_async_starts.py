@@ -14,6 +14,7 @@ import pytest
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.producer_core import ProducerCore
 from rmq_ray.errors import ClientError
 from rmq_ray.ports import ClusterAddress
 from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
@@ -102,6 +103,96 @@ def test_a_start_whose_only_caller_gave_up_is_there_for_the_next_one(slow: Slow)
 
     asyncio.run(run())
     eventually(lambda: clients() == 0)
+
+
+def test_a_start_for_which_nobody_waits_any_more_leaves_nothing_open(slow: Slow) -> None:
+    async def run() -> None:
+        producer = AsyncProducer("web", discovery=slow)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), producer:
+                pass
+        slow.go_on.set()
+        await asyncio.to_thread(eventually, lambda: producer.state is ServiceState.CREATE_JUST and clients() == 0)
+        await producer.start()
+        assert (await producer.send("orders", b"x")).queue_offset >= 0
+        await producer.close()
+
+    asyncio.run(run())
+    assert clients() == 0
+
+
+def test_who_gives_up_in_the_moment_in_which_the_start_ends_leaves_nothing_open(slow: Slow) -> None:
+    async def run() -> None:
+        producer = AsyncProducer("web", discovery=slow)
+        first = asyncio.create_task(producer.start())
+        await begun(slow)
+        assert producer._starting is not None
+        start = producer._starting.task
+        slow.go_on.set()
+        while not start.done():
+            await asyncio.sleep(0)
+        assert first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.to_thread(eventually, lambda: clients() == 0)
+        assert (await producer.send("orders", b"x")).queue_offset >= 0
+        await producer.close()
+
+    asyncio.run(run())
+    assert clients() == 0
+
+
+def test_a_start_may_follow_one_that_was_given_up_and_is_still_being_closed(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, may_close, close = threading.Event(), threading.Event(), ProducerCore.close
+
+    def closes(core: ProducerCore) -> None:
+        closing.set()
+        may_close.wait(10)
+        close(core)
+
+    monkeypatch.setattr(ProducerCore, "close", closes)
+
+    async def run() -> None:
+        producer = AsyncProducer("web", discovery=slow)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.start(), 0.05)
+        slow.go_on.set()
+        await asyncio.to_thread(closing.wait, 10)
+        again = asyncio.create_task(producer.start())
+        await asyncio.sleep(0)
+        may_close.set()
+        await again
+        assert (await producer.send("orders", b"x")).queue_offset >= 0 and clients() == 1
+        await producer.close()
+
+    asyncio.run(run())
+    assert clients() == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_closing_that_is_cancelled_while_it_waits_for_the_start_gives_it_up(slow: Slow, ended: bool) -> None:
+    """``ended``: the start ends in the same moment."""
+
+    async def run() -> AsyncProducer:
+        producer, starting, closing = await closed_while_it_starts(slow)
+        assert producer._starting is not None
+        start = producer._starting.task
+        if ended:
+            slow.go_on.set()
+            while not start.done():
+                await asyncio.sleep(0)
+        assert closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        slow.go_on.set()
+        for error in await asyncio.gather(starting, return_exceptions=True):
+            assert ended or (isinstance(error, ClientError) and "was closed" in str(error))
+        await asyncio.to_thread(eventually, lambda: clients() == 0)
+        with pytest.raises(ClientError):
+            await producer.send("orders", b"x")
+        return producer
+
+    assert asyncio.run(run()).state is ServiceState.SHUTDOWN_ALREADY
 
 
 def test_closing_while_it_starts_waits_for_the_start_and_leaves_nothing_open(slow: Slow) -> None:

@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -195,6 +195,35 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
         assert producer.send("orders", b"rescued")
         assert producer.send("orders", b"alone again")
         assert core.combiner._out == {}
+
+
+def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: TinyCluster) -> None:
+    cluster.broker.hold.clear()
+    with Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer, concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool:
+        core = producer._core
+        assert core is not None
+        sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(ALONE_MAX)]
+        eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
+        queue, now = core.next_queue("orders", 1000.0), core.clock.monotonic_ms()
+        began = [now, now + 900, now + 1_100, now + 1_200]
+        places = in_threads(lambda each: core.combiner.enter(Outgoing("orders", b"x", ""), queue, each), began)
+        groups = [place[0] for place in places if place is not None]
+        assert [groups.index(group) for group in groups] == [0, 0, 2, 2] and [group.began_ms for group in groups[1:3]] == [now, now + 1_100]
+        cluster.release(cluster.broker)
+        assert all(send.result(10) for send in sends)
+        eventually(lambda: sorted(len(arrival.records) for arrival in cluster.broker.arrivals) == [1] * ALONE_MAX + [2, 2])
+        in_threads(lambda place: core.combiner.wait(*place), places)
+        assert core.combiner._out == {} and core.combiner._open == {} and core.combiner._inside == {}
+
+
+def in_threads(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """The results of calls, one after the other, each in a thread of its own: a thread has one lock."""
+    found: list[Any] = []
+    for item in items:
+        thread = threading.Thread(target=lambda item=item: found.append(call(item)))
+        thread.start()
+        thread.join(10)
+    return found
 
 
 def test_closing_ends_the_waits_of_a_group(cluster: TinyCluster) -> None:

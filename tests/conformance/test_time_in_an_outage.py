@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pytest
 from rmq_ray.client.async_producer import AsyncProducer
 from rmq_ray.client.producer import Producer
 from rmq_ray.client.producer_shell import ProducerShell
+from rmq_ray.clock import ManualClock
 from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, SendError, SendTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
@@ -227,6 +228,26 @@ def test_a_call_that_has_waited_for_a_place_takes_no_time_from_those_after_it(cl
         fresh = producer.send_async("orders", b"3")
         assert all(future.result(20) for future in (first, late, fresh))
         assert [[record.body for record in arrival.records] for arrival in cluster.broker.arrivals] == [[b"1"], [b"2"], [b"3"]]
+
+
+def test_a_batch_that_waited_for_its_place_lingers_until_half_of_its_time_is_over(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Producer("web", discovery=cluster, send_timeout_ms=3_000, linger_ms=5_000) as producer:
+        producer.send("orders", b"warm")
+        assert producer._core is not None
+        batches, clock = producer._core.batches, ManualClock()
+        find = batches._find_queues
+        lingers: list[float] = []
+
+        def finds(topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
+            clock.advance_ms(1_450)
+            return find(topic, timeout_ms)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(batches, "_clock", clock)
+            patched.setattr(batches, "_find_queues", finds)
+            patched.setattr(batches._worker, "after", lambda delay_ms, action: lingers.append(delay_ms))
+            producer.send_async("orders", b"x")
+        assert lingers == [50]
 
 
 def test_a_call_ends_at_its_own_time_out_though_one_with_a_longer_time_out_is_before_it(cluster: TinyCluster) -> None:
