@@ -7,12 +7,14 @@
 Decides nothing about answers: to the consuming thread a coroutine function looks like any listener, so that retries, order, hooks, time-outs
 and stopping are those of plain ones. A thread waits for each call that runs; what waits costs 30 KB, no time.
 
-Invariant: after ``close`` no call runs: tasks that are left are cancelled, and a call that comes later is answered by ``ClientError``.
+Invariants: after ``close`` no call runs: tasks that are left are cancelled, and a call that comes later is answered by ``ClientError``. Nothing but ``close``
+ends the loop: ``SystemExit`` and ``KeyboardInterrupt`` of a listener are raised in the consuming thread, as those of a plain one are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -43,6 +45,7 @@ class LoopListener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._ending = False
 
     def __call__(self, messages: Any, ctx: Any) -> Any:
         """Run the coroutine in the loop and wait for what it returns or raises."""
@@ -66,9 +69,10 @@ class LoopListener:
         """Cancel what still runs, end the loop."""
         with self._lock:
             loop, thread = self._loop, self._thread
-            if not self._closed and loop is not None:
-                loop.call_soon_threadsafe(loop.stop)
-            self._closed = True
+            was_closed, self._closed = self._closed, True
+            if not was_closed and loop is not None:
+                with contextlib.suppress(RuntimeError):  # a loop that broke is closed
+                    loop.call_soon_threadsafe(self._end, loop)
         if thread is not None:
             thread.join(JOIN_TIMEOUT_S)
 
@@ -82,10 +86,16 @@ class LoopListener:
             self._thread.start()
         return self._loop
 
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ending = True
+        loop.stop()
+
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._ending:
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):  # asyncio raises them here, too; the task of the call has them
+                    loop.run_forever()
             left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()

@@ -65,7 +65,7 @@ class ClientInstance:
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that closes one of them may have interrupted the start of another
         self._heartbeat_lock = threading.Lock()
         self._conflict = ""
         self._producers: dict[str, ManagedProducer] = {}
@@ -310,7 +310,7 @@ class _Registry:
     """The instances of this process, and the last part of a new client id."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # as the lock of an instance
         self.instances: dict[str, ClientInstance] = {}
         self._last_nano = 0
 

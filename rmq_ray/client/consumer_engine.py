@@ -68,6 +68,7 @@ class ConsumerEngine:
         self.client = client
         self.offsets_moved = 0
         self._limits = config
+        self._left = False
         self.parts = ConsumerParts(
             group,
             config,
@@ -110,7 +111,9 @@ class ConsumerEngine:
         self.rebalancer.start()
 
     def end(self, timeout_ms: int) -> bool:
-        """Stop the parts in the order in which messages flow; True when every listener ended in time."""
+        """Stop the parts in the order in which messages flow; True when every listener ended in time. Called again, it waits for listeners only."""
+        if self._left:
+            return self.consumption.stop(timeout_ms)
         self.puller.pace = Pace.STOPPED
         self.reconnector.stop()
         self.rebalancer.stop()
@@ -123,6 +126,7 @@ class ConsumerEngine:
             self.leases.unlock_all()
         self.client.unregister_consumer(self.parts.group)
         self.client.release()
+        self._left = True
         if not ended:
             log.warning("listeners of group %s still ran after %d ms: their messages come again", self.parts.group, timeout_ms)
         return ended

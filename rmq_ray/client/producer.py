@@ -57,7 +57,7 @@ class Producer(ProducerShell):
 
     def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
         super()._configure(discovery, config, limits, clock, client_id)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that closes may have interrupted a start
         self._plain_topics: set[str] = set()
         self._plain_below = min(config.body_bytes_max + 1, sys.maxsize if self._steps is None else self._steps.plain_below)
         _living.add(self)
@@ -65,7 +65,7 @@ class Producer(ProducerShell):
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
+        """Connect. The first send does so too. ``ClientError`` when it was started before, its group is taken, or a signal handler closes it meanwhile."""
         with self._lock:
             if self._state is not ServiceState.CREATE_JUST:
                 raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
@@ -288,22 +288,26 @@ class Producer(ProducerShell):
             return self._start_core()
 
     def _start_core(self) -> ProducerCore:
-        """Under the lock. A group that is taken leaves the state as it was; any other failure is final."""
+        """Under the lock. A group that is taken leaves the state as it was; any other failure is final. Closed meanwhile, by a signal handler, it is closed."""
         self._state = ServiceState.START_FAILED
         try:
             core = self._make_core()
         except ClientError:
-            self._state = ServiceState.CREATE_JUST
+            if self._state is ServiceState.START_FAILED:
+                self._state = ServiceState.CREATE_JUST
             raise
         if self._steps is not None:
             self._steps.watch(core)
         self._core = core
+        if self._state is not ServiceState.START_FAILED:
+            self.close()
+            raise ClientError(f"producer {self.group!r} was closed while it started; make a new one", self.group)
         self._state = ServiceState.RUNNING
         return core
 
     def _after_fork(self) -> None:
         """In the child: connections, threads and frame numbers are the parent's. One that was not started yet is as good as new."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         core, self._core = self._core, None
         if core is not None or self._state is ServiceState.START_FAILED:
             self._state = ServiceState.INHERITED

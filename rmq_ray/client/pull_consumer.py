@@ -114,7 +114,7 @@ class PullConsumer(PullLife):
             batch, returned = engine.ready.take(max_messages, max(0.0, timeout) * 1000)
             self._returned = returned
         engine.unblock(returned)
-        if engine.ready.closed:
+        if engine.ready.closed and not returned:
             self._running()
         return batch
 

@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 
 from rmq_ray.client.assigned_queue import AssignedQueue
 from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.consumer_life import ConsumerLife
 from rmq_ray.client.consumer_parts import SubscriptionTable
 from rmq_ray.client.filter_check import check_filters
 from rmq_ray.client.managed import ServiceState
@@ -28,6 +29,8 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
+
+CLOSE_TIMEOUT_MS = 30_000
 
 
 class PullLife:
@@ -50,9 +53,9 @@ class PullLife:
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
-        self._state = ServiceState.CREATE_JUST
-        self._life = threading.Lock()
-        self._polling = threading.Lock()
+        self._life = ConsumerLife("pull consumer", self._group, clock, self._end)
+        self._polling = threading.RLock()  # a signal handler that closes may have interrupted a poll
+        self._commits = True
         self._subscriptions = SubscriptionTable()
         self._subscribing = False
         self._assigned: frozenset[MessageQueue] = frozenset()
@@ -63,41 +66,48 @@ class PullLife:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect. Raises ``ClientError`` when it was started before or the group is taken in this client, and what the discovery raises."""
-        with self._life:
-            if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"pull consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
-            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-            engine = PullEngine(client, self._group, self._settings, self._subscriptions, self.consumer_data)
-            client.register_consumer(self)
-            self._state = ServiceState.START_FAILED
-            try:
-                client.start()
-                check_filters(client, self._group, self._subscriptions.all())
-            except BaseException:
-                client.unregister_consumer(self._group)
-                client.release()
-                raise
-            self._engine = engine
-            self._state = ServiceState.RUNNING
-            engine.begin()  # a close from another thread ends what has begun
-            if self._subscribing:
-                engine.subscribed()
-            elif self._assigned:
-                engine.assign(self._assigned)
+        """Connect. Raises ``ClientError`` when it was started before, is closed meanwhile or its group is taken here, and what the discovery raises."""
+        self._life.start(self._connect, self._begin)
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false."""
-        with self._life:
-            engine, was_running = self._engine, self._state is ServiceState.RUNNING
-            self._state = ServiceState.SHUTDOWN_ALREADY
-        if not was_running or engine is None:
-            return
+        """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false. A ``start`` of another thread is waited
+        for up to 30 s, one that a signal handler interrupts is not: it ends by itself.
+        """
+        self._commits = self._commits and commit
+        self._life.stop(CLOSE_TIMEOUT_MS)
+
+    def _connect(self) -> None:
+        client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
+        engine = PullEngine(client, self._group, self._settings, self._subscriptions, self.consumer_data)
+        client.register_consumer(self)
+        self._life.state = ServiceState.START_FAILED
+        try:
+            client.start()
+            check_filters(client, self._group, self._subscriptions.all())
+        except BaseException:
+            client.unregister_consumer(self._group)
+            client.release()
+            raise
+        self._engine = engine
+
+    def _begin(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        engine.begin()
+        if self._subscribing:
+            engine.subscribed()
+        elif self._assigned:
+            engine.assign(self._assigned)
+
+    def _end(self, _timeout_ms: int) -> bool:
+        engine = self._engine
+        assert engine is not None
         engine.ready.close()
         with self._polling:
-            if self._settings.auto_commit and commit:
+            if self._settings.auto_commit and self._commits:
                 self._commit_polled(engine, engine.parts.assigned.snapshot().values())
         engine.end()
+        return True
 
     def __enter__(self) -> Self:
         self.start()
@@ -108,7 +118,7 @@ class PullLife:
 
     def stats(self) -> dict[str, Any]:
         """Counters since ``start``, and the queues held now; see ``PullEngine.stats`` for the names."""
-        found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
+        found = {"group": self._group, "state": self._life.state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})
 
     @property
@@ -119,7 +129,7 @@ class PullLife:
     @property
     def state(self) -> ServiceState:
         """Where in its life it is."""
-        return self._state
+        return self._life.state
 
     @property
     def client_id(self) -> str:
@@ -148,13 +158,13 @@ class PullLife:
 
     def persist_offsets(self) -> None:
         """See ``ManagedConsumer``."""
-        if self._engine is not None and self._state is ServiceState.RUNNING:
+        if self._engine is not None and self._life.state is ServiceState.RUNNING:
             self._engine.offsets.persist_all(self._engine.parts.assigned.snapshot().keys())
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """See ``ManagedConsumer``."""
         if self._engine is None:
-            return None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"group {self._group} is {self._state.value}")
+            return None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"group {self._group} is {self._life.state.value}")
         return PullOperations(self._engine).handle(command)
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -165,7 +175,7 @@ class PullLife:
                 engine.offsets.commit(work.queue, work.position)
 
     def _running(self) -> PullEngine:
-        if self._engine is None or self._state is not ServiceState.RUNNING:
-            what = "start it, or use it as a context manager" if self._state is ServiceState.CREATE_JUST else "make a new one"
-            raise ClientError(f"pull consumer of group {self._group!r} is {self._state.value}: {what}", self._group)
+        if self._engine is None or self._life.state is not ServiceState.RUNNING:
+            what = "start it, or use it as a context manager" if self._life.state is ServiceState.CREATE_JUST else "make a new one"
+            raise ClientError(f"pull consumer of group {self._group!r} is {self._life.state.value}: {what}", self._group)
         return self._engine

@@ -13,12 +13,12 @@ for running listeners and hands the offsets over: what was finished does not com
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Mapping
 from typing import Any, Self, Unpack
 
 from rmq_ray.client.client_instance import ClientInstance
 from rmq_ray.client.consumer_engine import ConsumerEngine
+from rmq_ray.client.consumer_life import ConsumerLife
 from rmq_ray.client.consumer_options import PushOptions, check_listener, check_subscriptions, push_settings
 from rmq_ray.client.consumer_parts import SubscriptionTable
 from rmq_ray.client.filter_check import check_filters
@@ -75,8 +75,7 @@ class PushConsumer:
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
-        self._state = ServiceState.CREATE_JUST
-        self._life = threading.Lock()
+        self._life = ConsumerLife("consumer", group, clock, self._end)
         self._subscriptions = SubscriptionTable()
         for topic, expression in check_subscriptions(subscriptions).items():
             self._subscriptions.put(self._whole(topic), expression, clock.now_ms())
@@ -91,45 +90,53 @@ class PushConsumer:
     def start(self) -> None:
         """Join the group and begin to consume; the first messages come when the first rebalance is through.
 
-        Raises ``ClientError`` when it was started before or the group name is taken in this client, and what the discovery raises.
+        Raises ``ClientError`` when it was started before, is stopped meanwhile, or the group name is taken in this client, and what the discovery raises.
         """
-        with self._life:
-            if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
-            client_id, local = self._claim_place()
-            client = ClientInstance.get_or_create(self._discovery, client_id, clock=self._clock)
-            engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data, local)
-            client.register_consumer(self)
-            self._state = ServiceState.START_FAILED
-            self._engine = engine
-            try:
-                client.start()
-                check_filters(client, self._group, self._subscriptions.all())
-            except BaseException:
-                client.unregister_consumer(self._group)
-                client.release()
-                self._leave_place()
-                raise
-            self._state = ServiceState.RUNNING
-            engine.begin()  # a stop from another thread ends what has begun
+        self._life.start(self._connect, self._begin)
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> bool:
         """Leave the group: no further pulls, running listeners end, offsets are handed over. False when a listener still ran after
-        ``timeout_ms``: its messages come again. ``ClientError`` when called by the listener itself.
+        ``timeout_ms``: its messages come again; or when another thread was still starting it, and in a signal handler that interrupted its ``start``: that ends
+        it, and raises ``ClientError``. ``ClientError`` when called by the listener itself.
         """
         engine = self._engine
         if engine is not None and engine.owns_current_thread():
             raise ClientError("stop() was called by the listener, which it would wait for; call it from another thread", self._group)
-        with self._life:
-            engine, was_running = self._engine, self._state is ServiceState.RUNNING
-            self._state = ServiceState.SHUTDOWN_ALREADY
-        if not was_running or engine is None:
-            return True
-        ended = engine.end(timeout_ms)
-        self._leave_place()
-        return ended
+        return self._life.stop(timeout_ms)
 
     close = stop
+
+    def _connect(self) -> None:
+        client_id, local = self._claim_place()
+        try:
+            self._join(client_id, local)
+        except BaseException:
+            self._leave_place()
+            raise
+
+    def _join(self, client_id: str | None, local: LocalFileOffsetStore | None) -> None:
+        client = ClientInstance.get_or_create(self._discovery, client_id, clock=self._clock)
+        engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data, local)
+        client.register_consumer(self)
+        self._life.state = ServiceState.START_FAILED
+        self._engine = engine
+        try:
+            client.start()
+            check_filters(client, self._group, self._subscriptions.all())
+        except BaseException:
+            client.unregister_consumer(self._group)
+            client.release()
+            raise
+
+    def _begin(self) -> None:
+        assert self._engine is not None
+        self._engine.begin()
+
+    def _end(self, timeout_ms: int) -> bool:
+        assert self._engine is not None
+        ended = self._engine.end(timeout_ms)
+        self._leave_place()
+        return ended
 
     def _claim_place(self) -> tuple[str | None, LocalFileOffsetStore | None]:
         """The client id, and where a broadcasting consumer keeps its offsets."""
@@ -172,7 +179,7 @@ class PushConsumer:
     @property
     def state(self) -> ServiceState:
         """Where in its life it is."""
-        return self._state
+        return self._life.state
 
     @property
     def client_id(self) -> str:
@@ -222,12 +229,12 @@ class PushConsumer:
         ``threshold_messages_group``, ``threshold_mib_group``, ``max_span``, ``concurrency``; see ``ConsumerConfig``. ``ConfigError`` for others.
         """
         if self._engine is None:
-            raise ClientError(f"consumer of group {self._group!r} is {self._state.value}: give limits in its ConsumerConfig", self._group)
+            raise ClientError(f"consumer of group {self._group!r} is {self._life.state.value}: give limits in its ConsumerConfig", self._group)
         self._engine.adjust(limits)
 
     def stats(self) -> dict[str, Any]:
         """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the names."""
-        found = {"group": self._group, "state": self._state.name, "client_id": self.client_id}
+        found = {"group": self._group, "state": self._life.state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})
 
     def _whole(self, topic: str) -> str:
@@ -259,14 +266,16 @@ class PushConsumer:
 
     def persist_offsets(self) -> None:
         """See ``ManagedConsumer``."""
-        if self._engine is not None and self._state is ServiceState.RUNNING:
+        if self._engine is not None and self._life.state is ServiceState.RUNNING:
             self._engine.parts.offsets.persist_all(self._engine.parts.assigned.snapshot().keys())
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """See ``ManagedConsumer``."""
         engine = self._engine
         if engine is None:
-            return None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"consumer of group {self._group} is {self._state.value}")
+            return (
+                None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"consumer of group {self._group} is {self._life.state.value}")
+            )
         if self._operations is None:
             self._operations = Operations(engine, self._settings.orderly)
         return self._operations.handle(command, address)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from rmq_ray.client.client_instance import ClientInstance
+from rmq_ray.client.consumer_life import ConsumerLife
 from rmq_ray.client.delayed import DelayedCalls
 from rmq_ray.client.managed import ServiceState
 from rmq_ray.client.popping import Popper
@@ -38,6 +39,7 @@ from rmq_ray.remoting.codes import ResponseCode
 from rmq_ray.remoting.frame import Command
 from rmq_ray.remoting.pops import INVISIBLE_MS_MIN, PopRecords
 
+CLOSE_TIMEOUT_MS = 30_000
 MESSAGES_MAX = 1_024
 PAGE_BYTES = 1 << 20
 HOLD_MS = 30_000  # one request waits this long at a broker at most
@@ -92,8 +94,7 @@ class SimpleConsumer:
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
-        self._state = ServiceState.CREATE_JUST
-        self._life = threading.Lock()
+        self._life = ConsumerLife("simple consumer", group, clock, self._end)
         self._closing = threading.Event()
         self._client: ClientInstance | None = None
         self._turn = 0
@@ -102,39 +103,16 @@ class SimpleConsumer:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the group. Raises ``ClientError`` when it was started before or the group is taken in this client, and what the discovery raises."""
-        with self._life:
-            if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"simple consumer of group {self._group!r} cannot start: {self._state.value}; make a new one", self._group)
-            client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-            client.register_consumer(self)
-            self._state = ServiceState.START_FAILED
-            try:
-                client.start()
-            except BaseException:
-                client.unregister_consumer(self._group)
-                client.release()
-                raise
-            self._later = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
-            self._later.start()
-            self._settler = BrokerSettler(client, self._group, self._ack_timeout_ms, self._later)
-            self._popper = Popper(client, self._subscription, self._settler, self._namespace)
-            self._client = client
-            self._state = ServiceState.RUNNING
+        """Join the group. Raises ``ClientError`` when it was started before, is closed meanwhile, or the group is taken in this client, and what the discovery
+        raises.
+        """
+        self._life.start(self._connect, self._begin)
 
     def close(self) -> None:
-        """Tell what was acknowledged, then leave the group. What was received and not settled comes again when its time is over."""
-        with self._life:
-            client, was_running = self._client, self._state is ServiceState.RUNNING
-            self._state = ServiceState.SHUTDOWN_ALREADY
-        if not was_running or client is None:
-            return
-        self._closing.set()
-        self._popper.wake()
-        self._settler.close()
-        self._later.close()
-        client.unregister_consumer(self._group)
-        client.release()
+        """Tell what was acknowledged, then leave the group. What was received and not settled comes again when its time is over. A ``start`` of another thread
+        is waited for up to 30 s, one that a signal handler interrupts is not: it ends by itself.
+        """
+        self._life.stop(CLOSE_TIMEOUT_MS)
 
     stop = close
 
@@ -189,7 +167,7 @@ class SimpleConsumer:
     @property
     def state(self) -> ServiceState:
         """Where in its life it is."""
-        return self._state
+        return self._life.state
 
     @property
     def client_id(self) -> str:
@@ -198,13 +176,42 @@ class SimpleConsumer:
 
     def stats(self) -> dict[str, Any]:
         """Messages since ``start``: ``received``, ``acknowledged``, ``returned`` (nack, extend, reject), ``stale``, ``unanswered`` (of ``ack(wait=False)``)."""
-        found = {"group": self._group, "topic": self.topic, "state": self._state.name, "client_id": self.client_id, "received": self._received}
+        found = {"group": self._group, "topic": self.topic, "state": self._life.state.name, "client_id": self.client_id, "received": self._received}
         counters = self._settler.counters if self._client is not None else None
         for name in ("acknowledged", "returned", "stale", "unanswered"):
             found[name] = getattr(counters, name, 0)
         return found
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
+        client.register_consumer(self)
+        self._life.state = ServiceState.START_FAILED
+        try:
+            client.start()
+        except BaseException:
+            client.unregister_consumer(self._group)
+            client.release()
+            raise
+        self._later = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
+        self._settler = BrokerSettler(client, self._group, self._ack_timeout_ms, self._later)
+        self._popper = Popper(client, self._subscription, self._settler, self._namespace)
+        self._client = client
+
+    def _begin(self) -> None:
+        self._later.start()
+
+    def _end(self, _timeout_ms: int) -> bool:
+        client = self._client
+        assert client is not None
+        self._closing.set()
+        self._popper.wake()
+        self._settler.close()
+        self._later.close()
+        client.unregister_consumer(self._group)
+        client.release()
+        return True
 
     def _receive(self, client: ClientInstance, pop: PopRecords, deadline_ms: float) -> list[ReceivedMessage]:
         pause_ms, stale, news = FIRST_PAUSE_MS, 0, 0
@@ -270,8 +277,8 @@ class SimpleConsumer:
 
     def _running(self) -> ClientInstance:
         client = self._client
-        if client is None or self._state is not ServiceState.RUNNING:
-            raise ClientError(f"simple consumer of group {self._group!r} is {self._state.value}; use it between start() and close()", self._group)
+        if client is None or self._life.state is not ServiceState.RUNNING:
+            raise ClientError(f"simple consumer of group {self._group!r} is {self._life.state.value}; use it between start() and close()", self._group)
         return client
 
     # --- as the client instance sees it ----------------------------------------------------------------------------------

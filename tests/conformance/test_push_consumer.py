@@ -511,7 +511,9 @@ def test_a_listener_that_never_ends_does_not_keep_the_consumer_from_stopping(clu
     cluster.put("orders", 0, [b"x"])
     assert begun.wait(5)
     assert not running.stop(timeout_ms=100)
+    assert not running.stop(timeout_ms=100)
     release.set()
+    assert running.stop(timeout_ms=10_000)
     assert ("request", "orders", 0, 1) not in cluster.pull_brokers[0].committed
 
 

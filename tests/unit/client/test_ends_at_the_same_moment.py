@@ -81,7 +81,8 @@ def test_a_stop_ends_a_consumer_that_another_thread_is_starting(monkeypatch: pyt
         consumer.close()
 
     stopping = beside(stop)
-    consumer.start()
+    with pytest.raises(ClientError, match="stopped while it started"):
+        consumer.start()
     stopping.join(WAIT_S)
     assert engine.calls == ["begin", "begun", "end"]
 
@@ -177,6 +178,57 @@ def test_a_listener_that_is_closed_twice_stays_closed() -> None:
     listener = LoopListener(seven, "loop")
     assert listener([], None) == 7
     listener.close()
+    listener.close()
+    with pytest.raises(ClientError, match="stopped"):
+        listener([], None)
+
+
+async def exits(_messages: Any, _ctx: Any) -> int:
+    raise SystemExit(3)
+
+
+async def interrupted(_messages: Any, _ctx: Any) -> int:
+    raise KeyboardInterrupt
+
+
+async def exits_in_a_task(_messages: Any, _ctx: Any) -> int:
+    (answer,) = await asyncio.gather(exits(_messages, _ctx))
+    return answer
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(exits, SystemExit), (exits_in_a_task, SystemExit), (interrupted, KeyboardInterrupt)])
+def test_a_coroutine_listener_that_exits_ends_its_call_and_not_its_loop(fault: Callable[..., Any], kind: type[BaseException]) -> None:
+    """As a plain one: the consuming thread is told, the next call runs."""
+
+    async def listen(messages: Any, ctx: Any) -> Any:
+        return await (fault if messages else seven)(messages, ctx)
+
+    listener = LoopListener(listen, "loop")
+    told: Future[BaseException] = Future()
+
+    def call() -> None:
+        try:
+            listener(["m"], None)
+        except BaseException as error:  # noqa: BLE001 - it is what is looked for
+            told.set_result(error)
+
+    beside(call)
+    try:
+        assert isinstance(told.result(WAIT_S), kind)
+        assert listener([], None) == 7
+    finally:
+        listener.close()
+    assert listener._thread is not None and not listener._thread.is_alive()
+
+
+def test_a_listener_whose_loop_broke_is_closed_all_the_same() -> None:
+    listener = LoopListener(seven, "loop")
+    assert listener([], None) == 7
+    loop, thread = listener._loop, listener._thread
+    assert loop is not None and thread is not None
+    loop.call_soon_threadsafe(listener._end, loop)
+    thread.join(WAIT_S)
+    assert loop.is_closed()
     listener.close()
     with pytest.raises(ClientError, match="stopped"):
         listener([], None)
