@@ -96,6 +96,8 @@ class LoopListener:
             while not self._ending:
                 with contextlib.suppress(SystemExit, KeyboardInterrupt):  # asyncio raises them here, too; the task of the call has them
                     loop.run_forever()
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_until_complete(asyncio.sleep(0))  # calls that ended in the last turn tell it in the next one
             left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()

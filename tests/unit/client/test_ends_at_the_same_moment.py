@@ -20,6 +20,7 @@ from rmq_ray.client.request_reply import Requests, requests_of
 from rmq_ray.client.timers import Timers
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError
+from tests.support.waiting import eventually
 
 MOMENT_S = 0.3  # how long the first one leaves the second one, which may have to wait for it
 WAIT_S = 20.0
@@ -170,6 +171,23 @@ def test_a_call_that_a_close_overtakes_is_answered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(async_listener.asyncio, "run_coroutine_threadsafe", overtaken)
     with contextlib.suppress(CancelledError):
         assert listener([], None) == 7
+    closing[0].join(WAIT_S)
+    assert not closing[0].is_alive()
+
+
+def test_a_call_that_ends_in_the_last_turn_of_the_loop_is_answered() -> None:
+    closing: list[threading.Thread] = []
+
+    async def closed_meanwhile(_messages: Any, _ctx: Any) -> int:
+        closing.append(beside(listener.close))
+        eventually(lambda: listener._closed)
+        with listener._lock:  # the end is in the loop's line now, and this call's end behind it
+            pass
+        await asyncio.sleep(0)
+        return 7
+
+    listener = LoopListener(closed_meanwhile, "loop")
+    assert listener([], None) == 7
     closing[0].join(WAIT_S)
     assert not closing[0].is_alive()
 
