@@ -63,6 +63,8 @@ class Waiters:
 class Primitives:
     """What stands in for the module ``threading``."""
 
+    TIMEOUT_MAX = threading.TIMEOUT_MAX
+
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._outside = SimThread(scheduler, name="outside")
@@ -70,6 +72,9 @@ class Primitives:
 
     def Lock(self) -> SimLock:  # noqa: N802
         return SimLock(self.scheduler)
+
+    def RLock(self) -> SimRLock:  # noqa: N802
+        return SimRLock(self.scheduler)
 
     def Condition(self, lock: SimLock | None = None) -> SimCondition:  # noqa: N802
         return SimCondition(self.scheduler, lock)
@@ -149,6 +154,36 @@ class SimLock:
 
     def locked(self) -> bool:
         return self._held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+
+class SimRLock:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lock = SimLock(scheduler)
+        self._owner: Task | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._depth and self._owner is self._scheduler.current:
+            self._depth += 1
+            return True
+        if not self._lock.acquire(blocking, timeout):
+            return False
+        self._owner, self._depth = self._scheduler.current, 1
+        return True
+
+    def release(self) -> None:
+        assert self._depth and self._owner is self._scheduler.current, "a lock was released by one that does not hold it"
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._lock.release()
 
     def __enter__(self) -> bool:
         return self.acquire()
