@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from click.testing import CliRunner
 
 import rmq_ray as rmq
@@ -95,7 +96,7 @@ def test_a_script_that_attaches_leaves_what_is_stopped_and_up_starts_it(file: Pa
         start_from(file, timeout_s=20)
         rmq.start(cluster.name)
         assert time.monotonic() - begin < 10 and rows(cluster)[slave]["state"] == "stopped"
-        done = CliRunner().invoke(main, ["--cluster", cluster.name, "up", *up])
+        done = CliRunner().invoke(main, ["--address", ray.get_runtime_context().gcs_address, "--cluster", cluster.name, "up", *up])
         assert done.exit_code == 0, done.output
         assert rows(cluster)[slave]["state"] == "serving"
         eventually(lambda: in_sync(cluster), 30)
