@@ -168,8 +168,7 @@ class Sharing(ABC, Generic[Item, G]):
         with self._lock:
             found = self._open.get(group.key) is group
             if found:
-                del self._open[group.key]
-                self._out[group.key] = self._out.get(group.key, 0) + 1
+                self._take_out(group.key)
         if found:
             self._ship(group)
 
@@ -273,15 +272,17 @@ class Sharing(ABC, Generic[Item, G]):
     def _due(self, key: Any, out_max: int) -> G | None:
         """The open group if it is to leave now; it counts as out then."""
         group = self._open.get(key)
-        out = self._out.get(key, 0)
-        if group is None or out >= out_max:
+        if group is None or self._out.get(key, 0) >= out_max:
             return None
         gathering = self._awake > 0 and 2 * len(group.items) < self._inside.get(key, 0)
         if gathering and self._clock.monotonic_ms() - self._freed_ms < SHIP_WITHIN_MS:
             return None
-        del self._open[key]
-        self._out[key] = out + 1
+        self._take_out(key)
         return group
+
+    def _take_out(self, key: Any) -> None:
+        del self._open[key]
+        self._out[key] = self._out.get(key, 0) + 1
 
     def _home(self) -> int | None:
         """Where a crowd's threads wake now."""

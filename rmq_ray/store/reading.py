@@ -50,6 +50,12 @@ def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:
     return int.from_bytes(records[at : at + 8], "big")
 
 
+def _is_record_of(data: bytes, at: int, log_offset: int) -> bool:
+    """Whether a sound record begins at ``at`` that says it lies at ``log_offset``."""
+    stated = data[at + _LOG_OFFSET_AT : at + _LOG_OFFSET_AT + 8]
+    return int.from_bytes(stated, "big") == log_offset and find_fault(data, at) is None
+
+
 @dataclass(slots=True)
 class GetResult:
     """What a read found. ``parts``: buffers that hold the records back to back; ``sizes``: one per record (int32)."""
@@ -154,9 +160,7 @@ class LogReader:
         total = int.from_bytes(data[:4], "big", signed=True)
         if total > len(data):
             data = self._log.read(log_offset, total)
-        if find_fault(data, 0) is not None or int.from_bytes(data[28:36], "big") != log_offset:
-            return None
-        return data[:total]
+        return data[:total] if _is_record_of(data, 0, log_offset) else None
 
     def records_at(self, log_offsets: Sequence[int], limit: int, bytes_max: int) -> list[bytes | None]:
         """``record_at`` of each, until ``bytes_max`` bytes were read: the list ends there. What lies close together is read with one call."""
@@ -169,8 +173,8 @@ class LogReader:
                 break
             at = log_offset - low
             end = at + int.from_bytes(data[at : at + 4], "big")
-            whole = at < end <= len(data) and log_offset < limit and data[at + 28 : at + 36] == log_offset.to_bytes(8, "big")
-            raw = data[at:end] if whole and find_fault(data, at) is None else self.record_at(log_offset, limit)
+            whole = at < end <= len(data) and log_offset < limit and _is_record_of(data, at, log_offset)
+            raw = data[at:end] if whole else self.record_at(log_offset, limit)
             found.append(raw)
             size += len(raw or b"")
         return found
