@@ -17,10 +17,10 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus
-from rmq_ray.protocol.filter_sql92 import SqlFilter
-from rmq_ray.store.frame_encoder import encode_frame
-from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.reading import GetResult
+from rmq_ray.protocol.filters.filter_sql92 import SqlFilter
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.reading import GetResult
 
 if TYPE_CHECKING:
     from benchmarks.scene import Scene

@@ -21,22 +21,22 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from benchmarks.report import Figure, Report, percentiles
-from rmq_ray.client.batching import encode_load
-from rmq_ray.client.identity import ProducerIdentity
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.sending.batching import encode_load
+from rmq_ray.client.instance.identity import ProducerIdentity
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.remoting.bodies import encode_route
-from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.wire.bodies import encode_route
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.remoting.records import pack_send_answer
+from rmq_ray.remoting.wire.records import pack_send_answer
 
 CLUSTER, SECRET, TOPIC = "bench", b"b" * 32, "bench"
 ANSWER = pack_send_answer(0, 0, 0, False)

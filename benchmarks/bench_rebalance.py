@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rmq_ray.model.groups import MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
-from rmq_ray.protocol import allocation_hash
-from rmq_ray.protocol.allocation import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash, MachineRoomNearby, OnlyHosts, RoomTable
+from rmq_ray.protocol.allocation import consistent_hash as allocation_hash
+from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash, MachineRoomNearby, OnlyHosts, RoomTable
 from rmq_ray.protocol.process_queue import ProcessQueue
-from rmq_ray.protocol.publish_info import subscribe_queues
+from rmq_ray.protocol.routing.publish_info import subscribe_queues
 from rmq_ray.protocol.rebalance import Membership, allot, is_balanced, plan
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
 

@@ -18,9 +18,9 @@ from typing import Any
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import MIB, StoreConfig
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.frame_encoder import encode_frame
-from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.record import UniqueKeys
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.codec.record import UniqueKeys
 
 KEYS = UniqueKeys("127.0.0.1", os.getpid(), 0x5EED)
 PRODUCER = os.urandom(16)

@@ -14,8 +14,8 @@ from benchmarks.scene import Scene, rss_anonymous
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.single_message import StoredMessage
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.frames.single_message import StoredMessage
 
 WAITING = 1_000_000
 RATE = 500  # messages a second that are due while the others wait

@@ -20,7 +20,7 @@ from benchmarks.recovery import forget_cached
 from benchmarks.replica_party import COPY_BYTES, Lookup, cpu_ms, party, send_all, status, until
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 
 ROUNDS = 2
 DISK_S = 900.0

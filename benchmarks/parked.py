@@ -12,11 +12,11 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.model.ids import Address
 from rmq_ray.model.pulling import PullSysFlag
-from rmq_ray.remoting.codes import RequestCode
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.records import PullRecords, pack_pull
+from rmq_ray.remoting.wire.records import PullRecords, pack_pull
 
 PARKED = 10_000
 CONNECTIONS = 10

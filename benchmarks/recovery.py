@@ -20,7 +20,7 @@ from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene, rss_anonymous
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import StoreConfig
-from rmq_ray.store.message_store import MessageStore
+from rmq_ray.store.front.message_store import MessageStore
 
 KILLS = 9
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")

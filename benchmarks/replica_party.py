@@ -19,17 +19,17 @@ from typing import Any
 
 import msgpack
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, NameServerConfig, ReplicationMode, StoreConfig
 from rmq_ray.model.ids import Address
 from rmq_ray.model.message import SendStatus
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker import Broker
-from rmq_ray.server.name_server_runner import NameServerRunner
+from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 
 CLUSTER, SECRET = "bench", b"b" * 32
 LIFE_S = 1_800

@@ -15,8 +15,8 @@ from benchmarks import log_copy
 from benchmarks.replica_party import Lookup, party, send_all, status, until
 from benchmarks.report import Figure
 from benchmarks.scene import Scene
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.message import SendStatus
 

@@ -15,7 +15,7 @@ from typing import Any
 import rmq_ray as rmq
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
-from rmq_ray.client.outgoing import outgoing
+from rmq_ray.client.outgoing.send_request import outgoing
 
 BODY = b"x" * 100
 ROUNDS = 7

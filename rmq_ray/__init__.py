@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer
     from rmq_ray.actors.consumer import ConsumerActor
-    from rmq_ray.actors.deployment import ConsumerApp, consumer, workers
-    from rmq_ray.actors.fleet import Workers
+    from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
+    from rmq_ray.actors.workers.fleet import Workers
     from rmq_ray.actors.producer import ProducerActor
-    from rmq_ray.client.admin_groups import Offset
-    from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-    from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
-    from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
-    from rmq_ray.client.pulled_batch import PulledBatch
-    from rmq_ray.client.queue_questions import PullResult
-    from rmq_ray.client.receipts import ReceivedMessage
-    from rmq_ray.client.received import MessageExt
-    from rmq_ray.client.replying import reply
-    from rmq_ray.client.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
-    from rmq_ray.client.send_hooks import SendContext
-    from rmq_ray.client.telemetry import ConsumeSpans, SendSpans
-    from rmq_ray.client.trace import ConsumeTrace
-    from rmq_ray.client.transaction import Transaction
-    from rmq_ray.client.transaction_listener import TransactionListener, TransactionSendResult
+    from rmq_ray.client.admin.admin_groups import Offset
+    from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
+    from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
+    from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
+    from rmq_ray.client.pull.pulled_batch import PulledBatch
+    from rmq_ray.client.pull.queue_questions import PullResult
+    from rmq_ray.client.pop.receipts import ReceivedMessage
+    from rmq_ray.client.consumer.received import MessageExt
+    from rmq_ray.client.producer.replying import reply
+    from rmq_ray.client.outgoing.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
+    from rmq_ray.client.interceptors.send_hooks import SendContext
+    from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
+    from rmq_ray.client.producer.trace import ConsumeTrace
+    from rmq_ray.client.transaction.transaction import Transaction
+    from rmq_ray.client.transaction.transaction_listener import TransactionListener, TransactionSendResult
     from rmq_ray.cluster import Cluster, connect, start, start_from
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from rmq_ray.model.ids import MessageQueue
     from rmq_ray.model.message import Message, SendResult, SendStatus
     from rmq_ray.model.pulling import PullStatus
-    from rmq_ray.protocol.allocation import (
+    from rmq_ray.protocol.allocation.strategies import (
         Averagely,
         AveragelyByCircle,
         ByConfig,
@@ -88,8 +88,8 @@ if TYPE_CHECKING:
         RoomTable,
     )
     from rmq_ray.protocol.autoscale import Autoscale
-    from rmq_ray.protocol.scan_positions import LikeGroup
-    from rmq_ray.protocol.subscriptions import sql
+    from rmq_ray.protocol.scan.scan_positions import LikeGroup
+    from rmq_ray.protocol.filters.subscriptions import sql
     from rmq_ray.protocol.transaction import LocalTransactionState
 
 __version__ = "0.1.0"
@@ -200,24 +200,24 @@ __all__ = [
 _HOMES = {
     "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer",
     "rmq_ray.actors.consumer": "ConsumerActor",
-    "rmq_ray.actors.deployment": "ConsumerApp consumer workers",
-    "rmq_ray.actors.fleet": "Workers",
+    "rmq_ray.actors.workers.deployment": "ConsumerApp consumer workers",
+    "rmq_ray.actors.workers.fleet": "Workers",
     "rmq_ray.actors.producer": "ProducerActor",
-    "rmq_ray.client.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
-    "rmq_ray.client.admin_groups": "Offset",
-    "rmq_ray.client.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
-    "rmq_ray.client.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
-    "rmq_ray.client.pulled_batch": "PulledBatch",
-    "rmq_ray.client.queue_questions": "PullResult",
-    "rmq_ray.client.receipts": "ReceivedMessage",
-    "rmq_ray.client.received": "MessageExt",
-    "rmq_ray.client.replying": "reply",
-    "rmq_ray.client.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
-    "rmq_ray.client.send_hooks": "SendContext",
-    "rmq_ray.client.telemetry": "ConsumeSpans SendSpans",
-    "rmq_ray.client.trace": "ConsumeTrace",
-    "rmq_ray.client.transaction": "Transaction",
-    "rmq_ray.client.transaction_listener": "TransactionListener TransactionSendResult",
+    "rmq_ray.client.interceptors.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
+    "rmq_ray.client.admin.admin_groups": "Offset",
+    "rmq_ray.client.push.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
+    "rmq_ray.client.push.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
+    "rmq_ray.client.pull.pulled_batch": "PulledBatch",
+    "rmq_ray.client.pull.queue_questions": "PullResult",
+    "rmq_ray.client.pop.receipts": "ReceivedMessage",
+    "rmq_ray.client.consumer.received": "MessageExt",
+    "rmq_ray.client.producer.replying": "reply",
+    "rmq_ray.client.outgoing.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
+    "rmq_ray.client.interceptors.send_hooks": "SendContext",
+    "rmq_ray.client.interceptors.telemetry": "ConsumeSpans SendSpans",
+    "rmq_ray.client.producer.trace": "ConsumeTrace",
+    "rmq_ray.client.transaction.transaction": "Transaction",
+    "rmq_ray.client.transaction.transaction_listener": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start start_from",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
@@ -227,13 +227,13 @@ _HOMES = {
         "TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
-    "rmq_ray.protocol.allocation": "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby OnlyHosts RoomTable",
+    "rmq_ray.protocol.allocation.strategies": "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby OnlyHosts RoomTable",
     "rmq_ray.model.message": "Message SendResult SendStatus",
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",
-    "rmq_ray.protocol.scan_positions": "LikeGroup",
+    "rmq_ray.protocol.scan.scan_positions": "LikeGroup",
     "rmq_ray.model.pulling": "PullStatus",
-    "rmq_ray.protocol.subscriptions": "sql",
+    "rmq_ray.protocol.filters.subscriptions": "sql",
 }
 """Module of each public name."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -16,12 +16,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rmq_ray.actors import awaiting, copies, gateway, known_stores, names
-from rmq_ray.actors.controller import ControllerShell, State
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.control import awaiting
+from rmq_ray.actors.control import copies
+from rmq_ray.actors.control import known_stores
+from rmq_ray.actors.control.controller import ControllerShell, State
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.actors.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
-from rmq_ray.actors.survey import Survey, survey
-from rmq_ray.client.admin import Admin
+from rmq_ray.actors.control.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
+from rmq_ray.actors.control.survey import Survey, survey
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
 from rmq_ray.errors import ClusterError, ConfigError, RmqError

@@ -236,7 +236,7 @@ class BrokerConfig(_Group):
     disk_busy_ms: int = 1_000  # osPageCacheBusyTimeOutMills: SYNC_FLUSH refuses while the oldest send waits longer; 0 = never
     parked_pulls_max: int = 100_000
     store_replies: bool = True  # storeReplyMessageEnable
-    send_hooks: tuple[Any, ...] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send_hooks.py
+    send_hooks: tuple[Any, ...] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send/send_hooks.py
     pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 

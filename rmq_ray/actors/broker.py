@@ -1,4 +1,4 @@
-"""A broker as a Ray actor: a thin shell around ``server.broker.Broker``; recovery runs behind a constructor that returns at once."""
+"""A broker as a Ray actor: a thin shell around ``server.broker.broker.Broker``; recovery runs behind a constructor that returns at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker import Broker
-from rmq_ray.server.reign import Reign
+from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.replication.leadership import Reign
 
 REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the start includes this broker
 

@@ -17,10 +17,10 @@ import ray.exceptions
 
 from rmq_ray.actors import names
 from rmq_ray.actors.shell import exit_hard
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.control.supervise import Ping
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.base.offload import ThreadOffload
 
 log = logging.getLogger("rmq_ray.actors")
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import os
 
 from rmq_ray.actors.shell import be_urgent, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.server.hold_service import HoldService
+from rmq_ray.server.pull.hold_service import HoldService
 
 
 class HoldShell:

@@ -10,7 +10,7 @@ from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.remoting import loopback
-from rmq_ray.server.name_server_runner import NameServerRunner
+from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 
 
 class NameServerShell:

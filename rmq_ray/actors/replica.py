@@ -20,7 +20,7 @@ from rmq_ray.actors.shell import spawn
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.reigns import Assignment, ReplicaReport
-from rmq_ray.server.reign import Reign
+from rmq_ray.server.replication.leadership import Reign
 
 log = logging.getLogger("rmq_ray.replica")
 PROPOSAL_TIMEOUT_S = 2.0

@@ -16,7 +16,7 @@ import click
 
 import rmq_ray
 from rmq_ray.cli import ray_head, streams
-from rmq_ray.client.admin import Admin
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
 

@@ -9,8 +9,8 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.client.admin_groups import Offset, SeekTarget
-from rmq_ray.protocol.scan_positions import LikeGroup
+from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
+from rmq_ray.protocol.scan.scan_positions import LikeGroup
 
 
 @click.group()

@@ -1,6 +1,6 @@
 """``plan --config rmq.toml``: what ``up --config`` would do, said before anything is done.
 
-The file itself is checked without Ray; which nodes and disks there are is asked of the Ray cluster that runs. Decides nothing (``actors.survey``).
+The file itself is checked without Ray; which nodes and disks there are is asked of the Ray cluster that runs. Decides nothing (``actors.control.survey``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
         output.record({"cluster": topology.cluster, "file": "nothing wrong", "ray": "does not run: `up` starts a head on this machine"}, options.style)
         return
     options.connect_ray(ray_port)
-    from rmq_ray.actors.survey import survey
+    from rmq_ray.actors.control.survey import survey
 
     found = survey(topology)
     rows = [{column: getattr(step, column) or None for column in COLUMNS} | {"port": step.port or "kept or free"} for step in found.steps]

@@ -6,7 +6,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.store import inspect
+from rmq_ray.store.fsck import inspect
 
 COLUMNS = ["log_offset", "size", "topic", "queue", "queue_offset", "tag", "keys", "properties", "body"]
 DETAILS = ["message_id", "store_ms", "born_ms", "reconsume_times"]

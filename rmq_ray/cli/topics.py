@@ -6,7 +6,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.client.admin import QUEUES_MAX
+from rmq_ray.client.admin.admin import QUEUES_MAX
 
 
 @click.group()

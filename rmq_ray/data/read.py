@@ -1,6 +1,6 @@
 """A topic as a Ray Data dataset: one read task for each split of a plan, Arrow blocks, no object per row.
 
-Decides: how a plan becomes read tasks. Does not decide where a split is read (``client.scan_plan``: beside the log where the worker sits
+Decides: how a plan becomes read tasks. Does not decide where a split is read (``client.scan.scan_plan``: beside the log where the worker sits
 on the broker's host, else through the broker's scan stream). Invariant: the rows of a dataset are fixed when it is made;
 every execution reads them again from the log.
 """
@@ -17,15 +17,15 @@ from ray.data.block import BlockMetadata
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.actors.gateway import require_ray
-from rmq_ray.client.bulk_arguments import checked_columns, topic_or_pattern
-from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
+from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.ports import Split
-from rmq_ray.protocol.filter_tag import tags_of_rows
-from rmq_ray.protocol.scan_positions import Where
-from rmq_ray.store.arrow_rows import Rows
+from rmq_ray.protocol.filters.filter_tag import tags_of_rows
+from rmq_ray.protocol.scan.scan_positions import Where
+from rmq_ray.codec.arrow_rows import Rows
 
 CHUNK_BYTES = 8 << 20
 SPLITS_PER_CPU = 2
@@ -52,7 +52,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     """What one or several topics hold now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
 
     ``topic``: a name or several; or ``pattern``: a regular expression that whole names must match. ``start``, ``end``: "earliest", "latest", a time, a
-    group's position or offsets, see ``rmq_ray.protocol.scan_positions``. ``columns``: only these are decoded. ``tags``: only messages with one of these
+    group's position or offsets, see ``rmq_ray.protocol.scan.scan_positions``. ``columns``: only these are decoded. ``tags``: only messages with one of these
     tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``fail_on_data_loss`` False: where retention has
     overtaken the start, what is left is read. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to
     ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``,
@@ -111,7 +111,7 @@ def _reader(plan: ScanPlan, number: int, rows: Rows) -> Any:
     def read() -> Iterator[Any]:
         import pyarrow as pa
 
-        from rmq_ray.store.arrow_rows import to_rows
+        from rmq_ray.codec.arrow_rows import to_rows
 
         reader = open_reader(plan)
         try:

@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.actors.clients import PullConsumer
-from rmq_ray.client.bulk_arguments import checked_columns
+from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import normal, offsets_json
+from rmq_ray.protocol.scan.scan_positions import normal, offsets_json
 from rmq_ray.protocol.validators import check_group, check_topic
 
 POLL_S = 0.5

@@ -3,7 +3,7 @@
     block ──to Arrow──> Producer.send_arrow ──frames──> brokers         ``once``: frame ids follow from the write's name, the task and the frame's number
 
 Decides: what a task does when it is run again (it sends again: at least once; with ``once`` the brokers recognise what they have). Does not decide how
-rows become messages (``client.arrow_columns``) or what a worker does (``client.partition_sink``). Workers need no name of a cluster: name
+rows become messages (``client.sending.arrow_columns``) or what a worker does (``client.scan.partition_sink``). Workers need no name of a cluster: name
 servers and the secret travel with the task.
 """
 
@@ -18,10 +18,10 @@ from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.arrow_columns import Columns
-from rmq_ray.client.bulk_arguments import frame_timeout_ms
-from rmq_ray.client.partition_sink import Target, send_partition
-from rmq_ray.client.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
+from rmq_ray.client.scan.partition_sink import Target, send_partition
+from rmq_ray.client.scan.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.protocol.validators import check_bulk_topic

@@ -5,7 +5,7 @@
     {"a":1}   not   {"a":1,"b":null}                            members without a value are left out
 
 In Python an integer key is an ``int``, an object key the sorted ``tuple`` of its ``(name, value)`` pairs. Decides the dialect only;
-what the members mean is decided by ``remoting.bodies`` and ``store.config_files``.
+what the members mean is decided by ``remoting.wire.bodies`` and ``store.io.config_files``.
 Invariants: ``loads`` never evaluates, never recurses deeper than ``DEPTH_MAX``, and raises ``ValueError`` for everything it does not
 accept; ``loads(dumps(x)) == x`` for values without ``None`` members.
 """

@@ -1,7 +1,7 @@
 """How many consumers a group should have: a pure rule on its lag (no source upstream: RocketMQ leaves scaling to its users).
 
 Decides the next number of consumers from the lag, the number now and what was seen before. Does not measure the lag, nor start
-anything. Called by ``actors.fleet`` every few seconds with its clock's ``now_ms``.
+anything. Called by ``actors.workers.fleet`` every few seconds with its clock's ``now_ms``.
 
     lag > lag_per_actor x actors, seen for up_after_ms ──────> as many as the lag asks for, at most twice as many
     the lag would do with fewer, seen for down_after_ms ─────> one fewer

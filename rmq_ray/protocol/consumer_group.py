@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
-from rmq_ray.protocol.subscription_conflicts import Conflicts, Declarations
+from rmq_ray.protocol.filters.subscription_conflicts import Conflicts, Declarations
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
 

@@ -2,7 +2,7 @@
 
 Decides: whether a pull that found nothing waits or wakes at once, which pulls an arrival wakes, which have waited long
 enough. Does not decide: what a woken pull answers (the broker runs it again), how events travel.
-Called by ``server.hold_service`` (own process) and by ``server.local_hold`` (inside the broker); not safe for threads.
+Called by ``server.pull.hold_service`` (own process) and by ``server.pull.local_hold`` (inside the broker); not safe for threads.
 
     park ──(behind the greatest offset heard of)──────────────> wake
       └──> parked ──(arrival beyond from_offset, a tag code that matches)──> wake

@@ -7,7 +7,7 @@ Messages are kept as batches, each a range of queue offsets that is handed to th
                          ^ commit offset                          ^ commit offset once nothing is unfinished
 
 Decides: the commit offset, what counts against flow control, what is overdue. Does not decide when to pull or what a failed
-message becomes; keeps no message. Callers: ``client.puller`` and ``client.consume_concurrently``, under the queue's lock.
+message becomes; keeps no message. Callers: ``client.consumer.puller`` and ``client.push.consume_concurrently``, under the queue's lock.
 
 Invariants: the commit offset never passes an unfinished message and never goes back; ``count`` and ``body_bytes`` are those of
 unfinished messages. Once dropped, results are ignored: another consumer may own the queue already.

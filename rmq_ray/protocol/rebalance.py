@@ -2,7 +2,7 @@
 
 Three steps per subscribed topic, each pure: ``allot`` (which queues are mine), ``plan`` (what changes), ``is_balanced`` (did the
 change succeed). Where to begin in a new queue: ``first_offset_rule``. Does not ask brokers, persist offsets or start pulls:
-``client.rebalancer`` does.
+``client.consumer.rebalancer`` does.
 
 Invariants: a list that could not be had (no route, no consumer ids) changes nothing. Dropped queues come before added ones. A
 queue in which pulls stopped is dropped and, being still allotted, added anew.
@@ -20,7 +20,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.protocol.allocation_rule import AllocationStrategy
+from rmq_ray.protocol.allocation.rule import AllocationStrategy
 from rmq_ray.protocol.process_queue import ProcessQueue
 
 _ORDER = attrgetter("topic", "broker_name", "queue_id")  # as MessageQueue sorts, ten times as fast

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rmq_ray.remoting.frame import Buffer
+from rmq_ray.remoting.wire.frame import Buffer
 
 JOIN_BYTES_MAX = 64 << 10
 

@@ -20,8 +20,8 @@ from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame, Remot
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
-from rmq_ray.remoting.frame_buffer import FrameBuffer
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.sockets import tune

@@ -24,7 +24,7 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, MalformedFrame, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.dial import SEND_STALL_MS, dial
-from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, Command, decode, encode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, Command, decode, encode
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.home_core import HOME, Sleeper, on_core

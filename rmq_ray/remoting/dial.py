@@ -15,7 +15,7 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
-from rmq_ray.remoting.frame import Command, decode, encode_bytes
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.sockets import limit_waits, tune
 

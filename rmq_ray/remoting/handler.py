@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import RemotingError
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from enum import Enum
 import msgpack
 
 from rmq_ray.errors import HandshakeFailed
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import BINARY, Body, Command
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import BINARY, Body, Command
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32

@@ -8,7 +8,7 @@ interpreter lock gains nothing there: the waker has that lock, and what it will 
 may narrow its own affinity to the crowd's core until it goes on. Two changes of a mask cost as much as a switch of threads, so a thread that woke at home
 without them sleeps without them, until it wakes elsewhere.
 
-Decides where threads sleep. Does not decide who is a crowd, and when it has a home (``client.sharing``, ``client.trials``); the reader threads of connections
+Decides where threads sleep. Does not decide who is a crowd, and when it has a home (``client.sending.group_commit``, ``client.sending.trials``); the reader threads of connections
 follow. Invariants: a thread has its former mask again when ``on_core`` returns or raises; only the mask of the calling thread is touched, read anew each
 time; the main thread is never narrowed, since signal handlers run in it. A mask set from outside (``taskset``) while a thread sleeps narrowed is undone
 by its waking.

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from rmq_ray.errors import MalformedFrame, RequestTimeout
-from rmq_ray.remoting.frame import Command, decode, encode_bytes
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handler import Handler
 
 

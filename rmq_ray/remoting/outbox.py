@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rmq_ray.errors import TooManyRequests
-from rmq_ray.remoting.frame import Buffer
+from rmq_ray.remoting.wire.frame import Buffer
 from rmq_ray.remoting.waiting import Waiter
 
 JOIN_BYTES_MAX = 64 << 10

@@ -25,9 +25,9 @@ from rmq_ray.config import ForeignClients
 from rmq_ray.errors import ConnectionLost, MalformedFrame, RemotingError, RequestTimeout, RmqError, TooManyRequests
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
-from rmq_ray.remoting.frame_buffer import FrameBuffer
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handler import AnswerCallback, Owner
 from rmq_ray.remoting.handshake import ServerHandshake, ServerState
 from rmq_ray.remoting.sockets import tune

@@ -18,7 +18,7 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.connection import Connection, LostCallback, RequestCallback, SilentCallback
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 

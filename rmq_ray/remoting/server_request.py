@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rmq_ray.errors import RmqError
-from rmq_ray.remoting.codes import ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
 
 C = TypeVar("C")
 

@@ -12,7 +12,7 @@ import logging
 import threading
 
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RequestTimeout, TooManyRequests
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handler import AnswerCallback
 
 log = logging.getLogger("rmq_ray.remoting")

@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery
-from rmq_ray.client import outage
-from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
-from rmq_ray.client.topic_state import State, TopicState
+from rmq_ray.client.instance import outage
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, OffsetOutOfRange, RemotingError, RmqError, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import LATEST_OFFSET, Where, normal
-from rmq_ray.protocol.scan_splits import bundled
-from rmq_ray.protocol.stream_offsets import StreamPosition, limited
+from rmq_ray.protocol.scan.scan_positions import LATEST_OFFSET, Where, normal
+from rmq_ray.protocol.scan.scan_splits import bundled
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition, limited
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.spark.read import SPLITS_PER_CORE, frame_of
-from rmq_ray.store.arrow_rows import Rows
+from rmq_ray.codec.arrow_rows import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.bulk_arguments import checked_columns, topic_or_pattern
-from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.filter_tag import tags_of_rows
-from rmq_ray.protocol.scan_positions import Where
-from rmq_ray.protocol.scan_splits import ROWS_PER_SPLIT_MAX, bundled
-from rmq_ray.store.arrow_rows import KAFKA_NEEDS, Rows
+from rmq_ray.protocol.filters.filter_tag import tags_of_rows
+from rmq_ray.protocol.scan.scan_positions import Where
+from rmq_ray.protocol.scan.scan_splits import ROWS_PER_SPLIT_MAX, bundled
+from rmq_ray.codec.arrow_rows import KAFKA_NEEDS, Rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -138,8 +138,8 @@ def _reader(
     """The function that Spark ships to its workers: numbers of bundles in, rows out."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
-        from rmq_ray.client.scan_plan import open_reader
-        from rmq_ray.store.arrow_rows import kafka_columns, to_rows
+        from rmq_ray.client.scan.scan_plan import open_reader
+        from rmq_ray.codec.arrow_rows import kafka_columns, to_rows
 
         reader = open_reader(plan)
         try:

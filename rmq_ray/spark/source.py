@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rmq_ray.errors import RmqError, SparkError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark.batches import Batches
 from rmq_ray.spark.read import FIELDS, KAFKA_FIELDS
 

@@ -15,11 +15,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
-from rmq_ray.client.arrow_columns import Columns
-from rmq_ray.client.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.client.scan.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
-from rmq_ray.protocol.scan_positions import Where
+from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_bulk_topic, check_group
 from rmq_ray.spark.batches import Batches, Reading, topics_of
 from rmq_ray.spark.checkpoint import Checkpoint, Directory

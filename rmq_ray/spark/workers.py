@@ -34,8 +34,8 @@ def main() -> None:
     from pyspark import daemon, worker  # noqa: F401 - the worker's module itself, too
     from pyspark.sql.pandas import serializers, types, utils  # noqa: F401 - loaded by the first task else
 
-    from rmq_ray.client import scan_plan  # noqa: F401 - the reader
-    from rmq_ray.store import arrow_rows  # noqa: F401 - its columns
+    from rmq_ray.client.scan import scan_plan
+    from rmq_ray.codec import arrow_rows
 
     utils.require_minimum_pandas_version()  # the first task looks, and loads distutils for it
     utils.require_minimum_pyarrow_version()

@@ -3,7 +3,7 @@
     partition ──mapInArrow──> RecordBatch of up to 10,000 rows ──Producer.send_arrow──> frames ──> brokers
 
 Decides: which columns may be what, and how rows are laid out so that a repeat finds the same frames (``once``). Does not decide how rows become
-messages (``client.arrow_columns``) or what a worker does (``client.partition_sink``). Workers need no Ray: name servers and the secret travel with the task.
+messages (``client.sending.arrow_columns``) or what a worker does (``client.scan.partition_sink``). Workers need no Ray: name servers and the secret travel with the task.
 
 Invariants: at least once: the count is returned when every row is stored; with ``once`` a write that is repeated under the same name within the
 brokers' 10 minutes stores every row once.
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.arrow_columns import Columns
-from rmq_ray.client.bulk_arguments import frame_timeout_ms
-from rmq_ray.client.partition_sink import Target
-from rmq_ray.client.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
+from rmq_ray.client.scan.partition_sink import Target
+from rmq_ray.client.scan.queue_list import write_queues
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.validators import check_bulk_topic
@@ -155,7 +155,7 @@ def _writer(target: Target, counted: Any) -> Callable[[Iterator[Any]], Iterator[
         import pyarrow as pa
         from pyspark import TaskContext
 
-        from rmq_ray.client.partition_sink import send_partition
+        from rmq_ray.client.scan.partition_sink import send_partition
 
         context = TaskContext.get()
         told = counted.add if counted is not None else lambda _rows: None

@@ -30,7 +30,7 @@
     resource = "store_head"
 
 Decides: what a file may say, and names the line of what it may not. Does not decide: whether Ray has such resources or the disks hold what is
-expected (``actors.survey``). Called by ``cluster`` and the commands.
+expected (``actors.control.survey``). Called by ``cluster`` and the commands.
 
 Invariants: everything is checked when the file is read; a ``Topology`` that exists can be planned. No file is opened but the one that is named.
 """

@@ -58,7 +58,7 @@ def _unique_ports(found: Topology) -> None:
 
 
 def _apart(found: Topology, spec: BrokerSpec) -> None:
-    """Copies that die together are none; whether different resources are different nodes is seen later (``actors.survey``)."""
+    """Copies that die together are none; whether different resources are different nodes is seen later (``actors.control.survey``)."""
     copies = (spec, *spec.replicas)
     for at, copy in enumerate(copies):
         same = [other for other in copies[:at] if other.resource == copy.resource]

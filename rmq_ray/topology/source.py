@@ -1,6 +1,6 @@
 """A topology file's text: on which line something stands, and the error that names it.
 
-Decides nothing. Called by the other modules of this folder and by ``actors.survey``.
+Decides nothing. Called by the other modules of this folder and by ``actors.control.survey``.
 """
 
 from __future__ import annotations

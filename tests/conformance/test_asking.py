@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import request_reply
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.replying import reply
+from rmq_ray.client.producer import request_reply
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.producer.replying import reply
 from rmq_ray.errors import ClientError, NotARequest, RequestTimeout, SendError
 from rmq_ray.model.message import Message
-from tests.support.live_cluster import LiveCluster
-from tests.support.stopwatch import Stopwatch
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 LONG = b"a long request " * 1_000

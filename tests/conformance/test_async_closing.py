@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.async_frames import AsyncFrames
-from rmq_ray.client.async_producer import AsyncProducer
+from rmq_ray.client.producer.async_frames import AsyncFrames
+from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.errors import ClientError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.remoting.async_connection import AsyncConnection
-from rmq_ray.remoting.codes import RequestCode
-from tests.support.stopwatch import within
-from tests.support.tiny_cluster import TinyCluster
+from rmq_ray.remoting.wire.codes import RequestCode
+from tests.support.faults.stopwatch import within
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 PAIR = [Message("orders", b"1"), Message("orders", b"2")]

@@ -15,7 +15,7 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConnectionLost, FrameTooLarge, HandshakeFailed, RequestTimeout, TooManyRequests
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.async_connection import AsyncConnection
-from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from tests.support.wire import ASK_BACK, CREDENTIALS, ECHO, FAIL, HOLD, PUSH_FIRST, RELEASE, Echo, Served, echo_process, scripted
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.managed import ServiceState
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, MessageIllegal, SendTimeout, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus, decode_properties
-from tests.support.tiny_cluster import TinyCluster
+from tests.support.brokers.tiny_cluster import TinyCluster
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.producer_core import ProducerCore
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import ClientError
 from rmq_ray.ports import ClusterAddress
-from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
+from tests.support.brokers.tiny_cluster import FixedDiscovery, TinyCluster
 from tests.support.waiting import eventually
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client import transaction_engine
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.transaction_listener import TransactionListener
+from rmq_ray.client.transaction import transaction_engine
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.transaction.transaction_listener import TransactionListener
 from rmq_ray.errors import ClientError, MessageIllegal, SendError, TransactionEnded, TransactionUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.protocol.transaction import LocalTransactionState
-from tests.support.chaos import read_log
-from tests.support.killing_process import QUICK
-from tests.support.live_cluster import LiveCluster
+from tests.support.faults.chaos import read_log
+from tests.support.faults.killing_process import QUICK
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.config import MIB, ProducerConfig
 from rmq_ray.errors import BrokerBusy, ConfigError
-from tests.support.live_cluster import ROOT
-from tests.support.tiny_cluster import CLUSTER, SECRET, TinyCluster
+from tests.support.brokers.live_cluster import ROOT
+from tests.support.brokers.tiny_cluster import CLUSTER, SECRET, TinyCluster
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def cluster() -> Iterator[TinyCluster]:
 
 @pytest.mark.parametrize("body_bytes", [100, 20_000, 3_000_000])
 def test_a_full_producer_holds_no_more_than_its_limit_and_64_mb(cluster: TinyCluster, body_bytes: int) -> None:
-    command = [sys.executable, "-m", "tests.support.full_producer", str(cluster.name_servers[0].address), CLUSTER, SECRET.hex(), str(body_bytes)]
+    command = [sys.executable, "-m", "tests.support.clients.full_producer", str(cluster.name_servers[0].address), CLUSTER, SECRET.hex(), str(body_bytes)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout.split()
     taken, grown = map(int, found)
     limit = ProducerConfig().buffer_bytes_max

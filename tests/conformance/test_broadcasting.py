@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.listener import RECONSUME_LATER
-from rmq_ray.client.local_offset_store import LocalFileOffsetStore
-from rmq_ray.client.offset_store import RemoteOffsetStore
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.push.listener import RECONSUME_LATER
+from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
+from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.groups import MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import PullSysFlag
-from rmq_ray.remoting.codes import RequestCode
-from tests.support.pull_broker import PullCluster
+from rmq_ray.remoting.wire.codes import RequestCode
+from tests.support.brokers.pull_broker import PullCluster
 from tests.support.waiting import eventually
 
 QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(4)]

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import AdminError, BrokerBusy, NoRoute
 from rmq_ray.model.message import SendStatus
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker import Broker
-from tests.support.collecting import Collector
-from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
+from rmq_ray.server.broker.broker import Broker
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
 from tests.support.waiting import eventually
 
 

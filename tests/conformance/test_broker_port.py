@@ -20,21 +20,21 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, RemotingLimits, StoreConfig
 from rmq_ray.errors import RemotingError, StoreFailed, StoreMissing
 from rmq_ray.model.ids import Address, FrameId
-from rmq_ray.remoting import bodies
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
-from rmq_ray.remoting.codes import RequestCode as Code
-from rmq_ray.remoting.codes import ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.codes import RequestCode as Code
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.headers import CreateTopicHeader, RouteHeader
+from rmq_ray.remoting.wire.headers import CreateTopicHeader, RouteHeader
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.remoting.records import PullAnswer, PullRecords, pack_pull, pack_send, unpack_pull_answer, unpack_send_answer
-from rmq_ray.server.broker import Broker
-from rmq_ray.server.hold_service import HoldService
-from rmq_ray.server.name_server import NameServer
-from rmq_ray.store.files import File
-from rmq_ray.store.frame_encoder import encode_frame
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.remoting.wire.records import PullAnswer, PullRecords, pack_pull, pack_send, unpack_pull_answer, unpack_send_answer
+from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.pull.hold_service import HoldService
+from rmq_ray.server.namesrv.name_server import NameServer
+from rmq_ray.files import File
+from rmq_ray.codec.frame_encoder import encode_frame
+from tests.support.faults.stopwatch import Stopwatch
 
 SECRET = b"s" * 32
 LIMITS = RemotingLimits()
@@ -334,7 +334,7 @@ import asyncio, sys
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, FlushMode, StoreConfig
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker import Broker
+from rmq_ray.server.broker.broker import Broker
 
 async def main():
     flush, pool = FlushMode(sys.argv[2].removeprefix("pooled-")), sys.argv[2].startswith("pooled-")

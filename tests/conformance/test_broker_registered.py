@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rmq_ray.client.admin import Admin
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker import Broker
-from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
+from rmq_ray.server.broker.broker import Broker
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
 
 
 def test_right_behind_the_start_a_topic_is_made_on_every_broker(tmp_path: Path) -> None:

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import outage, scan_plan
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.scan_plan import plan_scan
+from rmq_ray.client.instance import outage
+from rmq_ray.client.scan import scan_plan
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan.scan_plan import plan_scan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, ClusterError, OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.ports import Discovery
-from tests.support.bulk_reading import elsewhere, offsets, send_compressed, table_of
-from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster, LiveProcess
+from tests.support.clients.bulk_reading import elsewhere, offsets, send_compressed, table_of
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster, LiveProcess
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

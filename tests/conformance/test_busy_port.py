@@ -13,7 +13,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.home_core import HomeCore, Sleeper
 from tests.support.wire import CREDENTIALS, ECHO, Echo, Served, eventually
 

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rmq_ray.client import broker_probe
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.selectors import select_by_hash
+from rmq_ray.client.outgoing import broker_probe
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.outgoing.selectors import select_by_hash
 from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.queue_selection import select_by_group
-from tests.support.tiny_cluster import TinyCluster
+from rmq_ray.protocol.routing.queue_selection import select_by_group
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 

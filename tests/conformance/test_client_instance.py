@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ConnectFailed
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
 from rmq_ray.model.ids import Address
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
-from tests.support.tiny_cluster import SECRET, TinyBroker, TinyCluster
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from tests.support.brokers.tiny_cluster import SECRET, TinyBroker, TinyCluster
 from tests.support.waiting import eventually
 
 

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.compressing import flag_word
-from rmq_ray.client.listener import RECONSUME_LATER
-from rmq_ray.client.outgoing import Outgoing
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.scan_plan import open_reader, plan_scan
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.outgoing.compressing import flag_word
+from rmq_ray.client.push.listener import RECONSUME_LATER
+from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.errors import BodyUnreadable
 from rmq_ray.model.message import Message, SysFlag
-from rmq_ray.store.arrow_reader import to_batch
-from rmq_ray.store.compression import CODECS, sys_flag_of
-from tests.support.chaos import read_log
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.compression import CODECS, sys_flag_of
+from tests.support.faults.chaos import read_log
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 LONG = b"a body that is long enough to be worth it " * 500

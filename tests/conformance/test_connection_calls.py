@@ -14,8 +14,8 @@ from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ClientError, ConnectFailed, ConnectionLost, FrameTooLarge, HandshakeFailed, RemotingError, RequestTimeout, TooManyRequests
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import BINARY, JSON, Command
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.remoting.wire.frame import BINARY, JSON, Command
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.wire import ASK_BACK, BIG, CREDENTIALS, ECHO, FAIL, HOLD, PUSH_FIRST, REFUSE, RELEASE, Echo, Served, eventually
 
 pytestmark = pytest.mark.timeout(60)

@@ -17,8 +17,8 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RemotingError, RequestTimeout, TooManyRequests
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.frame import BINARY, FLAG_RESPONSE, Command, encode_bytes
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.remoting.wire.frame import BINARY, FLAG_RESPONSE, Command, encode_bytes
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.wire import CREDENTIALS, ECHO, HOLD, Echo, Served, echo_process, ended_well, eventually, scripted
 
 pytestmark = pytest.mark.timeout(60)

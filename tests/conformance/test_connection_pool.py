@@ -15,9 +15,9 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RemotingError
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.frame import BINARY, Command
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.pool import ConnectionPool
-from tests.support.stopwatch import Stopwatch
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.wire import CREDENTIALS, ECHO, HOLD, PUSH_FIRST, Echo, Served, ended_well, eventually
 
 pytestmark = pytest.mark.timeout(60)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.model.message import Message
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 

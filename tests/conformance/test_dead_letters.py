@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
-from rmq_ray.client.listener import Reject
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.simple_consumer import SimpleConsumer
+from rmq_ray.client.admin.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
+from rmq_ray.client.push.listener import Reject
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, SendError
 from rmq_ray.model.message import Message
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 

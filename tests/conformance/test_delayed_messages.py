@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, MessageIllegal, RecallFailed
 from rmq_ray.model.message import Message
-from rmq_ray.store.record import Record
-from tests.support.chaos import read_log
-from tests.support.live_cluster import LiveCluster, LiveProcess
-from tests.support.stopwatch import Stopwatch
-from tests.support.tiny_cluster import FixedDiscovery
+from rmq_ray.codec.record import Record
+from tests.support.faults.chaos import read_log
+from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
+from tests.support.faults.stopwatch import Stopwatch
+from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tests.support.waiting import eventually
 
 SHORT = timedelta(milliseconds=300)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import elections
-from rmq_ray.actors.elections import Election
+from rmq_ray.actors.control import elections
+from rmq_ray.actors.control.elections import Election
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
-from rmq_ray.protocol.electing import Rules
-from rmq_ray.store.files import FileSystem
-from rmq_ray.store.ledger import Entry, Ledger
-from tests.support.stopwatch import within
+from rmq_ray.protocol.election.electing import Rules
+from rmq_ray.files import FileSystem
+from rmq_ray.store.tables.ledger import Entry, Ledger
+from tests.support.faults.stopwatch import within
 
 RULES = Rules("b", 2, synchronous=False, failover_after_ms=400)
 

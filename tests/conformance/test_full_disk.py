@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import BrokerBusy, SendUnknown
-from tests.support.chaos import Acknowledged, check_log, place_of, read_log
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster
+from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 DISK_BYTES = 12 << 20

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.admin_groups import Offset
-from rmq_ray.client.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.pull_consumer import PullConsumer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.admin_groups import Offset
+from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
+from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import LikeGroup
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.protocol.scan.scan_positions import LikeGroup
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

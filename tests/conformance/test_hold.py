@@ -22,10 +22,10 @@ import pytest
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import ConfigError, TooManyRequests
-from rmq_ray.server.hold_link import Hold, HoldLink
-from rmq_ray.server.hold_service import HoldService
-from rmq_ray.server.local_hold import LocalHold
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.server.pull.hold_link import Hold, HoldLink
+from rmq_ray.server.pull.hold_service import HoldService
+from rmq_ray.server.pull.local_hold import LocalHold
+from tests.support.faults.stopwatch import Stopwatch
 
 PAID, REFUND = 2598919, 77
 
@@ -292,7 +292,7 @@ def test_a_broker_that_comes_back_finds_nothing_of_its_old_connection(tmp_path: 
 
 
 def test_a_stopped_service_is_noticed_within_seconds_and_used_again_when_it_goes_on(tmp_path: Path) -> None:
-    imports = "import asyncio, sys\nfrom rmq_ray.clock import SYSTEM_CLOCK\nfrom rmq_ray.server.hold_service import HoldService\n"
+    imports = "import asyncio, sys\nfrom rmq_ray.clock import SYSTEM_CLOCK\nfrom rmq_ray.server.pull.hold_service import HoldService\n"
     code = imports + "asyncio.run(HoldService(SYSTEM_CLOCK).serve(sys.argv[1]))"
     path = str(tmp_path / "hold.sock")
     process = subprocess.Popen([sys.executable, "-c", code, path])

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.model.message import Message, SendStatus
-from tests.support.tiny_cluster import Arrival, TinyCluster
+from tests.support.brokers.tiny_cluster import Arrival, TinyCluster
 
 COUNT = 80
 SETTINGS = {"retries": 16, "send_timeout_ms": 15_000, "linger_ms": 0.0}

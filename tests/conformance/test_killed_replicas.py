@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.message import SendStatus
-from rmq_ray.store.follower_store import FollowerStore
-from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.record import decode_record
-from tests.support.collecting import Collector
-from tests.support.live_cluster import SMALL
-from tests.support.replicated_process import Party
+from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.codec.record import decode_record
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import SMALL
+from tests.support.brokers.replicated_process import Party
 from tests.support.waiting import eventually
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-from rmq_ray.client.listener import RECONSUME_LATER, Reject
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
+from rmq_ray.client.push.listener import RECONSUME_LATER, Reject
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
-from tests.support.pull_broker import PullCluster
+from tests.support.brokers.pull_broker import PullCluster
 from tests.support.waiting import eventually
 
 QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(4)]

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.async_frames import Turn
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.async_frames import Turn
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, NoRoute, RequestTimeout, RmqError, SendTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.timer import RecallHandle
-from rmq_ray.remoting.codes import RequestCode
-from tests.support.stopwatch import Stopwatch, within
-from tests.support.tiny_cluster import TinyCluster
+from rmq_ray.remoting.wire.codes import RequestCode
+from tests.support.faults.stopwatch import Stopwatch, within
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 TABLE = pa.table({"body": [b"1", b"2"]})

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import SendUnknown
 from rmq_ray.model.message import Message
-from tests.support.chaos import Acknowledged, SendingThread, check_log, place_of, read_log
-from tests.support.live_cluster import LiveCluster
-from tests.support.lossy_proxy import LossyProxy
+from tests.support.faults.chaos import Acknowledged, SendingThread, check_log, place_of, read_log
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.faults.lossy_proxy import LossyProxy
 from tests.support.waiting import eventually
 
 SETTINGS: dict[str, Any] = {"retries": 16, "send_timeout_ms": 6_000, "idempotent": True}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
-from rmq_ray.store.message_store import MessageStore
-from rmq_ray.store.record import decode_record
-from tests.support.replicated import ReplicatedCluster
-from tests.support.small_store import flip, log_at
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.codec.record import decode_record
+from tests.support.brokers.replicated import ReplicatedCluster
+from tests.support.stores.small_store import flip, log_at
 from tests.support.waiting import eventually
 
 COUNT = 200

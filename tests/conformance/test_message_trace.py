@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.listener import RECONSUME_LATER
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.trace import ConsumeTrace
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.push.listener import RECONSUME_LATER
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.producer.trace import ConsumeTrace
 from rmq_ray.model.message import Message
-from tests.support.live_cluster import LiveCluster
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 

@@ -17,14 +17,14 @@ from rmq_ray.config import ForeignClients, NameServerConfig, RemotingLimits
 from rmq_ray.errors import StoreInUse
 from rmq_ray.model.ids import Address
 from rmq_ray.model.topics import DataVersion, TopicConfig
-from rmq_ray.remoting import bodies
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command, decode, encode_bytes
+from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.server import name_server_runner
-from rmq_ray.server.name_server import NameServer
-from rmq_ray.server.name_server_runner import NameServerRunner
+from rmq_ray.server.namesrv import name_server_runner
+from rmq_ray.server.namesrv.name_server import NameServer
+from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 
 CAPTURED_JSON = bytes.fromhex(
     "000000820000007e7b22636f6465223a3130352c226578744669656c6473223a7b22746f706963223a224c616241227d2c22666c6167223a302c226c616e6775616765223a224a415641"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.errors import BrokerBusy, StoreFull
-from rmq_ray.server import offload as offload_module
-from rmq_ray.server.offload import ThreadOffload
+from rmq_ray.server.base import offload as offload_module
+from rmq_ray.server.base.offload import ThreadOffload
 
 
 def test_work_runs_in_a_thread_and_its_outcome_comes_back_in_the_loop() -> None:

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.listener import Reject
-from rmq_ray.client.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.push.listener import Reject
+from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster, LiveProcess
-from tests.support.ordered import Handled, History, check_order
-from tests.support.ordered_process import OrderedProcess
-from tests.support.stopwatch import Stopwatch
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
+from tests.support.clients.ordered import Handled, History, check_order
+from tests.support.clients.ordered_process import OrderedProcess
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 QUEUES = 4

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.derived_frames import DerivedFrames
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.protocol.scan.derived_frames import DerivedFrames
+from tests.support.brokers.live_cluster import LiveCluster
 
 QUEUES = [MessageQueue("totals", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
 TABLE = pa.table({"body": [b"row %d" % n + bytes(50) for n in range(3_000)]})

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.combining import Combiner, Messages
-from rmq_ray.client.outgoing import Outgoing
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.sharing import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
-from rmq_ray.client.trials import Trials
+from rmq_ray.client.sending.send_coalescer import Combiner, Messages
+from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.sending.group_commit import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
+from rmq_ray.client.sending.trials import Trials
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
 from rmq_ray.remoting.home_core import HomeCore, Sleeper
-from tests.support.tiny_cluster import TinyCluster
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 ALONE_MAX = CROWD_MIN - 1
@@ -80,7 +80,7 @@ def test_few_threads_go_alone(cluster: TinyCluster) -> None:
 @pytest.mark.parametrize("fault", [None, 13])
 def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere = os.sched_getaffinity(0)
-    monkeypatch.setattr("rmq_ray.client.sharing.HOME", HomeCore())
+    monkeypatch.setattr("rmq_ray.client.sending.group_commit.HOME", HomeCore())
     monkeypatch.setattr("rmq_ray.remoting.home_core._current_cpu", lambda: min(everywhere))
     monkeypatch.setattr(Sleeper, "narrows", lambda sleeper, core: True)
     monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.instance.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import (
     BrokerBusy,
     BrokerUnreachable,
@@ -24,7 +24,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus
-from tests.support.tiny_cluster import TinyBroker, TinyCluster
+from tests.support.brokers.tiny_cluster import TinyBroker, TinyCluster
 from tests.support.waiting import eventually
 
 

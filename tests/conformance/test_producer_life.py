@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import broker_link
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.instance import broker_link
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, NoNameServer, SendUnknown
 from rmq_ray.model.message import Message
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command
-from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
+from tests.support.brokers.tiny_cluster import FixedDiscovery, TinyCluster
 from tests.support.waiting import eventually
 
 
@@ -358,7 +358,7 @@ def test_closing_sends_what_lingers_and_ends_what_is_never_answered(cluster: Tin
 
 
 def test_requests_of_brokers_that_a_producer_does_not_know_are_answered_with_code_three(cluster: TinyCluster) -> None:
-    from rmq_ray.remoting.frame import Command
+    from rmq_ray.remoting.wire.frame import Command
 
     with Producer("web", discovery=cluster) as producer:
         producer.send("orders", b"x")

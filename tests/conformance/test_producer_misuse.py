@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClientError, ConfigError, MessageIllegal, MessageTooLarge, RmqError, TopicNotWritable
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
-from tests.support.tiny_cluster import FixedDiscovery, TinyCluster
+from tests.support.brokers.tiny_cluster import FixedDiscovery, TinyCluster
 
 BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[RmqError]]] = [
     (("orders", {"a": 1}), {}, MessageIllegal), (("orders", "text"), {}, MessageIllegal), (("orders", 7), {}, MessageIllegal),

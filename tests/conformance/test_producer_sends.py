@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, MessageTooLarge, SendTimeout, TopicNotFound, TopicNotWritable
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus, decode_properties
-from rmq_ray.remoting.frame import Command
-from tests.support.tiny_cluster import TinyCluster
+from rmq_ray.remoting.wire.frame import Command
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 

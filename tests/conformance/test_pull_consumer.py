@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.pull_consumer import PullConsumer
-from rmq_ray.client.pulled_batch import PulledBatch
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.pull.pulled_batch import PulledBatch
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, CommitFailed, ConfigError, NotAssigned, OffsetOutOfRange, SubscriptionInvalid, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA
@@ -22,12 +22,12 @@ from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.pulling import PullStatus
-from rmq_ray.protocol.subscriptions import sql
-from rmq_ray.remoting.bodies_groups import encode_offsets
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
-from tests.support.live_cluster import LiveCluster
-from tests.support.pull_broker import PullCluster
+from rmq_ray.protocol.filters.subscriptions import sql
+from rmq_ray.remoting.wire.bodies_groups import encode_offsets
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.brokers.pull_broker import PullCluster
 from tests.support.waiting import eventually
 
 QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(4)]

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.listener import RECONSUME_LATER, ConsumeContext, Reject
-from rmq_ray.client.managed import ServiceState
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.received import MessageExt
+from rmq_ray.client.push.listener import RECONSUME_LATER, ConsumeContext, Reject
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel
-from rmq_ray.remoting.codes import RequestCode
-from tests.support.pull_broker import PullCluster
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.remoting.wire.codes import RequestCode
+from tests.support.brokers.pull_broker import PullCluster
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 Handler = Callable[[list[MessageExt], ConsumeContext], Any]

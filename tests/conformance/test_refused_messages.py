@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.producer_core import ProducerCore
-from rmq_ray.client.send_hooks import SendContext
-from rmq_ray.client.sharing import CROWD_MIN
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.sending.producer_core import ProducerCore
+from rmq_ray.client.interceptors.send_hooks import SendContext
+from rmq_ray.client.sending.group_commit import CROWD_MIN
 from rmq_ray.errors import MessageIllegal, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.protocol.transaction import LocalTransactionState
-from tests.support.chaos import place_of, read_log
-from tests.support.killing_process import QUICK
-from tests.support.live_cluster import LiveCluster
-from tests.support.lossy_proxy import LossyProxy
-from tests.support.tiny_cluster import Arrival, TinyCluster
+from tests.support.faults.chaos import place_of, read_log
+from tests.support.faults.killing_process import QUICK
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.faults.lossy_proxy import LossyProxy
+from tests.support.brokers.tiny_cluster import Arrival, TinyCluster
 from tests.support.waiting import eventually
 
 ALONE_MAX = CROWD_MIN - 1

@@ -11,12 +11,12 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.topics import DataVersion
-from rmq_ray.remoting import bodies
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
-from rmq_ray.remoting.frame import Command
-from rmq_ray.server import registration
-from rmq_ray.server.identity import Identity
-from rmq_ray.server.registration import Registration
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.server.broker import registration
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker.registration import Registration
 
 
 class NameServer:

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.simple_consumer import SimpleConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import SendError, StoreFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.model.reigns import Role
 from rmq_ray.protocol.transaction import LocalTransactionState
-from rmq_ray.remoting import bodies
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command
-from rmq_ray.server.broker import Broker
-from rmq_ray.server.reign_gate import WRITES
-from tests.support.collecting import Collector
-from tests.support.reigned import ReignedCluster
+from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.replication.leadership_gate import WRITES
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.reigned import ReignedCluster
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig, ReplicationMode
 from rmq_ray.errors import SendError, SendUnknown
 from rmq_ray.model.message import SendStatus
-from tests.support.collecting import Collector
-from tests.support.reigned import ReignedCluster
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.reigned import ReignedCluster
 from tests.support.waiting import eventually
 
 ROUNDS = 4

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import StoreFull
 from rmq_ray.model.message import Message
 from rmq_ray.remoting import async_connection
-from rmq_ray.server import replica_stream
-from rmq_ray.store.follower_check import Broken, CheckedPiece
-from rmq_ray.store.follower_store import FollowerStore
+from rmq_ray.server.replication import replica_stream
+from rmq_ray.store.front.follower_check import Broken, CheckedPiece
+from rmq_ray.store.front.follower_store import FollowerStore
 from tests.conformance.test_replication import same_log
-from tests.support.replicated import ReplicatedCluster
+from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.waiting import eventually
 
 

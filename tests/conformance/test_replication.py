@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import SendUnknown
 from rmq_ray.model.message import Message, SendStatus
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import BINARY, Command
-from rmq_ray.remoting.records import pack_send
-from tests.support.collecting import Collector
-from tests.support.replicated import ReplicatedCluster
-from tests.support.store_rig import make_frame
-from tests.support.valve import Valve
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.records import pack_send
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.replicated import ReplicatedCluster
+from tests.support.brokers.store_rig import make_frame
+from tests.support.brokers.valve import Valve
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 400}

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.resending import Resending
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.admin.resending import Resending
 from rmq_ray.errors import AdminError, ClientError, SendError
 from rmq_ray.model.message import Message, decode_properties
-from tests.support.chaos import read_log
-from tests.support.live_cluster import LiveCluster
+from tests.support.faults.chaos import read_log
+from tests.support.brokers.live_cluster import LiveCluster
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, GroupNotFound, OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan_positions import LikeGroup
-from rmq_ray.store.record import decode_record
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.protocol.scan.scan_positions import LikeGroup
+from rmq_ray.codec.record import decode_record
+from tests.support.brokers.live_cluster import LiveCluster
 
 LOSSY = ScanOptions(fail_on_data_loss=False)
 

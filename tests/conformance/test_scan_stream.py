@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.scan_stream import StreamSplitReader
+from rmq_ray.client.scan.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConsumeError, HandshakeFailed, OffsetOutOfRange, ResponseError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Split, SplitReader
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.remoting.records import ScanRecords, pack_pull_answer, unpack_scan
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.remoting.wire.records import ScanRecords, pack_pull_answer, unpack_scan
+from tests.support.faults.stopwatch import Stopwatch
 
 SECRET = b"k" * 32
 QUEUE = MessageQueue("orders", "broker-a", 3)

@@ -8,19 +8,19 @@ from threading import Timer
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.client_instance import ClientInstance
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.scan_copies import group_positions
-from rmq_ray.client.scan_plan import ScanOptions, ScanPlan, plan_scan
-from rmq_ray.client.scan_stream import StreamSplitReader
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan.scan_copies import group_positions
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConnectFailed, GroupNotFound, RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.scan_positions import LikeGroup, Where
-from tests.support.replicated import ReplicatedCluster
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.protocol.scan.scan_positions import LikeGroup, Where
+from tests.support.brokers.replicated import ReplicatedCluster
+from tests.support.faults.stopwatch import Stopwatch
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_slave_that_lacks_the_rows_that_are_named_is_not_asked_for_a_plan(pair
     queue = plan_scan(pair, "orders", "earliest", "latest", 1).splits[0].queue
     high = pair.store().bounds("orders", queue.queue_id)[1]
     unreachable(pair)
-    monkeypatch.setattr("rmq_ray.client.scan_copies.PATIENCE_MS", 500)
+    monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 500)
     with pytest.raises(RemotingError):
         plan_scan(pair, "orders", "earliest", {queue: high + 1}, 1, (), ScanOptions(master_alone_ms=0))
     with pytest.raises(ConnectFailed):
@@ -132,7 +132,7 @@ def test_where_a_time_or_a_group_is_that_ends_a_read_is_not_told_by_a_slave(pair
     for end, rows in ends:
         assert plan_scan(pair, "orders", "earliest", end, 1, (), AT_ONCE).rows == rows
     unreachable(pair)
-    monkeypatch.setattr("rmq_ray.client.scan_copies.PATIENCE_MS", 300)
+    monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 300)
     for end, _ in ends:
         with pytest.raises(ClusterError, match="the master of broker-a does not answer .* or end the read at 'latest' or at offsets"):
             plan_scan(pair, "orders", "earliest", end, 1, (), AT_ONCE)
@@ -180,7 +180,7 @@ def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(pair:
     with pytest.raises(GroupNotFound):
         plan_scan(pair, "orders", LikeGroup("misspelt"), "latest", 1, (), AT_ONCE)
     unreachable(pair)
-    monkeypatch.setattr("rmq_ray.client.scan_copies.PATIENCE_MS", 300)
+    monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 300)
     with pytest.raises(ClusterError, match="group 'young' is not known at .* because it is new there"):
         plan_scan(pair, "orders", LikeGroup("young"), "latest", 1, (), AT_ONCE)
 

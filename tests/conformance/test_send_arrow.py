@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClientError, MessageIllegal, SendError, TopicNotWritable
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus, decode_properties
-from tests.support.tiny_cluster import TinyCluster
+from tests.support.brokers.tiny_cluster import TinyCluster
 
 ORDERS = pa.table({
     "body": [b"body %d" % n for n in range(1_000)],

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import NoRoute, ResponseError, TopicNotWritable
 from rmq_ray.model.message import Message, SendResult, SendStatus
-from tests.support.live_cluster import LiveCluster
-from tests.support.reigned import ReignedCluster
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.brokers.reigned import ReignedCluster
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}

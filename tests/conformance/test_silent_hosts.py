@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import BrokerUnreachable, SendError
 from rmq_ray.model.ids import Address, MessageQueue
-from tests.support.stopwatch import Stopwatch, within
-from tests.support.tiny_cluster import TinyCluster
+from tests.support.faults.stopwatch import Stopwatch, within
+from tests.support.brokers.tiny_cluster import TinyCluster
 
 
 @contextlib.contextmanager

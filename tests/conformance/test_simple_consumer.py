@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.receipts import ReceivedMessage
-from rmq_ray.client.simple_consumer import SimpleConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.errors import ClientError, ConfigError, GroupInUse, ReceiptStale, RemotingError, SubscriptionInvalid, TooManyInFlight, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.subscriptions import sql
-from rmq_ray.remoting.codes import RequestCode
-from tests.support.collecting import Collector
-from tests.support.live_cluster import LiveCluster, LiveProcess
-from tests.support.lossy_proxy import LossyProxy
-from tests.support.pop_rig import Worker, stop, together
-from tests.support.stopwatch import Stopwatch
+from rmq_ray.protocol.filters.subscriptions import sql
+from rmq_ray.remoting.wire.codes import RequestCode
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
+from tests.support.faults.lossy_proxy import LossyProxy
+from tests.support.clients.pop_rig import Worker, stop, together
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 
@@ -285,9 +285,9 @@ def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
 def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = [b"%d" % n for n in range(40)]
     send(cluster, "lossy", bodies)
-    monkeypatch.setattr("tests.support.lossy_proxy.SENDS", {RequestCode.POP_RECORDS, RequestCode.SETTLE_POPPED})
-    monkeypatch.setattr("rmq_ray.client.settling.REQUEST_MS", 200)
-    monkeypatch.setattr("rmq_ray.client.popping.ANSWER_MS", 200)
+    monkeypatch.setattr("tests.support.faults.lossy_proxy.SENDS", {RequestCode.POP_RECORDS, RequestCode.SETTLE_POPPED})
+    monkeypatch.setattr("rmq_ray.client.pop.ack_sender.REQUEST_MS", 200)
+    monkeypatch.setattr("rmq_ray.client.pop.pop_client.ANSWER_MS", 200)
     with LossyProxy(cluster, {"lossy": 8}, 0.2) as proxy:
         workers = [Worker("lossy", "g-lossy", proxy, batch=4, invisible=60) for _ in range(3)]
         for worker in workers:

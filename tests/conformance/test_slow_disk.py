@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.store.message_store import MessageStore
-from tests.support.chaos import Acknowledged, check_log, place_of, read_log
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.store.front.message_store import MessageStore
+from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
+from tests.support.brokers.live_cluster import LiveCluster
 
 WRITE_S = 0.3
 

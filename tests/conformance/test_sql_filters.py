@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.listener import RECONSUME_LATER
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.pull_consumer import PullConsumer
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.push.listener import RECONSUME_LATER
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.filters import Sql
 from rmq_ray.model.message import Message
-from rmq_ray.protocol.subscriptions import sql
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.protocol.filters.subscriptions import sql
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 DEAR = sql("amount > 100 AND region IN ('eu','us')")

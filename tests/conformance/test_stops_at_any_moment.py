@@ -14,17 +14,17 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ForeignClients, RemotingLimits, StoreConfig
 from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.model.topics import DataVersion
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.server.broker import Broker
-from rmq_ray.server.identity import Identity
-from rmq_ray.server.registration import Registration
-from rmq_ray.server.reign import Reign
-from rmq_ray.server.seat import BrokerSeat
-from rmq_ray.store.files import FileSystem
-from tests.support.live_cluster import CLUSTER, SECRET, SMALL
+from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.broker.role_transition import BrokerSeat
+from rmq_ray.files import FileSystem
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 
 WAIT_S = 30.0
 

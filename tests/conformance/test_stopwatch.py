@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stopwatch import COUNTED_MAX_S, LivedTime, Stopwatch, within
+from tests.support.faults.stopwatch import COUNTED_MAX_S, LivedTime, Stopwatch, within
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED = """
 import os, signal
-from tests.support.stopwatch import Stopwatch
+from tests.support.faults.stopwatch import Stopwatch
 watch = Stopwatch()
 os.kill(os.getpid(), signal.SIGSTOP)
 print(watch.lived_s, watch.stopped_s, flush=True)

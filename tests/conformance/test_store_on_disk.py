@@ -15,10 +15,10 @@ import pytest
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreFailed, StoreForeign, StoreFull, StoreInUse, StoreMissing
-from rmq_ray.store.files import FileSystem
-from rmq_ray.store.message_store import MessageStore, StoreState
-from rmq_ray.store.record import decode_record
-from tests.support.store_rig import BORN, HOST, make_frame
+from rmq_ray.files import FileSystem
+from rmq_ray.store.front.message_store import MessageStore, StoreState
+from rmq_ray.codec.record import decode_record
+from tests.support.brokers.store_rig import BORN, HOST, make_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 1 << 20

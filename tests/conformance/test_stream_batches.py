@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import outage
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.topic_state import TopicState
+from rmq_ray.client.instance import outage
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, ConnectionLost, GroupInUse, GroupNotFound, OffsetOutOfRange, SparkError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.scan_positions import LikeGroup
-from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.protocol.scan.scan_positions import LikeGroup
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark.batch import require_alone
 from rmq_ray.spark.batches import Batches, Reading
-from rmq_ray.store.arrow_rows import Rows
-from tests.support.live_cluster import LiveCluster
+from rmq_ray.codec.arrow_rows import Rows
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]

@@ -12,16 +12,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.async_producer import AsyncProducer
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.producer_shell import ProducerShell
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.sending.producer_shell import ProducerShell
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, SendError, SendTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.topics import DEFAULT_TOPIC, TopicRoute
-from tests.support.stopwatch import Stopwatch, within
-from tests.support.tiny_cluster import TinyCluster
+from tests.support.faults.stopwatch import Stopwatch, within
+from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
 TABLE = pa.table({"body": [b"2", b"3"]})

@@ -13,26 +13,26 @@ from typing import Any
 import msgpack
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.admin_link import AdminLink
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.transaction import Transaction
-from rmq_ray.client.transaction_listener import TransactionListener
-from rmq_ray.client.transaction_producer import TransactionProducer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.admin_link import AdminLink
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.transaction.transaction import Transaction
+from rmq_ray.client.transaction.transaction_listener import TransactionListener
+from rmq_ray.client.transaction.transaction_producer import TransactionProducer
 from rmq_ray.errors import ClientError, SendError, TransactionEnded, TransactionUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.transaction import LocalTransactionState
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command
-from tests.support.chaos import read_log
-from tests.support.collecting import Collector
-from tests.support.killing_process import QUICK
-from tests.support.live_cluster import LiveCluster, LiveProcess
-from tests.support.stopwatch import Stopwatch
-from tests.support.tiny_cluster import FixedDiscovery
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
+from tests.support.faults.chaos import read_log
+from tests.support.clients.collecting import Collector
+from tests.support.faults.killing_process import QUICK
+from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
+from tests.support.faults.stopwatch import Stopwatch
+from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tests.support.waiting import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN
@@ -161,7 +161,7 @@ def test_the_sender_dies_and_another_of_its_group_answers(cluster: LiveCluster) 
     """A process sends a half and is killed; whoever is left of the group is asked, other groups are not."""
     where = pickle.dumps(FixedDiscovery(cluster.lookup())).hex()
     code = (
-        "import os, pickle, signal; from rmq_ray.client.producer import Producer\n"
+        "import os, pickle, signal; from rmq_ray.client.producer.producer import Producer\n"
         f"p = Producer('t-dead', discovery=pickle.loads(bytes.fromhex('{where}')))\n"
         "p.transaction(lambda m: True).send('t-dead', b'x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -303,7 +303,7 @@ ROLLBACKS = [f"before {OP_HALF_TOPIC}", f"after {OP_HALF_TOPIC}"]
 
 def outcome_after_a_kill(directory: Path, step: str, work: Callable[[Discovery], None]) -> tuple[list[bytes], int]:
     """(what is in "orders" afterwards, pending halves) when the broker is killed at ``step`` of ``work`` and started again."""
-    living = LiveProcess(directory, step, "tests.support.killing_process")
+    living = LiveProcess(directory, step, "tests.support.faults.killing_process")
     discovery = FixedDiscovery(living.lookup())
     admin = Admin(discovery)
     admin.create_topic("orders", queues=1)
@@ -311,7 +311,7 @@ def outcome_after_a_kill(directory: Path, step: str, work: Callable[[Discovery],
     worker = threading.Thread(target=work, args=(discovery,), daemon=True)
     worker.start()
     living.wait()
-    again = LiveProcess(directory, "never", "tests.support.killing_process")
+    again = LiveProcess(directory, "never", "tests.support.faults.killing_process")
     try:
         worker.join(30)
         assert not worker.is_alive()

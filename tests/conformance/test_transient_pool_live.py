@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.pull_consumer import PullConsumer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.model.message import Message, SendStatus
-from tests.support.live_cluster import LiveCluster
+from tests.support.brokers.live_cluster import LiveCluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation import (
+from rmq_ray.protocol.allocation.strategies import (
     AllocationStrategy,
     Averagely,
     AveragelyByCircle,

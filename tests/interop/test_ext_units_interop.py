@@ -13,14 +13,14 @@ from rmq_ray.config import StoreConfig
 from rmq_ray.model.groups import SQL92, Subscription
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import FrameId
-from rmq_ray.protocol.bloom_filter import filter_for
-from rmq_ray.protocol.filter_table import FilterTable
-from rmq_ray.store.consume_queue_ext import ConsumeQueueExt, ExtUnit
-from rmq_ray.store.file_cache import FileCache
-from rmq_ray.store.files import FileSystem
-from rmq_ray.store.frame_encoder import encode_frame
-from rmq_ray.store.message_store import MessageStore
-from tests.support.interop_store import GEOMETRY, INDEX_ITEMS, INDEX_SLOTS, QUEUE_ENTRIES, SEGMENT_BYTES, STORE_HOST
+from rmq_ray.protocol.filters.bloom_filter import filter_for
+from rmq_ray.protocol.filters.filter_table import FilterTable
+from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit
+from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.files import FileSystem
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.store.front.message_store import MessageStore
+from tests.support.stores.interop_store import GEOMETRY, INDEX_ITEMS, INDEX_SLOTS, QUEUE_ENTRIES, SEGMENT_BYTES, STORE_HOST
 from tools import interop
 
 FILE_BYTES = 65_536

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import SubscriptionInvalid
-from rmq_ray.protocol.sql92_compiler import compile_condition
-from rmq_ray.protocol.sql92_parser import parse
-from rmq_ray.protocol.sql92_values import NotComparable
-from tests.support.random_filters import RandomFilters
+from rmq_ray.protocol.filters.sql92_compiler import compile_condition
+from rmq_ray.protocol.filters.sql92_parser import parse
+from rmq_ray.protocol.filters.sql92_values import NotComparable
+from tests.support.stores.random_filters import RandomFilters
 from tools import interop
 
 EXPRESSIONS = 6_000

@@ -35,7 +35,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
 @contextmanager
 def ours(directory: Path) -> Iterator[str]:
     """Our name server and broker in a process of their own, open to foreign clients; yields the name server's address."""
-    command = [sys.executable, "-m", "tests.support.open_cluster", str(directory), "async", str(LIVE_S)]
+    command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(directory), "async", str(LIVE_S)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

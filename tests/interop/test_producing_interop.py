@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.push_consumer import PushConsumer
-from rmq_ray.client.replying import reply
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.producer.replying import reply
 from rmq_ray.ports import ClusterAddress
 from tests.interop.test_client_interop import ours
-from tests.support.collecting import Collector
-from tests.support.open_cluster import CLUSTER, SECRET
-from tests.support.tiny_cluster import FixedDiscovery
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.open_cluster import CLUSTER, SECRET
+from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tests.support.waiting import eventually
 from tools import interop
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.errors import StoreInUse
-from tests.support.interop_store import GEOMETRY, INDEX_ITEMS, QUEUE_ENTRIES, SEGMENT_BYTES, Dump, copy_of, differences, dump_ours, dump_theirs, open_ours
+from tests.support.stores.interop_store import GEOMETRY, INDEX_ITEMS, QUEUE_ENTRIES, SEGMENT_BYTES, Dump, copy_of, differences, dump_ours, dump_theirs, open_ours
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Path:
 
 def ours(path: Path, *, seed: int = 1, begin: str = "create", kill_after: int | None = None, flush: str = "async") -> list[dict[str, Any]]:
     """Lets our writer write; returns its acknowledgements. ``kill_after``: SIGKILL after so many, in the middle of its work."""
-    command = [sys.executable, "-m", "tests.support.store_writer", str(path), flush, str(FRAMES), str(seed), begin, "hang" if kill_after else "clean"]
+    command = [sys.executable, "-m", "tests.support.stores.store_writer", str(path), flush, str(FRAMES), str(seed), begin, "hang" if kill_after else "clean"]
     return _acknowledged(command, ROOT, kill_after)
 
 

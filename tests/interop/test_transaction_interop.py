@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.ports import ClusterAddress
-from tests.support.open_cluster import CLUSTER, SECRET
-from tests.support.tiny_cluster import FixedDiscovery
+from tests.support.brokers.open_cluster import CLUSTER, SECRET
+from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ QUICK = {"transaction_timeout_ms": 500, "transaction_check_interval_ms": 500}
 
 @pytest.mark.seed("S0-012")
 def test_a_java_producer_commits_rolls_back_and_answers_for_its_group(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.open_cluster", str(tmp_path), "async", "120", json.dumps(QUICK)]
+    command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(tmp_path), "async", "120", json.dumps(QUICK)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -10,8 +10,8 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
-from rmq_ray.client.scan_plan import ScanPlan, plan_scan
-from tests.support.bulk_reading import elsewhere, offsets, table_of
+from rmq_ray.client.scan.scan_plan import ScanPlan, plan_scan
+from tests.support.clients.bulk_reading import elsewhere, offsets, table_of
 from tests.support.waiting import eventually
 
 COUNT = 300

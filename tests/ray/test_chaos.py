@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 import rmq_ray as rmq
-from tests.support.chaos import Acknowledged, SendingThread, check_log, read_log
-from tests.support.collecting import Collector
-from tests.support.tiny_cluster import FixedDiscovery
+from tests.support.faults.chaos import Acknowledged, SendingThread, check_log, read_log
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(90)]
@@ -102,7 +102,7 @@ def consumer_process(mq: rmq.Cluster, group: str, topic: str) -> Iterator[tuple[
     """A consumer that can be killed, and what it printed (filled by ``communicate`` when it has ended)."""
     where = pickle.dumps(FixedDiscovery(mq.discovery.lookup())).hex()
     output: list[str] = []
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.consumer_process", where, group, topic, "*"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", "tests.support.clients.consumer_process", where, group, topic, "*"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         yield process, output
     finally:

@@ -12,9 +12,9 @@ import ray
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway, names
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command, decode, encode_bytes
-from tests.support.collecting import Collector
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
+from tests.support.clients.collecting import Collector
 
 
 def group() -> str:

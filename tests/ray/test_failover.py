@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rmq_ray as rmq
-from tests.support.collecting import Collector
-from tests.support.failing_over import BROKER, Numbered, check_all_came, controller_pid, election, pid_of, replaced, settled, without_its_disk
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.failing_over import BROKER, Numbered, check_all_came, controller_pid, election, pid_of, replaced, settled, without_its_disk
 from tests.support.waiting import eventually
 
 SMALL = {"segment_bytes": 16 << 20}

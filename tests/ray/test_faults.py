@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import rmq_ray as rmq
-from tests.support.collecting import Collector
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import rmq_ray as rmq
 from rmq_ray.cli.main import main
-from tests.support.collecting import Collector
-from tests.support.failing_over import BROKER, Numbered, check_all_came, election, pid_of, settled
+from tests.support.clients.collecting import Collector
+from tests.support.brokers.failing_over import BROKER, Numbered, check_all_came, election, pid_of, settled
 from tests.support.waiting import eventually
 
 SMALL = {"segment_bytes": 16 << 20}

@@ -13,7 +13,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
-from rmq_ray.actors.survey import Survey
+from rmq_ray.actors.control.survey import Survey
 from rmq_ray.cluster import plan, start_from
 from rmq_ray.errors import ConfigError, StoreForeign, StoreMissing
 

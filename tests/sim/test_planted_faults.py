@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client import puller
-from rmq_ray.client.consume_orderly import OrderlyConsumption
-from rmq_ray.client.offset_store import RemoteOffsetStore
-from rmq_ray.client.queue_lease import QueueLease
-from rmq_ray.client.rebalancer import Rebalancer
-from rmq_ray.client.send_back import SendBack
-from rmq_ray.protocol.allocation import Averagely
+from rmq_ray.client.consumer import puller
+from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
+from rmq_ray.client.consumer.queue_lease import QueueLease
+from rmq_ray.client.consumer.rebalancer import Rebalancer
+from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.protocol.allocation.strategies import Averagely
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.queue_locks import QueueLocks
-from rmq_ray.server import send_back
-from rmq_ray.server.broker_tables import BrokerTables
-from rmq_ray.server.membership import Membership
-from rmq_ray.server.offset_table import OffsetTable
-from tests.support.crash_fs import CrashFileSystem, keep_none
+from rmq_ray.server.send import send_back
+from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.tables.offset_table import OffsetTable
+from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 from tests.support.simulation.history import History
 
 HISTORIES_MAX = 60

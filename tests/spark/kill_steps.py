@@ -27,12 +27,12 @@ from typing import Any
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
-from rmq_ray.client.scan_plan import open_reader, plan_scan
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.model.message import Message
-from rmq_ray.store.record import decode_record
-from tests.support.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
+from rmq_ray.codec.record import decode_record
+from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
 
 STEPS = ("before the plan is written", "after the plan", "in the middle of the writes", "after the sinks wrote", "after the batch is marked")
 WAYS = ("foreach_batch", "dataframe")

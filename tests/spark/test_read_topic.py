@@ -17,11 +17,11 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
-from rmq_ray.client.scan_plan import plan_scan
+from rmq_ray.client.scan.scan_plan import plan_scan
 from rmq_ray.model.ids import Address
 from rmq_ray.spark.read import frame_of
-from rmq_ray.store.arrow_rows import Rows
-from tests.support.bulk_reading import elsewhere, send_compressed
+from rmq_ray.codec.arrow_rows import Rows
+from tests.support.clients.bulk_reading import elsewhere, send_compressed
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector

@@ -14,13 +14,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from rmq_ray import spark as mqs
-from rmq_ray.client.admin import Admin
-from rmq_ray.client.producer import Producer
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
-from tests.support.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
 WAIT_S, LATER_MS = 120, 80 * 3_600_000  # segments are kept for 72 hours, and for an hour more by those who read them

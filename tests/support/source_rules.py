@@ -50,7 +50,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Path inside the package, e.g. ``store/record.py``."""
+        """Path inside the package, e.g. ``codec/record.py``."""
         return self.path.relative_to(PACKAGE).as_posix()
 
     def at(self, node: ast.AST, what: str) -> str:
@@ -195,8 +195,8 @@ def async_store(module: Module) -> list[str]:
 
 
 def operating_system_in_store(module: Module) -> list[str]:
-    """``store/files.py`` alone opens, writes and syncs files, so that a harness can stand in for the disk."""
-    if module.layer != "store" or module.name == "store/files.py":
+    """``files.py`` alone opens, writes and syncs files, so that a harness can stand in for the disk."""
+    if module.layer != "store" or module.name == "files.py":
         return []
     found = [module.at(node, f"imports {name}; go through FileSystem") for node, name in imported(module.tree) if name in {"os", "mmap", "fcntl", "shutil"}]
     found += [

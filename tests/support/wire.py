@@ -22,7 +22,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
+from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
 

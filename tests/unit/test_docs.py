@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray import errors
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from tests.support.broker_bench import Bench
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from tests.support.brokers.broker_bench import Bench
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
 
 DOCS = ROOT / "docs"
@@ -164,9 +164,9 @@ def test_a_name_that_does_not_exist_is_seen(span: str) -> None:
 @pytest.mark.parametrize(
     "span",
     [
-        "rmq_ray/store/record.py",
-        "store/record.py",
-        "rmq_ray.store.record",
+        "rmq_ray/codec/record.py",
+        "codec/record.py",
+        "rmq_ray.codec.record",
         "store.record.HEADER_BYTES",
         "CommitLog",
         "CommitLog.place",

@@ -13,16 +13,16 @@ from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.model.topics import DEFAULT_TOPIC, BrokerData, QueueData, TopicRoute
-from rmq_ray.remoting.bodies import encode_route
-from rmq_ray.remoting.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.frame import Command
-from rmq_ray.remoting.headers import CreateTopicHeader
-from rmq_ray.server.broker_core import BrokerCore
-from rmq_ray.server.identity import Identity
-from rmq_ray.store.message_store import MessageStore
-from tests.support.crash_fs import CrashFileSystem
-from tests.support.fake_peer import FakePeer
-from tests.support.inline_hold import InlineHold
+from rmq_ray.remoting.wire.bodies import encode_route
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.headers import CreateTopicHeader
+from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.store.front.message_store import MessageStore
+from tests.support.faults.crash_fs import CrashFileSystem
+from tests.support.faults.fake_peer import FakePeer
+from tests.support.clients.inline_hold import InlineHold
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
 from tests.support.simulation.wire import SimPeer

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rmq_ray.client.listener import RECONSUME_LATER, Reject
-from rmq_ray.client.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
-from rmq_ray.client.push_consumer import PushConsumer
+from rmq_ray.client.push.listener import RECONSUME_LATER, Reject
+from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import encode_properties
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.allocation import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command
-from rmq_ray.remoting.headers import SendHeader
-from rmq_ray.store.record import decode_record
+from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.headers import SendHeader
+from rmq_ray.codec.record import decode_record
 from tests.support.simulation.broker import NAME_SERVER, SimBroker, SimNameServer
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler

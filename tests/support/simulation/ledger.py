@@ -23,7 +23,7 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
-from rmq_ray.server.offset_table import Commit
+from rmq_ray.server.tables.offset_table import Commit
 
 VIOLATIONS_MAX = 20
 SAVED_WITHIN_MS = 11_000  # offsets are saved 10 s after a start, then every 5 s

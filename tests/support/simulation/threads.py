@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rmq_ray.client import broker_link, client_instance, delayed, timers
+from rmq_ray.client.instance import broker_link
+from rmq_ray.client.instance import client_instance
+from rmq_ray.client.instance import delayed
+from rmq_ray.client.instance import timers
 from tests.support.simulation.scheduler import Scheduler, Task
 
 TIMES = (

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from tests.support.simulation.scheduler import Killed, Process, Scheduler
 from tests.support.simulation.threads import Waiters
 

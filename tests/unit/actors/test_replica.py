@@ -12,7 +12,7 @@ from rmq_ray.actors.broker import BrokerShell
 from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.model.reigns import Assignment, ReplicaReport
-from rmq_ray.server.reign import Reign
+from rmq_ray.server.replication.leadership import Reign
 
 
 class Paper:

@@ -16,8 +16,8 @@ from rmq_ray.cli import context, doctor, ray_head
 from rmq_ray.cli.main import hoisted, main
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
 from rmq_ray.model.topics import BrokerData
-from tests.support import small_store
-from tests.support.small_store import flip, log_at
+from tests.support.stores import small_store
+from tests.support.stores.small_store import flip, log_at
 
 
 def run(*arguments: str, text: str | None = None) -> Result:

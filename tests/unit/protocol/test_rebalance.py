@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
+from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.rebalance import (
     AllotmentOutcome,

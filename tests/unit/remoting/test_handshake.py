@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import HandshakeFailed
-from rmq_ray.remoting.codes import RequestCode
-from rmq_ray.remoting.frame import Command, decode, encode_bytes
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import FRAME_BYTES_MAX, ClientHandshake, Credentials, ServerHandshake, ServerState
 
 OURS = Credentials("orders", "broker", b"secret")

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_ray.errors import ClusterError, OffsetOutOfRange, SparkError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark import micro_batches
 from rmq_ray.spark.checkpoint import Checkpoint
 from rmq_ray.spark.micro_batches import BatchQuery, Trigger

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_ray.errors import ClientError, SparkError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.stream_offsets import StreamPosition
+from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark.checkpoint import KEPT, Checkpoint
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

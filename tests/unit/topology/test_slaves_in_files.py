@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.actors.plan import plan_of
+from rmq_ray.actors.control.plan import plan_of
 from rmq_ray.config import FailoverConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology.reader import parse_topology

@@ -1,0 +1,244 @@
+"""The controller actor: brings a cluster's members up from the plan, hands out addresses and the secret, supervises, and decides who is master.
+
+It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the end. Members that hang are killed (Ray restarts them),
+members that are gone are created again, never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
+(``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and supervises whoever runs at once, and tries
+again what did not come up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.control.copy_service import CopyService
+from rmq_ray.actors.control.elections import Elections
+from rmq_ray.actors.hold import HoldShell
+from rmq_ray.actors.control.members import Crew, Member, name_servers_of, others_of
+from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors.shell import be_urgent, is_restart, spawn
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+from rmq_ray.model.reigns import Assignment
+from rmq_ray.ports import ClusterAddress
+
+log = logging.getLogger("rmq_ray.controller")
+PING_INTERVAL_S = 1.0
+AGAIN_S = 1.0
+POLL_S = 0.05
+MEMBER_START_S = 120.0
+REGISTERED_S = 2.0
+STOP_S = 60.0
+
+
+class State(Enum):
+    """Where in its life the cluster is."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class ControllerShell:
+    """Methods are what drivers may ask; all state belongs to the actor's one loop."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        be_urgent()
+        self._plan = plan
+        self._state = State.STARTING
+        self._error: RmqError | None = None
+        self._addresses: tuple[str, ...] = ()
+        self._crew = Crew()
+        self._elections = Elections(plan, self._ask_replica)
+        self._identities: dict[str, str] = dict(plan.identities)
+        self._service = CopyService(plan.cluster, self._crew, self._elections, self._known)
+        self._restarted = is_restart()
+        spawn(self._run(), "controller")
+
+    async def ping(self) -> str:
+        """State in a word; the supervisor calls it every second."""
+        return self._state.value
+
+    async def pid(self) -> int:
+        """Of this actor's process."""
+        return os.getpid()
+
+    async def plan(self) -> ClusterPlan:
+        """The plan, with the name servers' addresses once they are known."""
+        return self._plan
+
+    async def state(self) -> tuple[str, RmqError | None]:
+        """(state, what made it FAILED, or after a restart keeps it STARTING)."""
+        return self._state.value, self._error
+
+    async def connection(self) -> ClusterAddress:
+        """What a client needs; ``ClusterError`` until the name servers listen."""
+        if not self._addresses:
+            raise ClusterError(f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster)
+        return ClusterAddress(self._plan.cluster, self._addresses, self._plan.secret)
+
+    async def store_identity(self, key: str) -> str | None:
+        """Identity of the store that this broker or replica (``names.replica_key``) serves from; None before it was learnt."""
+        return self._known().get(key)
+
+    async def members(self) -> dict[str, dict[str, int]]:
+        """Actor name -> kills and creations by this controller, and whether it is stopped."""
+        return self._crew.histories()
+
+    # --- single copies ---
+
+    async def stop_copy(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
+        """Stop one copy of a broker until ``start_copy``; see ``CopyService.stop``."""
+        return await self._service.stop(broker_name, replica, force)
+
+    async def start_copy(self, broker_name: str, replica: int) -> dict[str, Any]:
+        """The end of ``stop_copy``; see ``CopyService.start``."""
+        return await self._service.start(broker_name, replica)
+
+    async def start_copies(self) -> list[str]:
+        """Start every copy that is stopped; their actors."""
+        return await self._service.start_all()
+
+    # --- who reigns ---
+
+    async def elections(self) -> dict[str, dict[str, object]]:
+        """Broker name -> epoch, master, sync state set, what each replica said last, and why nobody reigns. Only brokers with slaves."""
+        return self._elections.status()
+
+    async def propose(self, broker_name: str, replica: int, master_epoch: int, version: int, wanted: Sequence[int]) -> Assignment | None:
+        """A master's wish for another sync state set; the assignment once it is on the ledger's disk, None = refused."""
+        return await self._elections.of(broker_name).propose(replica, master_epoch, version, wanted)
+
+    async def promote(self, broker_name: str, replica: int | None, force: bool) -> dict[str, Any]:
+        """Make another replica master by hand; ``PromotionRefused`` says why not. ``replica`` None: the best one in sync."""
+        return await self._elections.of(broker_name).promote(replica, force)
+
+    async def renew_store(self, key: str) -> None:
+        """The store of this replica is lost for good: create its actor anew, on an empty directory. ``PromotionRefused`` where no other has the data."""
+        member = next((member for member in self._crew.all() if member.key == key and member.shell is ReplicaShell), None)
+        if member is None:
+            raise ClusterError(f"there is no replica {key!r} in cluster {self._plan.cluster!r}", key)
+        config = member.arguments[0]
+        election = self._elections.of(config.broker_name)
+        if not election.others_have_everything(config.broker_id):
+            raise PromotionRefused(f"no other replica of {config.broker_name} serves and has let {key} go: it is not emptied; try again", config.broker_name)
+        self._identities.pop(key, None)
+        await election.forget_store(config.broker_id)
+        await self._crew.renew(replace(member, arguments=(config, self._plan.secret, True, None)))
+
+    # --- life ---
+
+    async def stop(self) -> None:
+        """Stop every member gracefully, brokers first, and remove the actors. The controller itself is removed by the caller."""
+        self._state = State.STOPPING
+        masters = self._elections.masters()
+        await self._elections.close()
+        others = others_of(self._plan, {}, may_create_stores=False)
+        others.sort(key=lambda member: member.key not in masters)  # masters first: their slaves get the rest
+        brokers, holds = [member for member in others if member.key], [member for member in others if not member.key]
+        for member in [*brokers, *holds, *name_servers_of(self._plan)]:
+            handle = gateway.find(member.name)
+            if handle is None:
+                continue
+            try:
+                await gateway.call_async(handle, "stop", timeout_s=STOP_S)
+            except (ClusterError, RmqError) as error:
+                log.warning("%s did not stop by itself and is killed: %s", member.name, error)
+            gateway.kill(member.name, for_good=True)
+
+    async def _run(self) -> None:
+        if self._restarted:
+            spawn(self._supervise(), "supervision")
+        while self._state is State.STARTING:
+            try:
+                await self._bring_up()
+                if self._state is State.STARTING:
+                    self._error, self._state = None, State.SERVING
+            except RmqError as error:
+                log.error("cluster %s did not start: %s", self._plan.cluster, error)
+                if self._state is State.STARTING:
+                    self._error = error
+                    self._state = State.STARTING if self._restarted else State.FAILED
+                    await asyncio.sleep(AGAIN_S)
+        if not self._restarted:
+            await self._supervise()
+
+    async def _supervise(self) -> None:
+        while self._state in (State.STARTING, State.SERVING):
+            await asyncio.sleep(PING_INTERVAL_S)
+            await asyncio.gather(*(self._look_after(member) for member in self._crew.supervised()))
+
+    async def _look_after(self, member: Member) -> None:
+        if self._state in (State.STARTING, State.SERVING):
+            await self._crew.look_after(member)
+
+    async def _bring_up(self) -> None:
+        await self._elections.open(all_start=not self._restarted)
+        if self._restarted:
+            for member in others_of(self._plan, self._known(), may_create_stores=False):
+                await self._crew.attach(member)
+            self._elections.start()  # name servers may be away for long
+        servers = name_servers_of(self._plan)
+        for member in servers:
+            await self._crew.create(member)
+        self._addresses = tuple([str(await self._address(member)) for member in servers])
+        self._plan = self._plan.with_name_servers(self._addresses)
+        others = others_of(self._plan, self._known(), may_create_stores=not self._restarted)
+        for member in others:
+            if self._crew.resting(member.name) is None:
+                await self._crew.create(member)
+        self._elections.start()
+        for member in others:
+            if member.shell is HoldShell or member.shell is ReplicaShell or self._crew.resting(member.name):
+                continue
+            await self._address(member)
+            status = await gateway.call_async(self._crew.handle(member.name), "status")
+            self._identities[str(member.key)] = str(status["identity"])
+        for broker_name in self._plan.replicas:
+            await self._master(broker_name)
+
+    async def _address(self, member: Member) -> str:
+        """Wait until a member serves; its own typed error where it never will."""
+        deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
+        while SYSTEM_CLOCK.monotonic_ms() < deadline:
+            try:
+                address = await gateway.call_async(self._crew.handle(member.name), "serving", timeout_s=MEMBER_START_S)
+            except ClusterError as error:
+                log.info("waiting for %s: %s", member.name, error)
+                address = None
+            if address is not None:
+                return str(address)
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"actor {member.name} did not serve within {MEMBER_START_S:.0f} s; see its log with `ray logs`", member.name)
+
+    async def _master(self, broker_name: str) -> None:
+        """Wait until one replica reigns and name servers know it. On the very first start a replica's error is the cluster's: all of them are needed."""
+        election = self._elections.of(broker_name)
+        deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
+        while SYSTEM_CLOCK.monotonic_ms() < deadline and self._state is State.STARTING:
+            if (master := election.serving_master) is not None:
+                await self._ask_replica(broker_name, master, "registered", (REGISTERED_S,), 2 * REGISTERED_S)
+                return
+            if election.is_new:
+                for config in self._plan.copies(broker_name):
+                    await self._ask_replica(broker_name, config.broker_id, "serving", (), MEMBER_START_S)
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"{broker_name} has no master after {MEMBER_START_S:.0f} s: {election.status()['why']}", broker_name)
+
+    async def _ask_replica(self, broker_name: str, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        handle = self._crew.handle(names.broker(self._plan.cluster, broker_name, replica))
+        if method in ("attend", "fence"):
+            arguments = (*arguments, gateway.my_handle())
+        return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)
+
+    def _known(self) -> dict[str, str]:
+        """Identity of the store of every broker and replica, as far as it is known."""
+        return {**self._elections.stores(), **self._identities}

@@ -1,0 +1,4 @@
+"""Consumer functions as scaled groups of actors.
+
+Open first: ``deployment.py``.
+"""

@@ -1,0 +1,196 @@
+"""How far a group has come: offsets in memory, handed to the brokers (protocol-behaviour 18).
+
+    listener done ──update──> memory ──persist_all, every 5 s, one-way (15)──────────────> master of the broker name
+                                     ──persist, removal of a queue and stop, answered────>
+                                     ──commit offset of every pull ──────────────────────>
+
+Decides which value wins (``increase_only``) and whom it is told to. Does not decide what the offset is: ``protocol.process_queue``
+does. A broadcasting consumer keeps its offsets in a file instead and needs another store with the same methods.
+
+Invariants: with ``increase_only`` a value never falls; what the broker told is never above what it stores; nothing is written
+for a queue that was removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import ClassVar, Protocol
+
+from rmq_ray.errors import RemotingError
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.protocol.rebalance import NO_STORED_OFFSET, OFFSET_UNKNOWN
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.wire.headers import OffsetAnswer, QueryOffsetHeader, UpdateOffsetHeader
+
+REQUEST_TIMEOUT_MS = 5_000
+
+log = logging.getLogger("rmq_ray.client.offsets")
+
+
+class ReadOffset(Enum):
+    """Where ``read`` looks."""
+
+    MEMORY = "READ_FROM_MEMORY"
+    STORE = "READ_FROM_STORE"
+    MEMORY_FIRST = "MEMORY_FIRST_THEN_STORE"
+
+
+class OffsetStore(Protocol):
+    """What a consumer asks of the keeper of its offsets. ``at_brokers``: pulls may carry them to the broker."""
+
+    at_brokers: ClassVar[bool]
+
+    def load(self) -> None:
+        """Read what was kept on this machine; nothing to do when the brokers keep it."""
+        ...
+
+    def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
+        """Remember ``offset`` as the next one to consume. Any thread."""
+        ...
+
+    def read(self, queue: MessageQueue, where: ReadOffset) -> int:
+        """The offset; -1 = there is none, -2 = it could not be read."""
+        ...
+
+    def persist(self, queue: MessageQueue) -> bool:
+        """Hand this queue's offset over and wait until it is taken; False when that failed (or there is nothing to hand over)."""
+        ...
+
+    def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        """Hand the offsets of these queues over without waiting; forget all others."""
+        ...
+
+    def remove(self, queue: MessageQueue) -> None:
+        """Forget it in memory."""
+        ...
+
+    def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        """A copy of the table, of one topic or of all."""
+        ...
+
+
+class OffsetRequests(Protocol):
+    """The part of a client instance that the remote store needs."""
+
+    client_id: str
+
+    def broker_address(self, broker_name: str, broker_id: int = 0) -> Address | None:
+        """Of exactly this broker, None when no route has it."""
+        ...
+
+    def reading_address(self, broker_name: str) -> Address | None:
+        """Of the master, or of a slave while the master is away; None when no route has any."""
+        ...
+
+    def invoke(self, address: Address, command: Command, timeout_ms: int = 3_000) -> Command:
+        """Ask and wait."""
+        ...
+
+    def oneway(self, address: Address, command: Command) -> None:
+        """Tell without waiting."""
+        ...
+
+
+class RemoteOffsetStore:
+    """Offsets of a clustering group: the master of each broker name keeps those of its queues.
+
+    ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not consumed in order.
+    """
+
+    at_brokers: ClassVar[bool] = True
+
+    def __init__(self, group: str, client: OffsetRequests, lock_epoch: Callable[[MessageQueue], int | None] = lambda _queue: None) -> None:
+        self._group = group
+        self._client = client
+        self._lock_epoch = lock_epoch
+        self._lock = threading.Lock()
+        self._offsets: dict[MessageQueue, int] = {}
+
+    def load(self) -> None:
+        """Nothing: the brokers keep it."""
+
+    def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
+        """See the protocol."""
+        with self._lock:
+            if not increase_only or offset > self._offsets.get(queue, -1):
+                self._offsets[queue] = offset
+
+    def read(self, queue: MessageQueue, where: ReadOffset) -> int:
+        """See the protocol. What a broker tells is remembered."""
+        known = self._offsets.get(queue)
+        if where is ReadOffset.MEMORY:
+            return NO_STORED_OFFSET if known is None else known
+        if where is ReadOffset.MEMORY_FIRST and known is not None:
+            return known
+        try:
+            found = self._ask(queue)
+        except RemotingError as error:
+            log.warning("offset of group %s in %s could not be read: %s", self._group, queue, error)
+            return OFFSET_UNKNOWN
+        if found >= 0:
+            self.update(queue, found, increase_only=False)
+        return found
+
+    def persist(self, queue: MessageQueue) -> bool:
+        """See the protocol. Waits up to 5 s; a failure is logged: at worst messages come again."""
+        offset = self._offsets.get(queue)
+        address = self._client.broker_address(queue.broker_name)
+        if offset is None or address is None:
+            return False
+        try:
+            answer = self._client.invoke(address, self._update_command(queue, offset), REQUEST_TIMEOUT_MS)
+        except RemotingError as error:
+            log.warning("offset %d of group %s in %s not handed over: %s", offset, self._group, queue, error)
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            log.warning("offset %d of group %s in %s refused: code %d %s", offset, self._group, queue, answer.code, answer.remark or "")
+        return answer.code == ResponseCode.SUCCESS
+
+    def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        """See the protocol. Every queue, changed or not: a restarted broker may have forgotten the last seconds."""
+        kept = frozenset(queues)
+        with self._lock:
+            for queue in [known for known in self._offsets if known not in kept]:
+                del self._offsets[queue]
+            table = sorted(self._offsets.items())
+        for queue, offset in table:
+            address = self._client.broker_address(queue.broker_name)
+            if address is None:
+                continue
+            command = self._update_command(queue, offset)
+            command.flag |= FLAG_ONEWAY
+            try:
+                self._client.oneway(address, command)
+            except RemotingError as error:
+                log.info("offset %d of group %s in %s not sent, next time again: %s", offset, self._group, queue, error)
+
+    def remove(self, queue: MessageQueue) -> None:
+        """See the protocol."""
+        with self._lock:
+            self._offsets.pop(queue, None)
+
+    def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        """See the protocol."""
+        with self._lock:
+            return {queue: offset for queue, offset in self._offsets.items() if topic is None or queue.topic == topic}
+
+    def _ask(self, queue: MessageQueue) -> int:
+        address = self._client.reading_address(queue.broker_name)  # a slave's table is seconds old: messages may come again
+        if address is None:
+            return OFFSET_UNKNOWN
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        answer = self._client.invoke(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields()))
+        if answer.code == ResponseCode.SUCCESS:
+            return OffsetAnswer.from_fields(answer.fields).offset
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return NO_STORED_OFFSET
+        log.warning("offset of group %s in %s refused: code %d %s", self._group, queue, answer.code, answer.remark or "")
+        return OFFSET_UNKNOWN
+
+    def _update_command(self, queue: MessageQueue, offset: int) -> Command:
+        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset, self._lock_epoch(queue), self._client.client_id)
+        return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

@@ -1,0 +1,214 @@
+"""How a client instance reaches servers: one connection pool for brokers, one for name servers, and which name server is asked.
+
+Decides the choice of the name server: one is kept until it fails, then the next in turn (protocol-behaviour 1). Does not know
+routes, groups or messages. Invariant: no lock is held while a request waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import RemotingLimits
+from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RequestTimeout, RmqError
+from rmq_ray.model.ids import Address
+from rmq_ray.ports import ClusterAddress, Discovery
+from rmq_ray.remoting.connection import Connection
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.pool import ConnectionPool
+
+LOOK_UP_AGAIN_MS = 1_000
+
+log = logging.getLogger("rmq_ray.client")
+
+RequestHandler = Callable[[Command, Address], Command | None]
+
+
+class BrokerLink:
+    """See the module. ``look_up`` once before anything else. ``on_silent(address)``: requests wait there and nothing comes; any thread."""
+
+    def __init__(
+        self, discovery: Discovery, limits: RemotingLimits, clock: Clock, on_request: RequestHandler,
+        on_silent: Callable[[Address], None] = lambda _address: None,
+    ) -> None:  # fmt: skip
+        self._discovery = discovery
+        self._limits = limits
+        self._clock = clock
+        self._on_request = on_request
+        self._on_silent = on_silent
+        self._cluster: ClusterAddress | None = None
+        self._brokers: ConnectionPool | None = None
+        self._name_servers: ConnectionPool | None = None
+        self._servers: tuple[Address, ...] = ()
+        self._chosen = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._looked_ms = float("-inf")
+        self._lost_sight = False
+
+    @property
+    def cluster(self) -> ClusterAddress | None:
+        """What the discovery said last."""
+        return self._cluster
+
+    @property
+    def name_server_addresses(self) -> tuple[Address, ...]:
+        """The name servers as the discovery told them last."""
+        return self._servers
+
+    def credentials(self, role: str) -> Credentials | None:
+        """What proves this client to a server of this role; None for a cluster without a secret."""
+        cluster = self._cluster
+        return Credentials(cluster.cluster, role, cluster.secret) if cluster is not None and cluster.secret else None
+
+    def look_up(self) -> None:
+        """Ask the discovery for the name servers; a changed secret or list takes effect for new connections."""
+        self._looked_ms = self._clock.monotonic_ms()
+        found = self._discovery.lookup()
+        if not found.name_servers:
+            raise NoNameServer('no name server address is known; give name_servers="host:port" or start the cluster')
+        with self._lock:
+            if found == self._cluster or self._closed:
+                return
+            secret_changed = self._cluster is None or found.secret != self._cluster.secret
+            old = (self._brokers, self._name_servers)
+            self._cluster = found
+            self._servers = tuple(Address.parse(text) for text in found.name_servers)
+            self._chosen %= len(self._servers)
+            if secret_changed:
+                self._brokers = self._pool("broker")
+                self._name_servers = self._pool("name_server")
+        if secret_changed:
+            for pool in old:
+                if pool is not None:
+                    pool.close()
+
+    def invoke(self, address: Address, command: Command, timeout_ms: float) -> Command:
+        """See ``ClientInstance.invoke``."""
+        return self._need(self._brokers).request(address, command, timeout_ms)
+
+    def invoke_async(self, address: Address, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
+        """See ``ClientInstance.invoke_async``."""
+        self._need(self._brokers).request_async(address, command, timeout_ms, callback)
+
+    def oneway(self, address: Address, command: Command) -> None:
+        """See ``ClientInstance.oneway``."""
+        self._need(self._brokers).oneway(address, command)
+
+    def answer(self, address: Address, command: Command) -> None:
+        """Answer a request of a broker that was not answered at once."""
+        if self._brokers is not None:
+            self._brokers.answer(address, command)
+
+    def drop(self, address: Address) -> None:
+        """Close the connection to a broker that no route names any more."""
+        if self._brokers is not None:
+            self._brokers.drop(address)
+
+    def name_server_invoke(self, command: Command, timeout_ms: float, until_ms: float = math.inf) -> Command:
+        """Ask the chosen name server, then the others in turn; what worked is asked first next time.
+
+        ``timeout_ms``: for each. ``until_ms``: for all, monotonic; each has its share of what is left.
+        When all failed and the discovery (asked once a second at most) tells others, those are asked too.
+        """
+        asked = self._servers
+        try:
+            return self._ask_name_servers(command, timeout_ms, until_ms)
+        except RemotingError:
+            if not self._others_than(asked):
+                raise
+            return self._ask_name_servers(command, timeout_ms, until_ms)
+
+    def _ask_name_servers(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
+        pool = self._need(self._name_servers)
+        servers, first = self._servers, self._chosen
+        last: RemotingError | None = None
+        for step in range(len(servers)):
+            index = (first + step) % len(servers)
+            share_ms = min(timeout_ms, (until_ms - self._clock.monotonic_ms()) / (len(servers) - step))
+            if share_ms <= 0:
+                last = last or RequestTimeout("no time is left to ask a name server; it was not asked", str(servers[index]))
+                break
+            try:
+                answer = pool.request(servers[index], Command(command.code, fields=command.fields, body=command.body), share_ms)
+            except RemotingError as error:
+                last = error
+                log.info("name server %s failed, asking the next: %s", servers[index], error)
+            else:
+                self._chosen = index
+                return answer
+        raise last if last is not None else ConnectFailed("no name server address is known; start the client first")
+
+    def every_name_server_invoke(self, command: Command, timeout_ms: float) -> list[Command]:
+        """Ask each name server (they exchange nothing with one another). Raises the first ``RemotingError``."""
+        pool = self._need(self._name_servers)
+        return [pool.request(server, Command(command.code, fields=command.fields, body=command.body), timeout_ms) for server in self._servers]
+
+    def tell_all(
+        self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: float, heard: Callable[[Command], None] = lambda _answer: None
+    ) -> None:
+        """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged. ``heard``: gets each answer,
+        in a reader thread.
+        """
+        answered = threading.Semaphore(0)
+
+        def done(address: Address, answer: Command | RemotingError) -> None:
+            if isinstance(answer, RemotingError):
+                log.info("broker %s did not answer: %s", address, answer)
+            else:
+                heard(answer)
+            answered.release()
+
+        waiting = 0
+        for address in addresses:
+            try:
+                self.invoke_async(address, make(), timeout_ms, partial(done, address))
+                waiting += 1
+            except RemotingError as error:
+                log.info("broker %s not reached: %s", address, error)
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        for _ in range(waiting):
+            if not answered.acquire(timeout=max(0.0, (deadline - self._clock.monotonic_ms()) / 1000)):
+                return
+
+    def close(self) -> None:
+        """Close every connection; waiting requests end with ``ConnectionLost``."""
+        with self._lock:
+            self._closed = True
+            pools = (self._brokers, self._name_servers)
+            self._brokers = self._name_servers = None
+        for pool in pools:
+            if pool is not None:
+                pool.close()
+
+    def _others_than(self, asked: tuple[Address, ...]) -> bool:
+        """Every name server failed: look for others. True when the list is another one now."""
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms >= LOOK_UP_AGAIN_MS:
+            try:
+                self.look_up()
+                self._lost_sight = False
+            except RmqError as error:
+                level, self._lost_sight = logging.DEBUG if self._lost_sight else logging.WARNING, True  # once an outage: it is asked every second
+                log.log(level, "no name server answers, and the discovery knows no others: %s", error)
+        return self._servers != asked
+
+    def _pool(self, role: str) -> ConnectionPool:
+        return ConnectionPool(self.credentials(role), self._limits, self._clock, self._handle, _lost, lambda connection: self._on_silent(connection.address))
+
+    def _handle(self, command: Command, connection: Connection) -> Command | None:
+        return self._on_request(command, connection.address)
+
+    def _need(self, pool: ConnectionPool | None) -> ConnectionPool:
+        if pool is None:
+            raise ConnectFailed("the client is closed or was never started; nothing was sent")
+        return pool
+
+
+def _lost(connection: Connection, error: RemotingError) -> None:
+    log.info("connection to %s lost: %s", connection.address, error)

@@ -1,0 +1,84 @@
+"""Asking a broker again while it is away: the one rule of bulk reads and writes, for plans, scan streams, and drivers between batches.
+
+Decides: which failures pass by themselves (``retriable`` errors; answers of a broker that is busy or still recovers) and for how
+long they are waited for; that brokers which belong to the cluster are waited for, too. Does not decide what is asked or where. Every other error
+and answer comes out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgpack
+
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.clock import Clock
+from rmq_ray.errors import ClusterError, RemotingError, ResponseError
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.wire.bodies import decode_cluster_info
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+
+PAUSE_MS = 100
+TIMEOUT_MS = 10_000  # of each request
+PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
+PASSING = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING))
+
+
+def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: float) -> Command:
+    """The first answer that is not "later", whatever its code. ``attempt(turn)`` asks once; turns count from 0.
+
+    Raises the last error when ``patience_ms`` is over (a turn that began before may end after it), others at once.
+    """
+    give_up = clock.monotonic_ms() + patience_ms
+    turn = 0
+    while True:  # ends: at give_up
+        try:
+            answer = attempt(turn)
+            if answer.code not in PASSING:
+                return answer
+            error: RemotingError = ResponseError(answer.remark or "the broker cannot answer now", answer.code)
+        except RemotingError as lost:
+            if not lost.retriable:
+                raise
+            error = lost
+        if clock.monotonic_ms() >= give_up:
+            raise error
+        turn += 1
+        clock.sleep_ms(PAUSE_MS)
+
+
+def ask_broker(instance: ClientInstance, address: Address, command: Command) -> Command:
+    """A broker's answer, whatever its code; it is waited for ``PATIENCE_MS``."""
+    return ask_patiently(lambda _: instance.invoke(address, command, TIMEOUT_MS), instance.clock, PATIENCE_MS)
+
+
+def ask_name_server(instance: ClientInstance, code: RequestCode) -> Command:
+    """The same of the name servers, for a request without fields."""
+    return ask_patiently(lambda _: instance.name_server_invoke(Command(code)), instance.clock, PATIENCE_MS)
+
+
+def ask_for_map(instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
+    """What a broker answers to one of our msgpack requests. ``ResponseError`` where it refuses."""
+    answer = ask_broker(instance, address, Command(code, body=msgpack.packb(body), serialize=1))
+    if answer.code != ResponseCode.SUCCESS:
+        raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
+    found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
+    assert isinstance(found, dict)
+    return found
+
+
+def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: str) -> None:
+    """Until the name servers know all of them, since a name server forgets the queues of a broker that is down. ``ClusterError`` after ``PATIENCE_MS``,
+    which says ``why`` they are needed.
+    """
+    give_up = instance.clock.monotonic_ms() + PATIENCE_MS
+    while expected:  # ends: all there, or at give_up
+        answer = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
+        missing = set(expected) - {data.broker_name for data in decode_cluster_info(answer.body_bytes())}
+        if not missing:
+            return
+        if instance.clock.monotonic_ms() >= give_up:
+            raise ClusterError(f"{', '.join(sorted(missing))} did not come back within {PATIENCE_MS // 1000} s: {why}; see `rmq-ray status`")
+        instance.clock.sleep_ms(PAUSE_MS)

@@ -1,0 +1,212 @@
+"""What happens to a message between the user's call and its batch, when a producer has more to do than send it.
+
+    name in its namespace ──> checks ──> hooks' before ──> body compressed ──> (placed and sent) ──> hooks' after
+
+A producer without namespace, hooks, trace and compression has no steps (``SendSteps.of`` is None), so that they cost it nothing.
+Decides the order of the steps. Called by both producers.
+
+Invariants: nothing is sent when a check raises; every hook whose ``before`` ran gets its ``after``, once, in reverse order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+from rmq_ray.client.outgoing.compressing import Compressor
+from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector
+from rmq_ray.client.sending.producer_core import ProducerCore
+from rmq_ray.client.outgoing.send_future import SendFuture
+from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendContext, SendHook
+from rmq_ray.client.outgoing.splitting import FrameParts
+from rmq_ray.client.producer.trace import SendTrace
+from rmq_ray.clock import Clock
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import ClientError, RmqError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message, SendResult
+from rmq_ray.model.namespaces import queue_with_namespace, queue_without_namespace, with_namespace, without_namespace
+from rmq_ray.protocol.validators import check_send_topic, property_text
+
+log = logging.getLogger("rmq_ray.client")
+
+
+class SendSteps:
+    """Of one producer. Thread-safe as far as the hooks are."""
+
+    def __init__(self, config: ProducerConfig, hooks: Sequence[SendHook], checks: Sequence[SendCheck], clock: Clock) -> None:
+        self._own = tuple(hooks)
+        self.hooks: tuple[SendHook, ...] = self._own
+        self._trace = config.trace
+        self.trace: SendTrace | None = None
+        only_compression = not (hooks or checks or config.namespace or config.trace)
+        self.plain_below = config.compress_over_bytes if only_compression else 0
+        """Shorter bodies have no steps at all."""
+        self._checks = tuple(checks)
+        self._group = config.group
+        self._namespace = config.namespace
+        self._compressor = Compressor.of(config)
+        self._clock = clock
+
+    @classmethod
+    def of(cls, config: ProducerConfig, hooks: Sequence[SendHook], checks: Sequence[SendCheck], clock: Clock) -> SendSteps | None:
+        """The steps that the settings ask for; None when there are none."""
+        wanted = hooks or checks or config.namespace or config.compression is not None or config.trace
+        return cls(config, hooks, checks, clock) if wanted else None
+
+    def watch(self, core: ProducerCore) -> None:
+        """The producer's core has started: trace its sends, if that was asked for."""
+        if self._trace:
+            self.trace = SendTrace(core)
+            self.hooks = (*self._own, self.trace)
+
+    def send(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
+        """All steps around a send that is waited for."""
+        self.name(message)
+        with self.around(message, SYNC) as ctx:
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
+            ctx.result = result = core.send(message, timeout_ms)
+        return result
+
+    def send_async(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendFuture:
+        """All steps around one with a future."""
+        self.name(message)
+        with self.around(message, ASYNC) as ctx:
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
+            future = core.send_async(message, timeout_ms)
+            self.deferred(ctx, future)
+        return future
+
+    def send_oneway(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+        """All steps around one without an answer."""
+        self.name(message)
+        with self.around(message, ONEWAY):
+            timeout_ms = self._make_ready(core, message, placement, timeout_ms)
+            core.send_oneway(message, timeout_ms)
+
+    def name(self, message: Outgoing) -> None:
+        """Put the message's topic into the namespace."""
+        if self._namespace:
+            message.topic = with_namespace(self._namespace, message.topic)
+            check_send_topic(message.topic)
+
+    def placement(self, placement: Placement | None) -> Placement | None:
+        """The same placement for whole names; a selector sees the names that its user knows."""
+        if placement is None or not self._namespace:
+            return placement
+        queue, selector, arg, group = placement
+        within = self._selector(selector) if callable(selector) else selector  # what cannot be called is refused later
+        return None if queue is None else queue_with_namespace(self._namespace, queue), within, arg, group
+
+    @contextmanager
+    def around(self, message: Outgoing, mode: str) -> Iterator[SendContext]:
+        """Checks and hooks around the block, which puts the outcome into ``result`` or calls ``deferred``."""
+        ctx = self._context(message.topic, mode, [message.body], message.text, message.queue)
+        ran = self._begin(ctx)
+        with self._through(ctx, ran):
+            if ctx.added:
+                message.text = _with(message.text, ctx)
+            yield ctx
+
+    @contextmanager
+    def around_frame(self, topic: str, queue: MessageQueue, parts: FrameParts) -> Iterator[tuple[SendContext, FrameParts]]:
+        """The same for one frame of a batch; yields its parts with what hooks added to each message, bodies compressed."""
+        bodies, texts, flags = parts
+        ctx = self._context(topic, SYNC, bodies, texts[0], queue)
+        ctx.parts = list(zip(bodies, texts, strict=True)) if self.hooks else ()
+        ran = self._begin(ctx)
+        with self._through(ctx, ran):
+            if ctx.added:
+                texts = [_with(text, ctx) for text in texts]
+            yield ctx, (bodies, texts, flags) if self._compressor is None else self._compressor.frame(bodies, texts, flags)
+
+    def pack(self, message: Outgoing) -> None:
+        """Compress the body, if that was asked for."""
+        if self._compressor is not None:
+            self._compressor.apply(message)
+
+    def deferred(self, ctx: SendContext, future: Future[SendResult]) -> None:
+        """The block's outcome is the future's."""
+        ctx.carried[_DEFERRED] = True
+        if self.hooks:
+            future.add_done_callback(lambda ended: self._end_of(ctx, ended))
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _make_ready(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> float:
+        """Give the message its queue, then compress it: selectors see the body that the user gave. What is left of the time."""
+        whole = self.placement(placement)
+        if whole is not None:
+            timeout_ms = core.place(message, whole, timeout_ms)
+        self.pack(message)
+        return timeout_ms
+
+    def _context(self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None) -> SendContext:  # noqa: PLR0913 - a call
+        return SendContext(self._group, topic, mode, bodies[0], text, queue, len(bodies), sum(map(len, bodies)), self._clock.now_ms())
+
+    def _begin(self, ctx: SendContext) -> list[SendHook]:
+        """Checks, then hooks; which hooks ran."""
+        for check in self._checks:
+            try:
+                check(ctx)
+            except RmqError:
+                raise
+            except Exception as error:
+                raise ClientError(f"a check forbids this send to topic {ctx.topic!r}: {error!r}; nothing was sent", ctx.topic) from error
+        ctx.carried[_BEGAN] = self._clock.monotonic_ms()
+        ran: list[SendHook] = []
+        for hook in self.hooks:
+            if _call(hook, "before", ctx):
+                ran.append(hook)
+        ctx.carried[_RAN] = ran
+        return ran
+
+    @contextmanager
+    def _through(self, ctx: SendContext, ran: list[SendHook]) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            ctx.error = error
+            self._end(ctx, ran)
+            raise
+        if not ctx.carried.get(_DEFERRED):
+            self._end(ctx, ran)
+
+    def _end_of(self, ctx: SendContext, future: Future[SendResult]) -> None:
+        ctx.error = future.exception()
+        ctx.result = future.result(0) if ctx.error is None else None
+        self._end(ctx, ctx.carried[_RAN])
+
+    def _end(self, ctx: SendContext, ran: list[SendHook]) -> None:
+        ctx.cost_ms = self._clock.monotonic_ms() - ctx.carried[_BEGAN]
+        for hook in reversed(ran):
+            _call(hook, "after", ctx)
+
+    def _selector(self, selector: Selector) -> Selector:
+        def select(queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:
+            known = [queue_without_namespace(self._namespace, queue) for queue in queues]
+            chosen: object = selector(known, replace(message, topic=without_namespace(self._namespace, message.topic)), arg)
+            return queue_with_namespace(self._namespace, chosen) if isinstance(chosen, MessageQueue) else cast(MessageQueue, chosen)
+
+        return select
+
+
+_BEGAN, _RAN, _DEFERRED = "rmq.began", "rmq.ran", "rmq.deferred"
+
+
+def _with(text: str, ctx: SendContext) -> str:
+    """The property string with what hooks added in front: a sender's own value of a name comes later and counts."""
+    return property_text(None, (), ctx.added) + text
+
+
+def _call(hook: SendHook, method: str, ctx: SendContext) -> bool:
+    try:
+        getattr(hook, method)(ctx)
+    except Exception:  # noqa: BLE001 - what watches a send must not break it
+        log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)
+        return False
+    return True

@@ -1,0 +1,189 @@
+"""A real ``concurrent.futures.Future`` per message at a fraction of a microsecond: all futures of a batch share one Condition.
+
+``BatchOutcome`` holds what is the same for the whole batch (state, base offset, error); a ``SendFuture`` is a pointer into it and
+builds its ``SendResult`` when asked. ``wait``, ``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because
+the private fields that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``, ``_result``, ``_exception``) are
+properties here; tests run them on every Python version that the project supports.
+
+Decides nothing about sending. ``client.sending.batching`` makes outcomes and finishes them, exactly once.
+Invariants: ``cancel()`` is always False (the bytes may be out); callbacks run outside the lock; no entry is kept for a
+future that nobody looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from rmq_ray.errors import RmqError
+from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
+from rmq_ray.model.message import SendResult, SendStatus
+
+RUNNING, FINISHED = "RUNNING", "FINISHED"  # concurrent.futures' own words
+
+log = logging.getLogger("rmq_ray.client")
+
+
+class BatchOutcome:
+    """What became of a batch. Written once, under ``condition``."""
+
+    __slots__ = (
+        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "recall_handle", "sizes",
+        "state", "status", "store_id", "transactional", "verdicts", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.condition = threading.Condition()  # re-entrant: wait() takes the condition of every future, and many share this one
+        self.state = RUNNING
+        self.queue = queue
+        self.error: RmqError | None = None
+        self.verdicts: Sequence[tuple[BatchOutcome, int]] | None = None
+        """Of a batch that was refused as a whole (``error``) and then sent in pieces: for each message the outcome of its piece and its place there."""
+        self.status = SendStatus.SEND_OK
+        self.base_offset = -1
+        self.base_log_offset = -1
+        self.message_ids: Sequence[str] = ()
+        self.sizes: Iterable[int] = ()
+        self.recall_handle: str | None = None
+        self.transactional = False
+        self._starts: list[int] = []
+        self.store_id: Callable[[int], str] = _no_store_id
+        self.on_finish: Callable[[], None] | None = None
+        self.waiters: dict[SendFuture, list[Any]] = {}
+        self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
+
+    def finish(self, error: RmqError | None = None, run: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """Complete every future of the batch; the other fields are set before. A second call does nothing.
+
+        ``run``: where users' callbacks run (they may block, so not in a connection's reader); None = here.
+        """
+        with self.condition:
+            if self.state is FINISHED:
+                return
+            self.error, self.state = error, FINISHED
+            for future, waiters in self.waiters.items():
+                failed = error is not None and self.error_at(future._index) is not None
+                for waiter in waiters:
+                    if failed:
+                        waiter.add_exception(future)
+                    else:
+                        waiter.add_result(future)
+            self.condition.notify_all()
+            callbacks, self.callbacks = self.callbacks, {}
+        if self.on_finish is not None:
+            self.on_finish()
+        if callbacks:
+            if run is None:
+                _call_all(callbacks)
+            else:
+                run(partial(_call_all, callbacks))
+
+    def orphan(self, error: RmqError) -> None:
+        """In a forked child only: the condition may be held by a thread that does not exist here."""
+        self.condition = threading.Condition()
+        self.finish(error)
+
+    def error_at(self, index: int) -> RmqError | None:
+        """Of the message at ``index``, where the batch has an ``error``."""
+        return self.error if self.verdicts is None else self.verdicts[index][0].error
+
+    def result_at(self, index: int) -> SendResult | None:
+        """The same for its result: it may have been sent in a piece that is stored."""
+        if self.verdicts is None:
+            return None
+        outcome, place = self.verdicts[index]
+        return None if outcome.error is not None else outcome.result(place)
+
+    def result(self, index: int) -> SendResult:
+        """The result of the message at ``index`` of the batch, which has no ``error``."""
+        log_offset = self.base_log_offset + self._start(index) if self.base_log_offset >= 0 else -1
+        return SendResult(
+            self.status,
+            self.message_ids[index],
+            self.queue,
+            QueueOffset(self.base_offset + index if self.base_offset >= 0 else -1),
+            self.store_id(log_offset) if log_offset >= 0 else "",
+            LogOffset(log_offset),
+            self.message_ids[index] if self.transactional else None,
+            1,
+            self.recall_handle,
+        )
+
+    def _start(self, index: int) -> int:
+        """Bytes from the first record to this one."""
+        if not self._starts:
+            self._starts = [0, *itertools.accumulate(map(int, self.sizes))]
+        return self._starts[index]
+
+
+class SendFuture(Future[SendResult]):
+    """The outcome of one asynchronous send. ``result()`` gives a ``SendResult`` or raises a ``SendError``.
+
+    >>> outcome = BatchOutcome(MessageQueue("orders", "broker-a", 0))
+    >>> future = SendFuture(outcome, 1)
+    >>> outcome.base_offset, outcome.message_ids = 40, ("A", "B")
+    >>> outcome.finish()
+    >>> future.result(timeout=1).queue_offset
+    41
+    """
+
+    __slots__ = ("_index", "_outcome")
+
+    def __init__(self, outcome: BatchOutcome, index: int) -> None:  # the base's __init__ would make a Condition per future
+        self._outcome = outcome
+        self._index = index
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        return self._outcome.condition
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        return self._outcome.state
+
+    @property
+    def _exception(self) -> RmqError | None:  # type: ignore[override]
+        """A copy for every reader: raising one shared object from many threads would chain their tracebacks."""
+        if self._outcome.error is None:
+            return None
+        error = self._outcome.error_at(self._index)
+        return None if error is None else type(error)(*error.args)
+
+    @property
+    def _result(self) -> SendResult | None:  # type: ignore[override]
+        outcome = self._outcome
+        return outcome.result(self._index) if outcome.error is None else outcome.result_at(self._index)
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        return self._outcome.waiters.setdefault(self, [])
+
+    @property
+    def _done_callbacks(self) -> list[Callable[[Any], object]]:
+        return self._outcome.callbacks.setdefault(self, [])
+
+    def cancel(self) -> bool:
+        """False: the message may be on its way."""
+        return False
+
+
+def _call_all(callbacks: dict[SendFuture, list[Callable[[Any], object]]]) -> None:
+    for future, functions in callbacks.items():
+        for function in functions:
+            _call(function, future)
+
+
+def _call(function: Callable[[Any], object], future: SendFuture) -> None:
+    try:
+        function(future)
+    except Exception:  # noqa: BLE001 - a user's callback must not stop the other futures
+        log.exception("a callback of %r failed", future)
+
+
+def _no_store_id(_log_offset: int) -> str:
+    return ""

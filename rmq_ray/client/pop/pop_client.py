@@ -1,0 +1,165 @@
+"""Asks brokers for messages: one pop, what its answer means, and waiting at several brokers at once (protocol-behaviour 26).
+
+    one broker        a pop that the broker holds until there is something
+    several           a pop at each in turn; nothing anywhere: "tell me when" at each, a pop where the first one says so
+
+Decides what an answer's code means. Called by ``simple_consumer``. Invariants: at most one "tell me when" is out at a broker; it takes
+nothing, so that no message waits for a worker who has gone. Each pop has a number of its own; one whose answer got lost is asked for again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.pop.receipts import ClientLease, ReceivedMessage, Settler, SettleTask, messages_of
+from rmq_ray.client.consumer.received import Page, whole_bytes
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConsumeError,
+    GroupInUse,
+    GroupNotFound,
+    NotAuthorized,
+    RemotingError,
+    SubscriptionInvalid,
+    SubscriptionStale,
+    TooManyInFlight,
+)
+from rmq_ray.model.groups import Subscription
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.pops import LeasedRecords, PopRecords, Settle, pack_pop, unpack_popped
+
+ANSWER_MS = 5_000  # what a broker may take beyond the asked wait
+MISSED_MAX = 64  # answers of one broker, of as many threads; what the others had comes again when its time is over
+NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+NOT_READY = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING, ResponseCode.TOPIC_NOT_EXIST)
+REFUSALS = {
+    ResponseCode.GROUP_IN_OTHER_USE: GroupInUse,
+    ResponseCode.FLOW_CONTROL: TooManyInFlight,
+    ResponseCode.SUBSCRIPTION_NOT_EXIST: SubscriptionStale,
+    ResponseCode.FILTER_DATA_NOT_EXIST: SubscriptionStale,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: SubscriptionInvalid,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    ResponseCode.NO_PERMISSION: NotAuthorized,
+}
+
+
+class Popper:
+    """Of one consumer."""
+
+    def __init__(self, client: ClientInstance, subscription: Subscription, settler: Settler, namespace: str = "") -> None:
+        self._client = client
+        self._subscription = subscription
+        self._settler = settler
+        self._namespace = namespace
+        self._attempts = itertools.count(secrets.randbits(62))
+        self._missed: dict[str, list[int]] = {}
+        self._watched: set[str] = set()
+        self._told = threading.Condition()
+        self._news = 0
+
+    def pop(self, broker_name: str, pop: PopRecords) -> list[ReceivedMessage]:
+        """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is not ready, and ``RemotingError``.
+
+        Where the answer to a pop got lost, the next one at that broker asks for the same messages first.
+        """
+        again = self._missed_at(broker_name)
+        attempt = next(self._attempts) if again is None else again
+        command = _command(replace(pop, attempt=attempt, again=0 if again is None else 1))
+        try:
+            answer = self._client.invoke(self._address(broker_name), command, pop.wait_ms + ANSWER_MS)
+        except BaseException as error:
+            if again is not None or not isinstance(error, ConnectFailed):
+                self._miss(broker_name, attempt)
+            raise
+        if again is not None and answer.code != ResponseCode.SUCCESS and answer.code not in NOTHING:
+            self._miss(broker_name, again)
+        if answer.code == ResponseCode.SUCCESS:
+            leases = unpack_popped(answer.body)
+            if len(leases) == 1:
+                return self._messages(broker_name, leases[0], *whole_bytes(leases[0].records))
+            return [message for leased in leases for message in self._messages(broker_name, leased, bytes(leased.records), 0)]
+        if answer.code in NOTHING:
+            return []
+        raise _refusal(broker_name, answer)
+
+    def _missed_at(self, broker_name: str) -> int | None:
+        try:
+            return self._missed[broker_name].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def _miss(self, broker_name: str, attempt: int) -> None:
+        missed = self._missed.setdefault(broker_name, [])
+        missed.append(attempt)
+        del missed[:-MISSED_MAX]
+
+    def watch(self, brokers: Sequence[str], pop: PopRecords, seen: int, timeout_ms: float) -> int:
+        """Wait until one of the brokers has something, or does not hold any longer; the number of the news, to be given the next time."""
+        for broker_name in brokers:
+            with self._told:
+                if broker_name in self._watched:
+                    continue
+                self._watched.add(broker_name)
+            try:
+                command = _command(replace(pop, count_max=0))
+                self._client.invoke_async(self._address(broker_name), command, pop.wait_ms + ANSWER_MS, partial(self._tell, broker_name))
+            except RemotingError as error:
+                self._tell(broker_name, error)
+        with self._told:
+            self._told.wait_for(lambda: self._news != seen, timeout_ms / 1000)
+            return self._news
+
+    def wake(self) -> None:
+        """End every ``watch``."""
+        with self._told:
+            self._news += 1
+            self._told.notify_all()
+
+    def _tell(self, broker_name: str, _outcome: Command | RemotingError) -> None:
+        with self._told:
+            self._watched.discard(broker_name)  # whatever it said: who waits asks again
+            self._news += 1
+            self._told.notify_all()
+
+    def _messages(self, broker_name: str, leased: LeasedRecords, raw: bytes, start: int) -> list[ReceivedMessage]:
+        """The messages of a lease whose records are ``raw`` from byte ``start`` on.
+
+        Tags are compared as strings here, because their codes may collide; what does not match is acknowledged.
+        """
+        head = leased.head
+        page = Page(MessageQueue(head.topic, broker_name, head.queue_id), raw, leased.sizes, start, (head.min_offset, head.max_offset))
+        page.namespace = self._namespace
+        lease = ClientLease(broker_name, head.topic, head.queue_id, head.lease_id, head.records, head.deadline_ms, self._settler)
+        tags = self._subscription.tags if head.topic == self._subscription.topic else frozenset()
+        indices = page.tagged(tags) if tags else None
+        if indices is not None and len(indices) < len(page):
+            foreign = sum(1 << i for i in set(range(len(page))).difference(indices))
+            lease.done |= foreign
+            self._settler.settle_later((SettleTask(lease, Settle.ACK, foreign),))
+        return messages_of(page, lease, indices, self._client.clock.now_ms())
+
+    def _address(self, broker_name: str) -> Address:
+        address = self._client.broker_address(broker_name)
+        if address is None:
+            raise ConnectFailed(f"no address of broker {broker_name} is known; nothing was sent")
+        return address
+
+
+def _command(pop: PopRecords) -> Command:
+    return Command(RequestCode.POP_RECORDS, body=pack_pop(pop), serialize=BINARY)
+
+
+def _refusal(broker_name: str, answer: Command) -> Exception:
+    remark = answer.remark or f"broker {broker_name} answered code {answer.code}"
+    if answer.code in NOT_READY:
+        return ConnectFailed(f"broker {broker_name} is not ready: {remark}; nothing was done")
+    make: Callable[..., Exception] = REFUSALS.get(ResponseCode(answer.code), ConsumeError) if answer.code in set(ResponseCode) else ConsumeError
+    return make(remark, broker_name)

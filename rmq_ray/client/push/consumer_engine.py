@@ -1,0 +1,285 @@
+"""The parts of a running push consumer, and the events between them.
+
+    Rebalancer ── takes, leaves queues ──> AssignedQueues
+        │ taken                                 │
+      Puller ── batches ──> ConcurrentConsumption ──> listener
+        │ lost        drained, resume │    │ done
+    Reconnector                       └    RemoteOffsetStore, or LocalFileOffsetStore
+
+Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer asks before it takes a queue.
+
+Decides the order in which parts start and stop; every rule lies in one of them. Implements ``PullEvents``, so that the puller
+knows neither threads nor rebalancing. Called by ``client.push.push_consumer``.
+
+Invariant: ``end`` stops pulls first, then waits for listeners, then hands the offsets over, and only then leaves the group: the
+next owner of a queue finds everything that was finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.consumer.consumer_options import PushSettings
+from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
+from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.push.delivery import Delivery
+from rmq_ray.client.push.discard_on_failure import DropFailed
+from rmq_ray.client.consumer.flow_control import FlowControl
+from rmq_ray.client.push.listener import Listener
+from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
+from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
+from rmq_ray.client.consumer.pausing import Pausable
+from rmq_ray.client.consumer.puller import Pace, Puller
+from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
+from rmq_ray.client.consumer.rebalancer import Rebalancer
+from rmq_ray.client.consumer.reconnector import Reconnector
+from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.errors import ConfigError, RemotingError
+from rmq_ray.model.groups import ConsumerData
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.rebalance import Membership
+
+PERSIST_TIMEOUT_MS = 10_000
+ADJUSTABLE = (
+    "concurrency", "max_span", "threshold_messages", "threshold_messages_group", "threshold_messages_topic", "threshold_mib", "threshold_mib_group",
+    "threshold_mib_topic",
+)  # fmt: skip
+"""Settings of ``ConsumerConfig`` that a running consumer takes."""
+
+log = logging.getLogger("rmq_ray.client.consumer")
+
+
+class ConsumerEngine:
+    """Of one started consumer. ``data``: what the heartbeat says of it; ``local``: keeps the offsets of a broadcasting consumer."""
+
+    def __init__(  # noqa: PLR0913 - what a consumer is made of
+        self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener,
+        data: Callable[[], ConsumerData], local: LocalFileOffsetStore | None = None,
+    ) -> None:  # fmt: skip
+        config, clock, orderly = settings.config, client.clock, settings.orderly
+        self.client = client
+        self.offsets_moved = 0
+        self._limits = config
+        self._left = False
+        self.parts = ConsumerParts(
+            group,
+            config,
+            clock,
+            client,
+            local or (RemoteOffsetStore(group, client, self._lock_epoch) if orderly else RemoteOffsetStore(group, client)),
+            DelayedCalls(clock, f"rmq-later-{group}"),
+            FlowControl(config, inf if orderly else None),
+            subscriptions,
+            AssignedQueues(),
+        )
+        self.puller = Puller(self.parts, self)
+        send_back = SendBack(client, group, self.parts.retries_max, clock)
+        drained = self.puller.resume_if_drained
+        self.delivery = delivery = Delivery(group, listener, settings, clock)
+        self.leases = (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost) if orderly else None
+        self.consumption: ConcurrentConsumption | OrderlyConsumption
+        if self.leases is None:
+            failed = DropFailed(group) if settings.broadcasting else send_back
+            self.consumption = ConcurrentConsumption(self.parts, delivery.call, failed, drained, delivery.take)
+        else:
+            self.consumption = OrderlyConsumption(self.parts, delivery.of_messages, send_back, self.leases, drained, lambda _work: self.rebalancer.wake())
+        member = Membership(group, client.client_id, settings.model, settings.strategy)
+        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, self.consumption.clean_overdue, leases=self.leases)
+        self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
+
+    def begin(self) -> None:
+        """After the client instance started: routes, heartbeat, then the threads."""
+        self.parts.offsets.load()
+        for topic in sorted(self.parts.subscriptions.topics()):
+            try:
+                self.client.routes.refresh(topic)
+            except RemotingError as error:
+                log.warning("route of %s not known yet, the rebalance asks again: %s", topic, error)
+        self.client.heartbeat()
+        self.parts.delayed.start()
+        self.consumption.start()
+        if self.leases is not None:
+            self.leases.start()
+        self.rebalancer.start()
+
+    def end(self, timeout_ms: int) -> bool:
+        """Stop the parts in the order in which messages flow; True when every listener ended in time. Called again, it waits for listeners only."""
+        if self._left:
+            return self.consumption.stop(timeout_ms)
+        self.puller.pace = Pace.STOPPED
+        self.reconnector.stop()
+        self.rebalancer.stop()
+        ended = self.consumption.stop(timeout_ms)
+        self.delivery.close()
+        self.parts.delayed.close()
+        self._hand_offsets_over()
+        if self.leases is not None:
+            self.leases.stop()
+            self.leases.unlock_all()
+        self.client.unregister_consumer(self.parts.group)
+        self.client.release()
+        self._left = True
+        if not ended:
+            log.warning("listeners of group %s still ran after %d ms: their messages come again", self.parts.group, timeout_ms)
+        return ended
+
+    # --- while it runs -----------------------------------------------------------------------------------------------------
+
+    def pause(self, what: Collection[Pausable]) -> None:
+        """No further pulls of these, or of anything when nothing is named."""
+        if what:
+            self.parts.pauses.add(what)
+        elif self.puller.pace is Pace.RUNNING:
+            self.puller.pace = Pace.PAUSED
+
+    def resume(self, what: Collection[Pausable]) -> None:
+        """Pull these again, or everything when nothing is named."""
+        if what:
+            self.parts.pauses.remove(what)
+        else:
+            self.parts.pauses.clear()
+            if self.puller.pace is Pace.PAUSED:
+                self.puller.pace = Pace.RUNNING
+        for work in self.parts.assigned.snapshot().values():
+            self.puller.pull(work)
+        self.rebalancer.wake()
+
+    def adjust(self, limits: Mapping[str, int]) -> None:
+        """Other limits; see ``PushConsumer.adjust``."""
+        for name in limits:
+            if name not in ADJUSTABLE:
+                raise ConfigError(f"{name!r} cannot be changed while the consumer runs; these can: {', '.join(ADJUSTABLE)}", name)
+        self._limits = self._limits.but(**limits)
+        self.parts.flow.adjust(self._limits)
+        if "concurrency" in limits:
+            self.consumption.resize(limits["concurrency"])
+        for work in self.parts.assigned.snapshot().values():
+            self.puller.resume_if_drained(work)
+
+    def owns_current_thread(self) -> bool:
+        """True in a thread that calls listeners: it cannot wait for itself."""
+        return self.consumption.owns_current_thread() or self.delivery.owns_current_thread()
+
+    def _hand_offsets_over(self) -> None:
+        """Every held queue's offset, answered; a broker that fails once is not asked for its other queues."""
+        deadline = self.parts.clock.monotonic_ms() + PERSIST_TIMEOUT_MS
+        failed: set[str] = set()
+        for queue, work in sorted(self.parts.assigned.snapshot().items()):
+            with work.lock:
+                work.process.drop()
+            known = queue in self.parts.offsets.clone(queue.topic)
+            if known and queue.broker_name not in failed and self.parts.clock.monotonic_ms() < deadline and not self.parts.offsets.persist(queue):
+                failed.add(queue.broker_name)
+
+    # --- queues that come, stay, and are lost ----------------------------------------------------------------------------
+
+    def _taken(self, work: AssignedQueue) -> None:
+        self.puller.pull(work)
+        if isinstance(self.consumption, OrderlyConsumption):
+            self.consumption.wake(work)
+
+    def _lock_epoch(self, queue: MessageQueue) -> int:
+        """What a commit names; -1 is never in force."""
+        work = self.parts.assigned.get(queue)
+        return work.lease.epoch if work is not None and work.lease is not None else -1
+
+    def _lock_lost(self, work: AssignedQueue) -> None:
+        """Another consumer may have come further: the queue is taken anew, from the offset that the broker has."""
+        with work.lock:
+            work.process.drop()
+        self.parts.offsets.remove(work.queue)
+        self.parts.assigned.remove(work)
+        self.rebalancer.wake()
+
+    # --- what the puller asks and tells (PullEvents) ----------------------------------------------------------------------------------------------------
+
+    def submit(self, batches: Sequence[ReadyBatch]) -> None:
+        """See ``PullEvents``."""
+        self.consumption.submit(batches)
+
+    def broker_lost(self, broker_name: str) -> None:
+        """See ``PullEvents``."""
+        self.reconnector.lost(broker_name)
+
+    def broker_down(self, broker_name: str) -> bool:
+        """See ``PullEvents``."""
+        return self.reconnector.is_down(broker_name)
+
+    def tell_brokers(self) -> None:
+        """See ``PullEvents``."""
+        self.rebalancer.beat()
+
+    def offset_moved(self, work: AssignedQueue, offset: int) -> None:
+        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset beyond a cut of the log is not told
+        to anybody meanwhile: what is stored behind the cut was not consumed.
+        """
+        self.offsets_moved += 1
+        self.move(work, offset)
+
+    def move(self, work: AssignedQueue, offset: int) -> None:
+        """A queue that was dropped goes on at ``offset`` in 10 s. What is told meanwhile is never beyond it."""
+        if self.parts.offsets.read(work.queue, ReadOffset.MEMORY) > offset:
+            self.parts.offsets.update(work.queue, offset, increase_only=False)
+        self.parts.delayed.after(self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset))
+
+    def _correct(self, work: AssignedQueue, offset: int) -> None:
+        parts = self.parts
+        if parts.assigned.snapshot().get(work.queue) is not work:
+            return  # it was given away, or taken anew
+        parts.offsets.update(work.queue, offset, increase_only=False)
+        parts.offsets.persist(work.queue)
+        parts.offsets.remove(work.queue)
+        parts.assigned.remove(work)
+        self.rebalancer.wake()
+
+    def _topic_of(self, broker_name: str) -> str | None:
+        return next((work.queue.topic for work in self.parts.assigned.of_broker(broker_name)), None)
+
+    def _broker_back(self, broker_name: str) -> None:
+        for work in self.parts.assigned.of_broker(broker_name):
+            self.puller.pull(work)
+        self.rebalancer.wake()
+
+    # --- counters ------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight`` (pulled and not finished), ``lag``
+        (to the queues' ends as last told); ``held_back``: pulls by threshold; ``queues``: one entry for each held queue.
+        """
+        assigned = self.parts.assigned
+        works = assigned.snapshot()
+        total = assigned.total()
+        queues = [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queue_id": queue.queue_id,
+                "next_offset": work.process.next_offset,
+                "commit_offset": work.process.commit_offset,
+                "min_offset": work.min_offset,
+                "max_offset": work.max_offset,
+                "lag": work.lag,
+                "in_flight": work.process.count,
+            }
+            for queue, work in sorted(works.items())
+        ]
+        return {
+            **total,
+            "in_flight": sum(work.process.count for work in works.values()),
+            "in_flight_bytes": sum(work.process.body_bytes for work in works.values()),
+            "lag": sum(work.lag for work in works.values()),
+            "balanced": self.rebalancer.balanced,
+            "rebalances": self.rebalancer.runs,
+            "offsets_moved": self.offsets_moved,
+            "listener_faults": self.consumption.listener_faults,
+            "held_back": {pressure.value: count for pressure, count in self.parts.flow.held_back.items()},
+            "queues": queues,
+        }

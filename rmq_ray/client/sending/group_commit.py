@@ -1,0 +1,311 @@
+"""Threads that ask at once share frames: one of a crowd that finds enough frames out joins a group, which leaves when a frame was answered.
+
+    few threads   alone: one item, one frame each, written by the calling thread
+    a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again:
+                  who makes the open group half of all threads here, or is the last one to wake, ships it
+
+One thread's request is one round trip, as ever; the more threads, the more items a frame. With many threads two frames take turns: one is at the broker
+while the threads of the other wake and gather; while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a place,
+however long threads take. Decides who goes alone, who joins, who wakes whom and when a group leaves. Does not decide what an item is or how a group
+travels: ``combining`` (messages), ``half_sending``, ``ending``.
+
+    seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
+
+One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each. Threads of a crowd
+sleep on one core, one awake, while that is faster (``remoting.home_core``, ``trials``).
+
+Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose end ships the group; a seat's lock is released by
+whoever made it AWAKE, once; each frame out belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its turn) goes on
+within half a second: who is READY for longer takes its turn by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rmq_ray.client.sending.trials import Trials
+from rmq_ray.clock import Clock
+from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
+
+FRAMES_ALONE_MAX = 2
+"""Frames of a key out before threads share, and while they do: the next frame is on its way while one is answered."""
+FRAMES_IDLE_MAX = 4
+"""Frames out while no thread here is awake: the broker takes longer than they do (it syncs each frame) and would wait for them afterwards."""
+AWAKE_MAX = 2
+"""Threads on their way out at once: while one has the interpreter lock, the next one's core wakes."""
+CROWD_MIN = 6
+"""Threads here from which on they share, and wake on one core: a group of one or two costs more than as many frames of their own."""
+SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
+WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
+
+Item = TypeVar("Item")
+
+
+class Turn(Enum):
+    """Where a thread in a group stands; see the drawing."""
+
+    WAITING = 1
+    READY = 2
+    AWAKE = 3
+
+
+WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
+
+
+class Seat:
+    """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
+
+    __slots__ = ("lock", "sleeper", "taken", "turn")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.sleeper = Sleeper()
+        self.turn = WAITING
+        self.taken = False
+
+
+class Group(Generic[Item]):
+    """Items of several threads that will be one frame. Guarded by the sharing's lock until it leaves."""
+
+    __slots__ = ("bytes", "clock", "core", "done", "items", "key", "seats", "sharing")
+
+    def __init__(self, key: Any, clock: Clock) -> None:
+        self.key = key
+        self.clock = clock
+        self.core: int | None = None
+        """Where its threads wake; None = wherever the kernel wakes them."""
+        self.done = False
+        self.items: list[Item] = []
+        self.seats: list[Seat | None] = []
+        """Of the threads, in the order in which they wake; None for one that does not wait any more."""
+        self.bytes = 0
+        self.sharing: Sharing[Any, Any] | None = None
+
+    def ended(self) -> None:
+        """The frame is answered or given up, and what it came to is written down: its threads stand in line."""
+        self.done = True
+        if self.sharing is not None:
+            self.sharing.line_up(self)
+
+
+G = TypeVar("G", bound=Group[Any])
+
+
+class _Mine(threading.local):
+    seat: Seat | None = None
+
+
+class Sharing(ABC, Generic[Item, G]):
+    """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group."""
+
+    alone_max: ClassVar[int] = FRAMES_ALONE_MAX
+    idle_max: ClassVar[int] = FRAMES_IDLE_MAX
+    crowd_min: ClassVar[int] = CROWD_MIN
+
+    def __init__(self, clock: Clock, items_max: int, bytes_max: int) -> None:
+        self._clock = clock
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._mine = _Mine()
+        self._out: dict[Any, int] = {}
+        self._inside: dict[Any, int] = {}
+        self._open: dict[Any, G] = {}
+        self._ready: deque[Seat] = deque()
+        self._awake_max = AWAKE_MAX
+        self._awake = 0
+        """Threads that are AWAKE: each will look at the line."""
+        self._freed_ms = 0.0
+        self._trials = Trials(HOME)
+
+    @abstractmethod
+    def _ship(self, group: G) -> None:
+        """Send the group off without waiting; ``group.ended`` is called once, when it is answered or given up."""
+
+    def join(self, key: Any, item: Item, size: int, make: Callable[[], G]) -> tuple[G, int] | None:
+        """A place in a group of ``key``; None = go alone, and call ``left`` afterwards whatever happens. ``make``: a new group."""
+        with self._lock:
+            out = self._out.get(key, 0)
+            group = self._open.get(key)
+            self._inside[key] = self._inside.get(key, 0) + 1
+            full = group is not None and (group.bytes + size > self._bytes_max or len(group.items) >= self._items_max)
+            few = out < self.alone_max or self._inside[key] < self.crowd_min
+            if full or (group is None and few and not self._awake):
+                self._out[key] = out + 1
+                return None
+            if group is None:
+                group = self._open[key] = make()
+                group.sharing = self
+                if self._inside[key] >= CROWD_MIN:
+                    group.core = self._home()
+            index = len(group.items)
+            group.items.append(item)
+            group.seats.append(self._own_seat())
+            group.bytes += size
+            idle = not self._awake and not self._ready and 3 * len(group.items) >= self._inside[key]
+            due = self._due(key, self.idle_max if idle else self.alone_max)
+        if due is not None:
+            self._ship(due)
+        return group, index
+
+    def left(self, key: Any) -> None:
+        """A frame of ``key`` that went alone is answered: the open group takes its place, if there is one."""
+        with self._lock:
+            self._count_down(self._inside, key)
+            self._free(key)
+            due = self._due(key, self.alone_max)
+        if due is not None:
+            self._ship(due)
+
+    def leave_behind(self, group: G) -> None:
+        """An open group that has waited too long to be joined leaves now, though many frames are out."""
+        with self._lock:
+            found = self._open.get(group.key) is group
+            if found:
+                self._take_out(group.key)
+        if found:
+            self._ship(group)
+
+    def sleep(self, group: G, index: int, patience_ms: float) -> bool:
+        """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
+        deadline = self._clock.monotonic_ms() + patience_ms
+        due: list[G] = []
+        ended = False
+        seat = group.seats[index]
+        assert seat is not None
+        while not ended:  # ends: at the deadline
+            try:
+                ended = on_core(group.core, seat.sleeper, lambda: self._sleep(group, index, deadline, due))
+            finally:
+                while due:
+                    self._ship(due.pop())  # with the thread's own affinity: a connection that is made here has threads, which inherit it
+        return group.done
+
+    def line_up(self, group: G) -> None:
+        """Of a group that ended: its threads wake after those who are in line."""
+        with self._lock:
+            self._free(group.key)
+            self._trials.count(len(group.items))
+            self._awake_max = AWAKE_MAX if group.core is None else 1  # there is no other core to be woken early
+            for seat in group.seats:
+                if seat is not None:
+                    seat.turn = READY
+                    self._ready.append(seat)
+            woken = [seat for seat in (self._next_in_line(), self._next_in_line()) if seat is not None]
+        for seat in woken:
+            seat.lock.release()
+
+    # --- a thread that waits ---------------------------------------------------------------------------------------------
+
+    def _sleep(self, group: G, index: int, deadline: float, due: list[G]) -> bool:
+        """True: this thread waits no more. False: it does, once the caller has sent off what is ``due``."""
+        seat = group.seats[index]
+        assert seat is not None
+        woken = False
+        try:
+            while (left := deadline - self._clock.monotonic_ms()) > 0:
+                woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
+                if woken or self._look_around(group, seat, due):
+                    break
+                if due:
+                    return False
+            return True
+        finally:
+            if not due:
+                self._go(group, index, seat, woken, due)
+
+    def _go(self, group: G, index: int, seat: Seat, woken: bool, due: list[G]) -> None:
+        """This thread waits no more: the next in line wakes; a group that is to leave is ``due``."""
+        follower: Seat | None = None
+        with self._lock:
+            self._count_down(self._inside, group.key)
+            seat.taken = False
+            if seat.turn is AWAKE:
+                self._awake = max(0, self._awake - 1)  # who looked around may have counted anew
+                follower = self._next_in_line()
+            elif seat.turn is READY:
+                self._ready.remove(seat)
+            else:
+                group.seats[index] = None
+            if not woken:
+                self._mine.seat = None  # its lock may still be released for this turn
+            leaves = self._due(group.key, self.alone_max)
+            if leaves is not None:
+                due.append(leaves)
+        if follower is not None:
+            follower.lock.release()
+
+    def _look_around(self, group: G, seat: Seat, due: list[G]) -> bool:
+        """Nobody woke this thread for long. True when its frame has ended all the same; else an open group that nothing will ship is ``due``: whoever
+        should have sent it off (an interrupted thread) is counted out.
+        """
+        key = group.key
+        with self._lock:
+            if seat.turn is READY:  # whoever should have woken it is gone
+                self._ready.remove(seat)
+                seat.turn = AWAKE
+                self._awake = 1
+            if group.done or self._open.get(key) is not group:
+                return group.done
+            del self._open[key]
+            self._out[key], self._inside[key] = 1, len(group.items)
+            due.append(group)
+        return False
+
+    def _own_seat(self) -> Seat:
+        seat = self._mine.seat
+        if seat is None or seat.taken:  # taken: a finalizer or signal handler asks inside this thread's wait
+            seat = Seat()
+            if self._mine.seat is None:
+                self._mine.seat = seat
+        seat.taken, seat.turn = True, WAITING
+        return seat
+
+    # --- under the lock --------------------------------------------------------------------------------------------------
+
+    def _due(self, key: Any, out_max: int) -> G | None:
+        """The open group if it is to leave now; it counts as out then."""
+        group = self._open.get(key)
+        if group is None or self._out.get(key, 0) >= out_max:
+            return None
+        gathering = self._awake > 0 and 2 * len(group.items) < self._inside.get(key, 0)
+        if gathering and self._clock.monotonic_ms() - self._freed_ms < SHIP_WITHIN_MS:
+            return None
+        self._take_out(key)
+        return group
+
+    def _take_out(self, key: Any) -> None:
+        del self._open[key]
+        self._out[key] = self._out.get(key, 0) + 1
+
+    def _home(self) -> int | None:
+        """Where a crowd's threads wake now."""
+        now_ms = self._clock.monotonic_ms()
+        return HOME.of_crowd(now_ms) if self._trials.at_home(now_ms) else None
+
+    def _free(self, key: Any) -> None:
+        self._count_down(self._out, key)
+        self._freed_ms = self._clock.monotonic_ms()
+
+    def _next_in_line(self) -> Seat | None:
+        """Who wakes now; None when nobody is to."""
+        if not self._ready or self._awake >= self._awake_max:
+            return None
+        seat = self._ready.popleft()
+        seat.turn = AWAKE
+        self._awake += 1
+        return seat
+
+    @staticmethod
+    def _count_down(counts: dict[Any, int], key: Any) -> None:
+        left = counts.get(key, 0) - 1
+        if left > 0:
+            counts[key] = left
+        else:
+            counts.pop(key, None)

@@ -1,0 +1,4 @@
+"""Positions and splits of bulk reads.
+
+Open first: ``scan_positions.py``.
+"""

@@ -1,0 +1,362 @@
+"""Ext fields of requests and responses as values (remoting 3-7).
+
+Every class is made of its fields' wire names and types; ``from_fields`` parses what came, ``to_fields`` writes what goes.
+All values are text on the wire. A required field that is missing or cannot be parsed raises ``HeaderInvalid`` with its name
+(Apache RocketMQ answers an exception's text there; a clear remark is all a client can use).
+"""
+
+from __future__ import annotations
+
+from rmq_ray.model.ids import FrameId
+from rmq_ray.remoting.wire.header import Fields, Header, HeaderInvalid, Int32, header
+
+__all__ = ["HeaderInvalid"]
+
+
+@header(default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame")
+class SendHeader(Header):
+    """SEND_MESSAGE 10, long names. ``from_v2`` and ``to_v2`` use the letters of 310 and 320.
+
+    ``frame_id``: ours, makes a retry of a single message recognisable; travels as ``rmqFrame``, producer id and sequence in hex.
+    """
+
+    producer_group: str
+    topic: str
+    queue_id: Int32
+    sys_flag: Int32
+    born_ms: int
+    flag: Int32
+    default_topic: str = "TBW102"
+    default_topic_queues: Int32 = 4
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+    broker_name: str | None = None
+    frame_id: FrameId | None = None
+
+    @classmethod
+    def from_v2(cls, found: Fields) -> SendHeader:
+        """From the letters a..m."""
+        source = found or {}
+        return cls.from_fields({long: source[letter] for letter, long in _LETTERS.items() if letter in source})
+
+    def to_v2(self) -> dict[str, str]:
+        """As the letters a..n."""
+        long = self.to_fields()
+        return {letter: long[name] for letter, name in _LETTERS.items() if name in long}
+
+
+_LETTERS = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+    "n": "bname",
+    "rmqFrame": "rmqFrame",
+}
+
+
+@header(message_id="msgId")
+class SendAnswer(Header):
+    """Answer to a send: the offset id, the queue and its offset."""
+
+    message_id: str
+    queue_id: Int32
+    queue_offset: int
+    transaction_id: str | None = None
+
+
+@header(max_count="maxMsgNums", suspend_ms="suspendTimeoutMillis")
+class PullHeader(Header):
+    """PULL_MESSAGE 11 (remoting 7)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: int
+    max_count: Int32
+    sys_flag: Int32
+    commit_offset: int
+    suspend_ms: int
+    sub_version: int
+    subscription: str | None = None
+    expression_type: str | None = None
+
+
+@header(suggested_broker="suggestWhichBrokerId", next_offset="nextBeginOffset")
+class PullAnswer(Header):
+    """The four fields that are always there when the store was asked."""
+
+    suggested_broker: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+@header()
+class QueueHeader(Header):
+    """30, 31, 32: a queue of a topic."""
+
+    topic: str
+    queue_id: Int32
+
+
+@header(timestamp_ms="timestamp")
+class SearchOffsetHeader(Header):
+    """SEARCH_OFFSET_BY_TIMESTAMP 29."""
+
+    topic: str
+    queue_id: Int32
+    timestamp_ms: int
+
+
+@header()
+class QueryOffsetHeader(Header):
+    """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that was committed is one; brokers of 4.9 do not know it."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+
+
+@header(lock_epoch="rmqLockEpoch", client_id="rmqClient")
+class UpdateOffsetHeader(Header):
+    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was consumed in order. ``client_id`` (ours):
+    a consumer says so, whatever this connection has told before; tools leave it out.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: int
+    lock_epoch: int | None = None
+    client_id: str | None = None
+
+
+@header()
+class OffsetAnswer(Header):
+    """Answer of 14, 29, 30, 31."""
+
+    offset: int
+
+
+@header(timestamp_ms="timestamp")
+class TimestampAnswer(Header):
+    """Answer of 32; -1 = nothing stored."""
+
+    timestamp_ms: int
+
+
+@header()
+class ViewMessageHeader(Header):
+    """VIEW_MESSAGE_BY_ID 33: a physical offset."""
+
+    offset: int
+
+
+@header(max_count="maxNum", begin_ms="beginTimestamp", end_ms="endTimestamp", unique_key="_UNIQUE_KEY_QUERY")
+class QueryMessageHeader(Header):
+    """QUERY_MESSAGE 12."""
+
+    topic: str
+    key: str
+    max_count: Int32
+    begin_ms: int
+    end_ms: int
+    unique_key: bool | None = None
+
+
+@header(updated_ms="indexLastUpdateTimestamp", updated_offset="indexLastUpdatePhyoffset")
+class QueryMessageAnswer(Header):
+    """How far the index is."""
+
+    updated_ms: int
+    updated_offset: int
+
+
+@header(client_id="clientID")
+class UnregisterClientHeader(Header):
+    """UNREGISTER_CLIENT 35: one of the groups."""
+
+    client_id: str
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+@header(origin_message_id="originMsgId")
+class SendBackHeader(Header):
+    """CONSUMER_SEND_MSG_BACK 36. ``delay_level``: 0 = the broker decides, -1 = dead letter."""
+
+    offset: int
+    group: str
+    delay_level: Int32
+    origin_message_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+@header(state_table_offset="tranStateTableOffset", message_id="msgId")
+class EndTransactionHeader(Header):
+    """END_TRANSACTION 37. ``commit_or_rollback``: 8 commit, 12 rollback, 0 unknown."""
+
+    producer_group: str
+    state_table_offset: int
+    commit_log_offset: int
+    commit_or_rollback: Int32
+    message_id: str
+    from_transaction_check: bool | None = None
+    transaction_id: str | None = None
+
+
+@header(state_table_offset="tranStateTableOffset", message_id="msgId", offset_message_id="offsetMsgId")
+class CheckTransactionHeader(Header):
+    """CHECK_TRANSACTION_STATE 39, broker to producer: offsets of the half that END_TRANSACTION must name."""
+
+    state_table_offset: int
+    commit_log_offset: int
+    message_id: str | None = None
+    transaction_id: str | None = None
+    offset_message_id: str | None = None
+
+
+@header()
+class RecallHeader(Header):
+    """RECALL_MESSAGE 370."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+@header()
+class ConsumerGroupHeader(Header):
+    """38, 40, 203: a consumer group."""
+
+    consumer_group: str
+
+
+@header()
+class ProducerGroupHeader(Header):
+    """204: a producer group."""
+
+    producer_group: str
+
+
+@header(read_queues="readQueueNums", write_queues="writeQueueNums", permission="perm", filter_type="topicFilterType", sys_flag="topicSysFlag")
+class CreateTopicHeader(Header):
+    """UPDATE_AND_CREATE_TOPIC 17."""
+
+    topic: str
+    default_topic: str
+    read_queues: Int32
+    write_queues: Int32
+    permission: Int32
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: Int32 | None = None
+    order: bool = False
+
+
+@header()
+class TopicHeader(Header):
+    """202, 215, 216, 300: a topic, and where it matters a cluster."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+@header()
+class DeleteGroupHeader(Header):
+    """DELETE_SUBSCRIPTIONGROUP 207."""
+
+    group_name: str
+    remove_offset: bool | None = None
+
+
+@header()
+class ConsumeStatsHeader(Header):
+    """GET_CONSUME_STATS 208; without a topic: all that the group consumes."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+@header()
+class ConsumeQueueHeader(Header):
+    """QUERY_CONSUME_QUEUE 321."""
+
+    topic: str
+    queue_id: Int32
+    index: int
+    count: Int32
+    consumer_group: str | None = None
+
+
+@header()
+class RouteHeader(Header):
+    """GET_ROUTEINFO_BY_TOPIC 105."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+@header(ha_address="haServerAddr", body_crc="bodyCrc32", broker_address="brokerAddr")
+class RegisterBrokerHeader(Header):
+    """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not checked. ``master_epoch``: our own field, of a master
+    that a controller elected.
+    """
+
+    broker_name: str
+    broker_address: str
+    cluster_name: str
+    ha_address: str
+    broker_id: int
+    compressed: bool = False
+    body_crc: int | None = None
+    master_epoch: int | None = None
+
+
+@header(master_address="masterAddr", ha_address="haServerAddr")
+class RegisterBrokerAnswer(Header):
+    """Only slaves are told their master."""
+
+    master_address: str | None = None
+    ha_address: str | None = None
+
+
+@header(broker_address="brokerAddr")
+class BrokerHeader(Header):
+    """104 and 322: one broker."""
+
+    broker_name: str
+    broker_address: str
+    cluster_name: str
+    broker_id: int
+
+
+@header()
+class BrokerNameHeader(Header):
+    """205 and 327."""
+
+    broker_name: str
+
+
+@header()
+class KeyValueHeader(Header):
+    """100, 101, 102, 219: the name server's own table."""
+
+    namespace: str
+    key: str | None = None
+    value: str | None = None

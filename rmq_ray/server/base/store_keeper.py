@@ -1,0 +1,201 @@
+"""The life of a broker's store: opened and recovered beside the loop, served from, given up at the first failed write, opened again.
+
+    STARTING ──open, recover──> SERVING ──write or fsync failed──> FAILED ──re-read──> SERVING
+        │                                                            │
+        └──in use, disk failed: again after a pause                  └──disk still bad: again after a pause
+        └──missing, foreign, corrupt, unwritable──> BROKEN           any ──stop──> CLOSED
+
+Decides: whether there is a store to serve from, and what callers are told when there is none. Does not decide how recovery works
+(``store.recovery.recovery``) or what becomes of waiting sends (the broker's ``on_lost``).
+
+Invariants: ``store`` is None unless SERVING; a store that failed is never written again, only a freshly recovered one is; the thread
+that recovers touches nothing of the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed, StoreFull, StoreInUse, StoreNotReady, StoreUnreadable
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.store.front.message_store import MessageStore, StoreState
+
+log = logging.getLogger("rmq_ray.server")
+RETRY_MS = 2_000  # between attempts to open a store that may come back by itself
+TRANSIENT = (StoreInUse, StoreFailed, StoreFull)
+IN_USE_TRIES = 2  # of a first start: somebody else has the store; a restarted broker waits on, its predecessor is going away
+
+
+class KeeperState(Enum):
+    """See the drawing above."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+class StoreKeeper:
+    """One store. ``make`` builds it unopened, ``prepare`` reads what else the broker needs of the directory; both run in a thread.
+
+    ``on_serving(store)`` and ``on_lost()`` run in the loop, just before and after it serves.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], MessageStore],
+        prepare: Callable[[], None],
+        offload: Offload,
+        on_serving: Callable[[MessageStore], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._make = make
+        self._prepare = prepare
+        self._offload = offload
+        self._on_serving = on_serving
+        self._on_lost = on_lost
+        self._on_durable: Callable[[], None] = lambda: None
+        self._on_broken: Callable[[RmqError], None] = lambda error: None
+        self._busy = False
+        self._refused = 0
+        self._failed_store: MessageStore | None = None
+        self._create = False
+        self._identity: str | None = None
+        self._retry_at_ms = 0.0
+        self._durable_posted = False
+        self.store: MessageStore | None = None
+        self.state = KeeperState.STARTING
+        self.error: RmqError | None = None
+        self.reopened = 0
+        self.reopens = True
+        """Whether a store that failed is opened again here; a deposed master's is not."""
+        self.covered: Callable[[int], int] = lambda log_offset: log_offset
+        """How much of the log, below what is on disk, may stand behind a progress that is saved: what the next master has, too."""
+        self.last_recovery: Any = None
+
+    def start(self, create: bool, identity: str | None, on_durable: Callable[[], None], on_broken: Callable[[RmqError], None]) -> None:
+        """Begin to open. In the loop: ``on_durable()`` after the log became durable further on, ``on_broken(error)`` when it is given up."""
+        self._create, self._identity, self._on_durable, self._on_broken = create, identity, on_durable, on_broken
+        self._open()
+
+    def tick(self, now_ms: float) -> None:
+        """Try again where the cause may have gone; ``now_ms`` is monotonic."""
+        if self.state in (KeeperState.STARTING, KeeperState.FAILED) and not self._busy and (self.reopens or self.state is KeeperState.STARTING):
+            if self._retry_at_ms == 0.0:
+                self._retry_at_ms = now_ms + RETRY_MS
+            elif now_ms >= self._retry_at_ms:
+                self._retry_at_ms = 0.0
+                self._open()
+
+    def check(self, error: Exception) -> None:
+        """Told of every error that a request met: the one that means a failed log ends the serving. A bad sector does not: whoever reads it
+        would stop the broker for everybody, again and again.
+        """
+        if isinstance(error, StoreFailed) and not isinstance(error, StoreUnreadable):
+            self.failed(error)
+
+    def failed(self, error: RmqError) -> None:
+        """A write or fsync of the serving store failed: stop serving, read the disk again. Callable more than once."""
+        store = self.store
+        if store is None:
+            return
+        log.error("the log failed, nothing is acknowledged until it was read again: %s", error)
+        self._failed_store = store
+        self.store, self.state, self.error = None, KeeperState.FAILED, error
+        self._on_lost()
+        if self.reopens:
+            self._open()
+
+    def close(self) -> MessageStore | None:
+        """Stop serving for good; the store, to be shut down by the caller in a thread. None while a thread opens it: it is shut down
+        when that thread has ended, so that nobody writes without the lock.
+        """
+        store, self.store, self.state = self.store or self._failed_store, None, KeeperState.CLOSED
+        return None if self._busy else store
+
+    def refusal(self) -> RmqError:
+        """What a request that needs the store is told now."""
+        if self.state is KeeperState.BROKEN and self.error is not None:
+            return self.error
+        if self.state is KeeperState.FAILED:
+            return StoreNotReady(f"the log failed and is read again: {self.error}; send again")
+        if self.state is KeeperState.CLOSED:
+            return StoreNotReady("the broker is stopping; send again")
+        waiting = f" ({self.error})" if self.error is not None else ""
+        return StoreNotReady(f"the broker still reads its disk{waiting}; send again")
+
+    def _open(self) -> None:
+        if self.state is KeeperState.CLOSED:
+            return
+        self._busy = True
+        try:
+            self._offload.submit(self._opened_store, self._opened)
+        except BrokerBusy as error:
+            self._busy, self.error = False, error  # the next tick tries again
+
+    def _opened_store(self) -> MessageStore:
+        """In a thread: a recovered store, or its error."""
+        if self._failed_store is not None:
+            self.last_recovery = self._failed_store.reopen()
+            self._prepare()
+            return self._failed_store
+        store = self._make()
+        store.open(self._create, self._identity)
+        try:
+            self.last_recovery = store.recover()
+            self._prepare()
+            return store
+        except RmqError:
+            store.shutdown()
+            raise
+
+    def _opened(self, store: MessageStore | Exception) -> None:
+        self._busy = False
+        if self.state is KeeperState.CLOSED:
+            left = self._failed_store if isinstance(store, Exception) else store
+            if left is not None:
+                left.shutdown()
+            return
+        if isinstance(store, RmqError):
+            self._not_opened(store)
+            return
+        if isinstance(store, Exception):
+            raise store
+        if self._failed_store is None:
+            store.start(self._durable_from_thread)
+        else:
+            self._failed_store = None
+            self.reopened += 1
+        self._on_serving(store)
+        self.store, self.state, self.error = store, KeeperState.SERVING, None
+
+    def _not_opened(self, error: RmqError) -> None:
+        self.error = error
+        self._retry_at_ms = 0.0
+        self._refused += 1
+        given_up = isinstance(error, StoreInUse) and self._create and self._refused >= IN_USE_TRIES
+        if isinstance(error, TRANSIENT) and not given_up:
+            log.warning("the store cannot be opened yet: %s", error)
+        else:
+            log.error("the store cannot be opened: %s", error)
+            self.state = KeeperState.BROKEN
+            self._on_broken(error)
+
+    def _durable_from_thread(self, _log_offset: int) -> None:
+        """From the flush thread: one notice in the loop stands for all that come before it runs."""
+        if not self._durable_posted:
+            self._durable_posted = True
+            self._offload.post(self._durable_in_loop)
+
+    def _durable_in_loop(self) -> None:
+        self._durable_posted = False
+        store = self.store
+        if store is None:
+            return
+        self._on_durable()
+        if store.state is StoreState.FAILED:
+            self.failed(StoreFailed("a write or fsync of the log failed"))

@@ -1,0 +1,359 @@
+"""A broker without sockets and threads of its own: its parts, which handler serves which code, what happens when time passes.
+
+Decides: how errors become answers, what is served in which state of the store, how often periodic work runs. Does not decide anything
+about messages: handlers, rules and the store do. ``Broker`` gives it a port and a loop; tests drive it directly.
+
+Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never raises an ``RmqError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreFailed, StoreNotReady
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.delay import DelayLevels
+from rmq_ray.remoting.wire.codes import RequestCode as Code
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from rmq_ray.server.send.acknowledgements import Acknowledgements
+from rmq_ray.server.broker.broker_handlers import make_handlers
+from rmq_ray.server.broker.broker_roles import answer_wait_ms, at_master
+from rmq_ray.server.broker.broker_status import broker_status
+from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.delay.delay_service import DelayService
+from rmq_ray.server.broker.drain import Drain
+from rmq_ray.server.groups.group_handlers import GroupHandlers
+from rmq_ray.server.pull.hold_link import Hold, OnWake
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.groups.lock_handlers import LockHandlers
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.send.message_writer import MessageWriter
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.pop.pop_service import PopService
+from rmq_ray.server.pull.pull_handlers import PullHandlers
+from rmq_ray.server.base.put_rate import PutRate
+from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership_gate import ReignGate
+from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.send.send_hooks import hooked
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
+from rmq_ray.server.base.timers import Timers
+from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
+from rmq_ray.server.transaction.transaction_service import Transactions
+from rmq_ray.server.broker.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
+from rmq_ray.files import FileSystem
+from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.front.message_store import MessageStore
+
+log = logging.getLogger("rmq_ray.server")
+TICK_MS = 50
+CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
+FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
+ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
+Handler = Callable[[Command, Peer], Command | None]
+
+
+class BrokerCore:
+    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held.
+
+    ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files). ``reads``: threads for what clients ask, so
+    that many scans hold up neither tables nor recovery; None = the same. ``reign``, ``epoch``: under a controller, and of which epoch it is master
+    (None = a follower).
+    """
+
+    pulls: PullHandlers
+    pops: PopService
+    group_handlers: GroupHandlers
+    lock_handlers: LockHandlers
+
+    def __init__(  # noqa: PLR0913 - what a broker is made of
+        self, config: BrokerConfig, identity: Identity, store_host: tuple[str, int], clock: Clock, offload: Offload, make_hold: Callable[[OnWake], Hold],
+        files: FileSystem | None = None, reads: Offload | None = None, reign: Reign | None = None, epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.identity = identity
+        self.clock = clock
+        self.offload = offload
+        self.reads = reads or offload
+        self.counters = Counters()
+        self.rate = PutRate(self.counters)
+        self.levels = DelayLevels.parse(config.delay_levels)
+        self._store_host = store_host
+        self._files = files or FileSystem()
+        self.tables = BrokerTables(config, identity, clock, self._files, offload)
+        self.drain = Drain(identity, self.tables.topics)
+        self.members = Membership(identity.name, clock, config.queue_lock_ms)
+        self._found: LoadedTables | None = None
+        self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
+        self.upkeep = Upkeep(self.keeper, identity, self.tables.offsets, clock, offload)
+        self.replication = Replication(
+            config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved,
+            reign, epoch,
+        )  # fmt: skip
+        self.replication.versions = self.tables.versions
+        self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
+        self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
+        self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
+        self.timed = TimerService(config, self.keeper, self.writer, self.tables.topics, self.counters, self._files, offload)
+        asker = TransactionAsker(self.members, store_host)
+        self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
+        self.timers = Timers(clock.monotonic_ms())
+        self._more_delays = self._more_checks = False
+        self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
+        self._started: list[Callable[[RmqError | None], None]] = []
+        self.gate = ReignGate(reign, epoch, identity, self.keeper, self.replication, config) if reign is not None else None
+        self.keeper.reopens, self.keeper.covered = reign is None or epoch is None, self.replication.covered
+        self._handlers = at_master(hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks), identity)
+        self._set_timers()
+
+    # --- requests ---
+
+    def handle(self, command: Command, peer: Peer) -> Command | None:
+        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never (oneway)."""
+        handler = self._handlers.get(command.code)
+        try:
+            if handler is None:
+                return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
+            if not self.tables.loaded and command.code not in ANY_STATE:
+                raise self.keeper.refusal()
+            if self.gate is not None:
+                self.gate.check(command.code)
+            answer = handler(command, peer)
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        return None if command.flag & FLAG_ONEWAY else answer
+
+    def serve(self, command: Command, peer: Peer) -> None:
+        """Serve a request that had to wait; its answer is sent."""
+        self.answer(command, peer, lambda: self._handlers[command.code](command, peer))
+
+    def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
+        """Send what ``run`` returns, or the refusal it raises."""
+        try:
+            answer = run()
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        if answer is not None and not command.flag & FLAG_ONEWAY:
+            peer.send(answer)
+
+    def answer_from(self, command: Command, peer: Peer, read: Callable[[], Any], build: Callable[[Any], Command | None]) -> None:
+        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop. Raises ``BrokerBusy`` when too much waits."""
+
+        def run(outcome: Any) -> Command | None:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return build(outcome)
+
+        self.reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
+
+    def closed(self, peer: Peer) -> None:
+        """A connection ended."""
+        self.pops.closed(peer)
+        self.pulls.closed(peer)
+        self.group_handlers.closed(peer)
+        self.replication.closed(peer)
+
+    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
+        """The answer that names the error. No answer to a message that may be stored: every code stands for a definite refusal, a closed
+        connection for neither, so that producers send the frame again, which is recognised when the disk was read.
+        """
+        if isinstance(error, AppendUnknown):
+            self.keeper.check(error)
+            peer.close(error.message)
+            return None
+        if isinstance(error, Refused):
+            return command.answer(error.response_code, remark=error.message)
+        if isinstance(error, StoreNotReady) and peer.trusted:
+            return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
+        self.keeper.check(error)
+        if error.code == ResponseCode.SYSTEM_BUSY:
+            self.counters.refused_busy += 1
+        code = error.code if error.code < CLIENT_SIDE_CODES else int(ResponseCode.SYSTEM_ERROR)
+        return command.answer(code, remark=error.message)
+
+    # --- life ---
+
+    def open(self, create: bool, identity: str | None, started: Callable[[RmqError | None], None]) -> None:
+        """Begin to open and recover the store; ``started(None)`` once it serves, ``started(error)`` if it never will."""
+        self._started.append(started)
+        self.keeper.start(create, identity, self._durable, self._give_up)
+
+    def tick(self) -> None:
+        """Time has passed: run what is due."""
+        self.timers.run_due(self.clock.monotonic_ms())
+
+    def close(self) -> Callable[[], None]:
+        """Serve nothing any more. The returned work, to be run in a thread, flushes and closes the store and writes all tables.
+
+        It raises the store's error when the log could not be flushed.
+        """
+        delays = self.delays.offsets()
+        store = self.keeper.close()
+        self._give_up(self.keeper.refusal())  # who waits for its start
+        self.pops.close()
+        self.lock_handlers.close()
+
+        def finish() -> None:
+            saved = delays
+            try:
+                if store is not None:
+                    if not store.shutdown():
+                        raise StoreFailed("the log could not be flushed at the stop: what waits for its acknowledgement may be lost with this host")
+                    if self.gate is None:
+                        saved = self.delays.settled()
+                        self.timed.settle()
+                    else:  # whoever is master next has less than this log, perhaps
+                        self.timed.keep()
+            finally:
+                for error in self.tables.save_all(saved):
+                    log.error("a table was not saved at the stop: %s", error)
+
+        return finish
+
+    def forget_handed_out(self) -> None:
+        """Of a follower, before it follows: locks and popped messages of a reign that is over; another master hands them out since."""
+        with contextlib.suppress(BrokerBusy):  # stale ones are told by their epochs, too
+            self.offload.submit(self._remove_handed_out, _removed)
+
+    def _remove_handed_out(self) -> None:
+        for name in ("queue_locks", "pop.journal"):
+            self._files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
+
+    def status(self) -> dict[str, Any]:
+        """States and counts; plain values."""
+        return broker_status(self)
+
+    # --- wiring ---
+
+    def _read_tables(self) -> None:
+        """In a thread; nothing once they were loaded: then memory is newer than the files."""
+        self._found = None if self.tables.loaded else self.tables.read()
+        self.timed.read()
+        self.pops.read()
+
+    def _make_store(self) -> MessageStore:
+        levels = self.levels
+        make = FollowerStore if self.identity.is_slave else MessageStore
+        epoch = None if self.gate is None else self.gate.epoch
+        return make(
+            self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
+            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
+            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None, new_epoch=epoch,
+        )  # fmt: skip
+
+    def _set_timers(self) -> None:
+        every, config = self.timers.every, self.config
+        every(TICK_MS, self._often)
+        every(1_000, self._each_second)
+        every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
+        every(FILTER_PERSIST_MS, self.tables.save_filters, FIRST_PERSIST_MS)
+        every(config.timer_checkpoint_ms, self.timed.save)
+        every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
+        every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
+        every(config.housekeeping_ms, self.lock_handlers.housekeeping)
+        every(CLEAN_MS, self.upkeep.clean, FIRST_CLEAN_MS)
+
+    def _often(self) -> None:
+        store = self.keeper.store
+        self.acks.expire(self.clock.monotonic_ms(), 0 if store is None else store.durable_offset)
+        self.pulls.parked.tick(self.clock.now_ms())
+        self.replication.tick()
+        if self.identity.is_slave:  # everything below writes
+            return
+        self.pops.tick()
+        if not self._more_delays:
+            self._deliver()
+        if not self._more_checks:
+            self._check_halves()
+
+    def _each_second(self) -> None:
+        self.rate.sample()
+        self._durable()  # what could not become visible for want of room
+        self.keeper.tick(self.clock.monotonic_ms())
+        if not self.identity.is_slave:
+            self.pops.each_second()
+
+    def _deliver(self) -> None:
+        """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
+        now_ms = self.clock.now_ms()
+        self._more_delays = self.delays.tick(now_ms) | self.timed.tick(now_ms)
+        if self._more_delays:
+            self.offload.post(self._deliver)
+
+    def _check_halves(self) -> None:
+        self._more_checks = self.transactions.tick(self.clock.now_ms())
+        if self._more_checks:
+            self.offload.post(self._check_halves)
+
+    def _save_offsets(self) -> None:
+        if not self.identity.is_slave:
+            self.transactions.save()
+        self.tables.save_offsets()
+
+    # --- the store's events ---
+
+    def _serving(self, store: MessageStore) -> None:
+        """The store is recovered and about to serve."""
+        if self._found is not None:
+            self.lock_handlers.load(self._found.locks, 0 if self.gate is None else self.gate.epoch or 0)
+        self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
+        self.replication.serving(store)
+        self.upkeep.serving(store)
+        if self.gate is not None:
+            self.gate.serving(store)
+        if not self.identity.is_slave:
+            self._lead(store)
+        started, self._started = self._started, []
+        for call in started:
+            self.offload.post(lambda call=call: call(None))  # type: ignore[misc]
+
+    def _lead(self, store: MessageStore) -> None:
+        """What only a master does with a store."""
+        clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
+        if clamped:
+            log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
+        self.pops.serving(store)
+        self.transactions.load(store)
+        self.timed.load(store)
+        self.offload.post(self.transactions.pay)
+        if self.config.long_polling:
+            store.set_arrival_listener(self.pulls.parked.arrived)
+
+    def _lost(self) -> None:
+        self.replication.lost()
+        if self.gate is not None and self.gate.lost():
+            self.acks.abandon()
+        self.acks.fail_all()
+
+    def _durable(self) -> None:
+        store = self.keeper.store
+        if store is not None:
+            durable = self.replication.settled(store.durable_offset)  # read before the dispatch: what is acknowledged is visible already
+            try:
+                store.dispatch_durable()
+            except RmqError as error:
+                self.keeper.check(error)
+                return
+            self.acks.durable(durable)
+            self.replication.written()
+
+    def _give_up(self, error: RmqError) -> None:
+        started, self._started = self._started, []
+        for call in started:
+            call(error)
+
+
+def _removed(outcome: object) -> None:
+    if isinstance(outcome, RmqError):
+        log.warning("what another master has handed out since is still noted here: %s", outcome)
+    elif isinstance(outcome, Exception):
+        raise outcome

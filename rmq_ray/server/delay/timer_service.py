@@ -1,0 +1,383 @@
+"""Delivers messages at their exact times, and takes back those that are recalled (store-format 14; features 17, 18).
+
+    send ──> rmq_sys_wheel_timer/0 ──scan, read──> DueWindow ──due──> real topic
+                      '<── rolled copies                       recalled, rolled: rmq_sys_wheel_timer/1
+
+The timer queue's entries are the index: code = due time. What was delivered is one point: everything up to (due, offset) is.
+
+Decides: when entries are read and scanned, what is delivered in one turn, which progress may be saved. Does not decide due times or forms
+(``protocol.timer``), order (``protocol.due_window``). Runs in the broker's loop; scans run beside it.
+
+Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind the progress: so nothing is written with an earlier due
+time (``MessageWriter.timer_floor_ms``), and nothing is delivered before all that was written earlier can be read. Saved progress never covers a copy that is
+not on disk: a crash repeats what came since, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
+from rmq_ray.model.message import TIMER_CANCELS, SysFlag, decode_properties
+from rmq_ray.model.topics import TIMER_TOPIC
+from rmq_ray.protocol.due_window import Due, DueWindow
+from rmq_ray.protocol.timer import CANCELLED, WAITING, cancelling, release_timed, rolled
+from rmq_ray.server.base.config_saver import ConfigSaver
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.delay.timer_scan import CHUNK_ENTRIES, Scanned, ScanOrder, read_rows, scan
+from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.files import FileSystem
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.codec.record import Record, decode_record
+from rmq_ray.store.tables.timer_file import TimerProgress, timer_file
+
+log = logging.getLogger("rmq_ray.server")
+TURN_MAX = 256  # delivered in one turn of the loop
+RETRY_MS = 100
+CANCELLED_MAX = 1_000_000
+ROLLED_A_TURN = 256
+HOUR_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class _Unsafe:
+    """Progress that may be saved once the log is on disk up to ``end``."""
+
+    progress: tuple[int, int]
+    end: int
+
+
+class TimerService:
+    """Of one broker."""
+
+    def __init__(  # noqa: PLR0913 - its surroundings
+        self, config: BrokerConfig, keeper: StoreKeeper, writer: MessageWriter, topics: TopicTable, counters: Counters, files: FileSystem, offload: Offload
+    ) -> None:
+        self._config = config
+        self._keeper = keeper
+        self._writer = writer
+        self._topics = topics
+        self._counters = counters
+        self._offload = offload
+        self._file = timer_file(files, f"{config.store.path}/rmq_ray/timer.json")
+        self._saver: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", self._snapshot, self._file.save, offload)
+        self._follower: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", lambda: self._found, self._file.save, offload)
+        self._saved: TimerProgress | None = None
+        self._found = TimerProgress()
+        self._gone = 0  # messages that waited and do not any more
+        self._life = 0
+        self._reset(TimerProgress())
+
+    def _reset(self, saved: TimerProgress) -> None:
+        self._life += 1  # what a scan of the life before finds is not looked at
+        self.window = DueWindow(self._config.timer_window_messages)
+        self._progress = self._safe = (saved.due_ms, saved.offset)
+        self._first, self._cancel_from = saved.first, saved.cancel_from
+        self._unsafe: deque[_Unsafe] = deque()
+        self._cancelled: set[int] = set()
+        self._cancel_order: deque[int] = deque()
+        self._owed: deque[int] = deque()
+        self._old: deque[tuple[int, int]] = deque()
+        self._read = 0
+        self._mark = (0, 0)  # (end of the log, time) of a moment; until all before it can be read nothing behind it is delivered
+        self._cap_ms = saved.due_ms
+        self._wait_until_ms = 0
+        self._scanning = self._failing = False
+        self._waiting = 0  # of those read
+
+    # --- life ----------------------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """In a thread, before ``load``: the file. Raises ``StoreCorrupt``."""
+        if self._saved is None:
+            self._found = self._file.load() or TimerProgress()
+
+    def load(self, store: MessageStore) -> None:
+        """The store was recovered: go on where the file, or what this process knows, says."""
+        if self._saved is None:
+            self._saved = self._found
+            self._reset(self._saved)
+        else:
+            self._advance(store.end_offset)
+            self._reset(self._snapshot())
+        low, high = store.bounds(TIMER_TOPIC, WAITING)
+        self._first = min(max(self._first, low), high)
+        self._read = high
+        low, high = store.bounds(TIMER_TOPIC, CANCELLED)
+        at = self._cancel_from = min(max(self._cancel_from, low), high)
+        while at < high:
+            codes = store.entries(TIMER_TOPIC, CANCELLED, at, CHUNK_ENTRIES)["code"].tolist()
+            if not codes:
+                break
+            self._cancelled.update(codes)
+            self._cancel_order.extend(codes)
+            at += len(codes)
+        self._writer.timer_floor_ms = self._cap_ms
+        self._mend(store)
+
+    def save(self) -> None:
+        """Write the progress if it changed, as far as its copies are on disk."""
+        store = self._keeper.store
+        if store is None or self._saved is None:
+            return
+        self._advance(self._keeper.covered(store.flushed_offset))
+        while self._cancel_order and self._cancel_order[0] < self._first:
+            self._cancelled.discard(self._cancel_order.popleft())
+            self._cancel_from += 1
+        now = self._snapshot()
+        if now != self._saved:
+            self._saved = now
+            self._saver.save()
+
+    def _advance(self, on_disk: int) -> None:
+        while self._unsafe and self._unsafe[0].end <= on_disk:
+            self._safe = self._unsafe.popleft().progress
+
+    def settle(self) -> None:
+        """The whole log is on disk, and nothing more is delivered: write the progress in the calling thread."""
+        self._safe = self._progress
+        self._unsafe.clear()
+        if self._saved is not None:
+            self._saver.save_now()
+
+    def keep(self) -> None:
+        """Nothing more is delivered here, another broker may go on: write what is sure, or what the master said, in the calling thread."""
+        (self._follower if self._saved is None else self._saver).save_now()
+
+    @property
+    def saved(self) -> TimerProgress:
+        """What the file says: nothing that it covers is missing in the log."""
+        return self._found if self._saved is None else self._saved
+
+    def follow(self, progress: TimerProgress) -> None:
+        """Of a slave: keep what the master's file says, for the day on which this broker delivers."""
+        if progress != self._found and self._saved is None:
+            self._found = progress
+            self._follower.save()
+
+    def _snapshot(self) -> TimerProgress:
+        return TimerProgress(*self._safe, self._first, self._cancel_from)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait; after a start the first scan must have ended."""
+        store = self._keeper.store
+        return 0 if store is None else max(0, self._waiting + store.bounds(TIMER_TOPIC, WAITING)[1] - self._read)
+
+    # --- delivery ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> bool:
+        """Read what came, deliver what is due at ``now_ms`` (wall clock). True when more is due already."""
+        store = self._keeper.store
+        if store is None or now_ms < self._wait_until_ms <= now_ms + RETRY_MS:
+            return False
+        try:
+            self._pay()
+            self._see(store, now_ms)
+            more = self._deliver(store, min(now_ms, self._cap_ms))
+            self._look_ahead(store, now_ms)
+            return more or bool(self._old)
+        except StoreError as error:
+            log.log(logging.DEBUG if self._failing else logging.WARNING, "messages with a delivery time wait: %s", error)
+            self._failing = True
+            self._wait_until_ms = now_ms + RETRY_MS
+            self._keeper.check(error)
+            return False
+
+    def _see(self, store: MessageStore, now_ms: int) -> None:
+        """Read new entries; then everything due up to the cap may be delivered."""
+        end, visible = store.end_offset, store.visible_offset
+        if visible >= self._mark[0]:
+            self._cap_ms = max(self._cap_ms, self._mark[1], now_ms if visible >= end else 0)
+            self._mark = (end, now_ms)
+            self._writer.timer_floor_ms = self._cap_ms
+        high = store.bounds(TIMER_TOPIC, WAITING)[1]
+        while self._read < high:
+            rows, read = read_rows(store, self._read, min(CHUNK_ENTRIES, high - self._read))
+            if not read:
+                break
+            self.window.add(rows)
+            self._read += read
+            self._waiting += len(rows)
+
+    def _deliver(self, store: MessageStore, until_ms: int) -> bool:
+        before = self._progress
+        try:
+            for _ in range(TURN_MAX):
+                due = self.window.take(until_ms)
+                if due is None:
+                    return False
+                if due[1] in self._cancelled:
+                    self._cancelled.discard(due[1])
+                else:
+                    self._deliver_one(store, due)
+                    self._leaves()
+                self.window.drop()
+                self._progress = due[:2]
+            return True
+        finally:
+            if self._progress != before:
+                self._unsafe.append(_Unsafe(self._progress, store.end_offset))
+
+    def _deliver_one(self, store: MessageStore, due: Due) -> None:
+        record = _readable(store, due[2])
+        target = release_timed(decode_properties(record.properties)) if record is not None else None
+        if record is None or target is None:
+            self._counters.timed_dropped += 1
+            log.error("the message with a delivery time at log offset %d %s and is dropped", due[2], "names no lawful target" if record else "is not there")
+            return
+        try:
+            self._writer.put(target[0], target[1], record.body, target[2], _origin(record))
+        except StoreError:
+            raise
+        except RmqError as error:
+            self._counters.timed_dropped += 1
+            log.error("the message with a delivery time at log offset %d cannot be stored and is dropped: %s", due[2], error)
+            return
+        self._counters.timed_delivered += 1
+        self._failing = False
+
+    # --- looking ahead -------------------------------------------------------------------------------------------------
+
+    def _look_ahead(self, store: MessageStore, now_ms: int) -> None:
+        """Roll some, and scan when the window comes to its end."""
+        for _ in range(min(ROLLED_A_TURN, len(self._old))):
+            self._roll(store, *self._old[0])
+            self._old.popleft()
+        horizon = self._config.timer_window_ms
+        full_enough = len(self.window) > self._config.timer_window_messages // 4
+        if self._scanning or self.window.end_ms > now_ms + horizon // 2 or (full_enough and self.window.end_ms > now_ms + horizon // 100):
+            return
+        roll_below = self._stored_before(store, now_ms - min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3) * HOUR_MS)
+        cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
+        order = ScanOrder(
+            self._first, self._read, self.window.end_ms, now_ms + horizon, self._progress, cancelled, self._config.timer_window_messages, roll_below
+        )
+        life, gone = self._life, self._gone
+        self._scanning = True
+        try:
+            self._offload.submit(lambda: scan(store, order), lambda found: self._scanned((life, gone), order, found))
+        except BrokerBusy:
+            self._scanning = False  # the next tick tries again
+
+    def _scanned(self, when: tuple[int, int], order: ScanOrder, found: Scanned | Exception) -> None:
+        """``when``: (life, messages gone) at the scan's beginning."""
+        store = self._keeper.store
+        if when[0] != self._life:
+            return
+        self._scanning = False
+        if isinstance(found, StoreError):
+            log.warning("the timer queue could not be scanned, the next tick tries again: %s", found)
+            self._keeper.check(found)
+            return
+        if isinstance(found, Exception):
+            raise found
+        if store is None or self.window.end_ms != order.start_ms:
+            return  # it was cut meanwhile: another scan begins where it ends now
+        self.window.extend(found.rows, found.end_ms)
+        self._first = found.first
+        self._waiting = found.waiting + self._read - order.high - (self._gone - when[1])
+        self._old.extend(found.old)
+        at = order.high
+        while at < self._read:  # what came during the scan, and was too far ahead then
+            rows, read = read_rows(store, at, min(CHUNK_ENTRIES, self._read - at))
+            if not read:
+                break
+            self.window.add(rows[rows[:, 0] >= order.start_ms])
+            at += read
+
+    def _stored_before(self, store: MessageStore, at_ms: int) -> int:
+        """The offset from which on messages were stored later than ``at_ms``."""
+        offset = store.offset_by_time(TIMER_TOPIC, WAITING, at_ms)  # of the last message, when all are older
+        log_offset = store.log_offset_of(TIMER_TOPIC, WAITING, offset)
+        raw = store.record_at(log_offset) if log_offset >= 0 else None
+        return offset + 1 if raw is not None and decode_record(raw).store_ms <= at_ms else offset
+
+    def _roll(self, store: MessageStore, offset: int, log_offset: int) -> None:
+        """A new record for a message that waits long, so that retention may take the old one."""
+        if offset in self._cancelled:
+            return
+        record = _readable(store, log_offset)
+        if record is None:
+            return
+        try:
+            self._writer.put(TIMER_TOPIC, WAITING, record.body, rolled(decode_properties(record.properties), offset), _origin(record))
+        except StoreError:
+            raise
+        except RmqError as error:  # a record of another broker that cannot be copied: it waits on where it is
+            log.error("the waiting message at log offset %d cannot be renewed: %s", log_offset, error)
+            return
+        self._counters.timed_rolled += 1
+        self._leaves()
+        self._owed.append(offset)
+        self._cancelled.add(offset)
+        self._pay()
+
+    # --- taking back ---------------------------------------------------------------------------------------------------
+
+    def is_delivered(self, due_ms: int, offset: int) -> bool:
+        """Whether the entry with this code and offset was delivered, as far as this process knows."""
+        return (due_ms, offset) <= self._progress
+
+    def is_cancelled(self, offset: int) -> bool:
+        """Whether the entry was recalled or rolled, and is remembered."""
+        return offset in self._cancelled
+
+    def cancel(self, offset: int) -> int:
+        """The waiting message at ``offset`` is never delivered; returns the log offset behind the entry that says so. Raises the store's errors."""
+        if len(self._cancelled) >= CANCELLED_MAX:
+            raise BrokerBusy(f"{CANCELLED_MAX} recalled messages are remembered already; recall more when some of them were due", CANCELLED_MAX)
+        self._pay()
+        end = self._write_cancel(offset)
+        self._cancelled.add(offset)
+        self._counters.timed_recalled += 1
+        self._leaves()
+        return end
+
+    def _leaves(self) -> None:
+        self._waiting -= 1
+        self._gone += 1
+
+    def _pay(self) -> None:
+        while self._owed:  # ends: one less each round
+            self._write_cancel(self._owed[0])
+            self._owed.popleft()
+
+    def _write_cancel(self, offset: int) -> int:
+        self._topics.create_internal(TIMER_TOPIC, 2)
+        end = self._writer.put(TIMER_TOPIC, CANCELLED, b"-", cancelling(offset)).end_log_offset
+        self._cancel_order.append(offset)
+        return end
+
+    def _mend(self, store: MessageStore) -> None:
+        """The log's last record is a rolled copy, and the old one was not taken out before the crash: do it."""
+        raw = store.record_at(store.report.last_record) if store.report.last_record >= 0 else None
+        record = decode_record(raw) if raw is not None else None
+        if record is None or record.topic != TIMER_TOPIC or record.queue_id != WAITING:
+            return
+        old = decode_properties(record.properties).get(TIMER_CANCELS, "")
+        if old.isdigit() and int(old) not in self._cancelled:
+            self._owed.append(int(old))
+            self._cancelled.add(int(old))
+
+
+def _readable(store: MessageStore, log_offset: int) -> Record | None:
+    """None for one that is gone, broken, or lies on a bad sector: the others must not wait for it."""
+    try:
+        raw = store.record_at(log_offset)
+    except StoreUnreadable as error:
+        log.error("a waiting message cannot be read: %s", error)
+        return None
+    return None if raw is None else decode_record(raw)
+
+
+def _origin(record: Record) -> Origin:
+    return Origin(record.born_ms, record.born_host, record.flag, record.sys_flag & ~SysFlag.TRANSACTION_MASK, record.reconsume_times)

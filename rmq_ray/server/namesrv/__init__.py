@@ -1,0 +1,4 @@
+"""The name server: registrations and routes.
+
+Open first: ``name_server.py``.
+"""

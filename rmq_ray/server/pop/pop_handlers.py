@@ -1,0 +1,348 @@
+"""POP_RECORDS and SETTLE_POPPED: workers take messages of any queue for a time, and say what became of them (protocol-behaviour 26).
+
+Decides: who may pop, from which queue first, how much, and what a pop that finds nothing is told. Does not decide what is free or stale
+(``protocol.pop``), how it is written down (``pop_ledger``), who waits (``pop_waiting``), what becomes of what expired (``pop_mover``).
+
+A pop looks at every queue of the topic and at those of the group's retry topic, each time beginning with another one. Reads of what may
+lie on a cold disk leave the loop; meanwhile nobody else takes from that queue.
+
+Invariants: an answer with messages leaves after their lease was written down; a settlement is answered after it was; both may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
+from rmq_ray.errors import RmqError, TooManyRequests
+from rmq_ray.model.groups import ConsumeType
+from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.model.topics import Permission, retry_topic
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PopRecords, Settle, pack_stale, unpack_pop, unpack_settle
+from rmq_ray.remoting.wire.records import PullRecords
+from rmq_ray.server.base.cold_reads import is_cold_pull
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.deferred_response import Answer
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from rmq_ray.server.pop.pop_ledger import PopLedger
+from rmq_ray.server.pop.pop_page import PopPage, lease_head, offsets_of, read_queue
+from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
+from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
+from rmq_ray.server.pull.pull_handlers import PullTables
+from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.reading import GetResult
+
+WAIT_MS_MAX = 120_000
+READS_A_QUEUE = 4  # of one pop, where nothing matches the filter; each looks at 8,192 messages
+
+
+class Look(Enum):
+    """How a pop went that got no messages."""
+
+    EMPTY = "empty"
+    FULL = "full"
+    """There are messages, but as many are out at workers as may be."""
+    READING = "reading"
+    """The answer comes from a read beside the loop."""
+
+
+class PopHandlers:
+    """``answer(command, peer, run)``: send what ``run`` returns or the refusal it raises. ``move()``: look for due messages soon."""
+
+    def __init__(  # noqa: PLR0913 - what a pop touches
+        self, keeper: StoreKeeper, tables: PullTables, ledger: PopLedger, parked: ParkedPulls[Any], counters: Counters, clock: Clock, config: BrokerConfig,
+        answer: Answer, offload: Offload, reads: Offload, move: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._keeper = keeper
+        self._tables = tables
+        self._ledger = ledger
+        self._counters = counters
+        self._config = config
+        self._answer = answer
+        self._reads = reads
+        self._filters = PullFilters(tables.members, tables.filters, config.property_filter)
+        self._move = move
+        self._turn = 0
+        self.waiting = PopWaiting(parked, offload.post, self._serve_waiting, self._wishes, self._give_up, clock, config.parked_pulls_max)
+        ledger.freed = self.waiting.wake_group
+
+    def pop_records(self, command: Command, peer: Peer) -> Command | None:
+        """20030: messages at once where there are some, else the pop waits as long as it asked."""
+        pop = unpack_pop(command.body)
+        command.body = b""  # it is the connection's buffer; the command stays while the pop waits
+        if not INVISIBLE_MS_MIN <= pop.invisible_ms <= INVISIBLE_MS_MAX or not 0 <= pop.wait_ms <= WAIT_MS_MAX or pop.count_max < 0:
+            raise Refused(
+                f"a pop of {pop.count_max} messages, invisible for {pop.invisible_ms} ms, waiting {pop.wait_ms} ms: out of range", ResponseCode.SYSTEM_ERROR
+            )
+        self._check(pop, peer)
+        if pop.again and self._hand_out_again(pop, command, peer):
+            return None
+        found = self._look(pop, command, peer)
+        if isinstance(found, Command):
+            return found
+        if found is Look.READING:
+            return None
+        if pop.wait_ms <= 0 or not peer.may_suspend:
+            return self._nothing(command, found)
+        try:
+            self.waiting.add(pop if self._config.long_polling else replace(pop, wait_ms=min(pop.wait_ms, self._config.short_polling_ms)), command, peer)
+        except TooManyRequests as error:
+            raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
+        return None
+
+    def settle(self, command: Command, peer: Peer) -> Command:
+        """20031: what is to become of popped messages. No membership needed: whoever has a receipt may use it."""
+        group, settlements = unpack_settle(command.body)
+        ledger, stale = self._ledger, []
+        self._store()
+        for one in settlements:
+            key, mask = (group, one.topic, one.queue_id), mask_of(one.mask)
+            if one.action == Settle.ACK:
+                refused = ledger.ack(key, one.lease_id, mask)
+            else:
+                delay_ms = 0 if one.action == Settle.REJECT else max(0, one.delay_ms)
+                refused = ledger.change(key, one.lease_id, mask, delay_ms, one.action == Settle.REJECT)
+                if delay_ms == 0:
+                    self._move()
+            stale.append(mask_bytes(refused))
+        return command.answer(body=pack_stale(stale))
+
+    def closed(self, peer: Peer) -> None:
+        """The connection is gone: what it waits for is dropped. What it has taken comes again at its deadlines."""
+        self.waiting.closed(peer)
+
+    # --- who may -----------------------------------------------------------------------------------------------------------
+
+    def _check(self, pop: PopRecords, peer: Peer) -> None:
+        tables = self._tables
+        group = tables.groups.find(pop.group)
+        if group is None:
+            raise Refused(f"subscription group [{pop.group}] does not exist; create it", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+        if not tables.identity.readable or not group.consume_enable:
+            raise Refused(f"group {pop.group} may not consume from {tables.identity.name}", ResponseCode.NO_PERMISSION)
+        topic = tables.topics.get(pop.topic)
+        if topic is None:
+            raise Refused(f"topic[{pop.topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST)
+        if not topic.permission & int(Permission.READ):
+            raise Refused(f"the topic[{pop.topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+        found = tables.members.consumers.find(pop.group)
+        if found is not None and found.consume_type is not ConsumeType.CONSUME_POP:
+            raise Refused(
+                f"group {pop.group} is used by push or pull consumers ({', '.join(found.client_ids[:3])}); receive as another group, or stop them",
+                ResponseCode.GROUP_IN_OTHER_USE,
+            )
+        if found is None or not tables.members.is_member(pop.group, peer):
+            raise Refused(f"this client is no consumer of group {pop.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+        subscription = found.subscriptions.get(pop.topic)
+        if subscription is None or (subscription.expression_type, subscription.expression) != (pop.expression_type, pop.expression):
+            told = "nothing" if subscription is None else repr(subscription.expression)
+            raise Refused(
+                f"group {pop.group} subscribes to {told} of {pop.topic}, this receive asks for {pop.expression!r}: its consumers must use the same",
+                ResponseCode.SUBSCRIPTION_NOT_EXIST if subscription is None else ResponseCode.GROUP_IN_OTHER_USE,
+            )
+
+    def _wanted(self, pop: PopRecords, topic: str) -> Wanted:
+        """What the group's subscription lets pass. What lies in the retry topic has passed before."""
+        group = self._tables.groups.find(pop.group)
+        if topic != pop.topic or group is None:
+            return EVERYTHING
+        return self._filters.subscribed(PullRecords(pop.group, pop.topic, 0, 0, 0, 0), group)
+
+    # --- looking ---------------------------------------------------------------------------------------------------------
+
+    def _look(self, pop: PopRecords, command: Command, peer: Peer) -> Command | Look:
+        """Take what there is now."""
+        store, outcome, cold = self._store(), Look.EMPTY, None
+        page = PopPage(min(pop.count_max, self._config.pull_records_max), max(1, min(pop.bytes_max, self._config.pull_bytes_max)))
+        for key, queue in self._queues(store, pop):
+            if queue.reading or queue.next_offset >= store.bounds(key[1], key[2])[1]:
+                continue
+            if queue.in_flight >= self._config.pop_in_flight_max:
+                outcome = Look.FULL
+                self._ledger.full.add(key)
+                continue
+            if pop.count_max == 0:
+                return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+            if is_cold_pull(store, key[1], key[2], queue.next_offset):
+                cold = cold or (key, queue)
+                continue
+            try:
+                self._take(store, pop, key, queue, page)
+            except RmqError:
+                if not page.heads:
+                    raise
+                break  # what was taken is handed out
+            if page.complete:
+                break
+        if page.heads:
+            return self._page_answer(command, page)
+        if cold is None:
+            return outcome
+        self._read_cold(store, pop, *cold, page, command, peer)
+        return Look.READING
+
+    def _queues(self, store: MessageStore, pop: PopRecords) -> Iterator[tuple[Key, PopQueue]]:
+        """Every queue that the group may pop from, beginning with another one each time."""
+        topics = self._tables.topics
+        both = dict.fromkeys((retry_topic(pop.group), pop.topic))
+        names = [(name, config.read_queues) for name in both if (config := topics.get(name)) is not None]
+        keys = [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
+        self._turn += 1
+        turn = self._turn % max(1, len(keys))
+        for key in keys[turn:] + keys[:turn]:
+            yield key, self._ledger.queue(key, lambda key=key: self._first(store, key, pop))  # type: ignore[misc]
+
+    def _first(self, store: MessageStore, key: Key, pop: PopRecords) -> int:
+        low, high = store.bounds(key[1], key[2])
+        return low if pop.from_first or key[1] != pop.topic else high
+
+    def _take(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage) -> None:  # noqa: PLR0913 - one queue of one pop
+        wanted = self._wanted(pop, key[1])
+        count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
+        for _ in range(READS_A_QUEUE):
+            before = queue.next_offset
+            result = read_queue(store, key, before, count, page.size, wanted)
+            if self._granted(pop, key, queue, result, page) or not before < queue.next_offset < result.max_offset:
+                return
+
+    def _granted(self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: PopPage) -> bool:  # noqa: PLR0913 - one read of one pop
+        """Lease what was read; False when there was nothing in it."""
+        if result.status is not GetMessageStatus.FOUND or not result.count:
+            if result.next_offset >= queue.next_offset:
+                self._ledger.skip(key, queue, result.next_offset)
+            else:
+                self._ledger.restart_at(key, result.next_offset)
+            return False
+        offsets = offsets_of(result, queue.next_offset)
+        lease_id, deadline_ms = self._ledger.grant(key, offsets, result.next_offset, pop)
+        head = lease_head(key, lease_id, deadline_ms, result)
+        page.add(head, result)
+        self._counters.got_messages += head.records
+        self._counters.got_bytes += head.size
+        if self._keeper.store is not None:
+            self._tables.offsets.behind.note(*key, result, self._keeper.store)
+        return True
+
+    def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage, command: Command, peer: Peer) -> None:  # noqa: PLR0913
+        offset, wanted = queue.next_offset, self._wanted(pop, key[1])
+        count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
+
+        def read(outcome: GetResult | Exception) -> None:
+            queue.reading = False
+            self._answer(command, peer, lambda: self._conclude(pop, key, queue, offset, outcome, page, command))
+            self.waiting.wake((pop.group, pop.topic))
+
+        queue.reading = True
+        try:
+            self._reads.submit(lambda: read_queue(store, key, offset, count, page.size, wanted), read)
+        except RmqError:
+            queue.reading = False
+            raise
+
+    def _hand_out_again(self, pop: PopRecords, command: Command, peer: Peer) -> bool:
+        """The messages that this attempt took before; its answer got lost. False when it took none, or something became of them."""
+        store = self._store()
+        taken = [(key, lease) for key, queue in self._queues(store, pop) if (lease := queue.taken_by(pop.attempt)) is not None]
+        if not taken:
+            return False
+        wanted = {key: self._wanted(pop, key[1]) for key, _ in taken}
+        size = self._config.pull_bytes_max
+
+        def read() -> list[GetResult]:
+            return [read_queue(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key]) for key, lease in taken]
+
+        def answer(outcome: list[GetResult] | Exception) -> Command:
+            if isinstance(outcome, Exception):
+                raise outcome
+            page = PopPage(0, 0)
+            for (key, lease), result in zip(taken, outcome, strict=True):
+                if lease.untouched and result.count == len(lease.offsets) and list(offsets_of(result, lease.offsets[0])) == list(lease.offsets):
+                    page.add(lease_head(key, lease.id, lease.deadline_ms, result), result)
+            return self._page_answer(command, page) if page.heads else command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+
+        self._reads.submit(read, lambda outcome: self._answer(command, peer, lambda: answer(outcome)))
+        return True
+
+    def _conclude(  # noqa: PLR0913 - one read of one pop
+        self, pop: PopRecords, key: Key, queue: PopQueue, offset: int, outcome: GetResult | Exception, page: PopPage, command: Command
+    ) -> Command:
+        if isinstance(outcome, Exception):
+            raise outcome
+        unchanged = self._ledger.find(key) is queue and queue.next_offset == offset
+        if unchanged and self._granted(pop, key, queue, outcome, page):
+            return self._page_answer(command, page)
+        return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+
+    # --- answering -------------------------------------------------------------------------------------------------------
+
+    def _page_answer(self, command: Command, page: PopPage) -> Command:
+        self._counters.pulls += 1
+        return command.answer(ResponseCode.SUCCESS, None, page.body())
+
+    def _nothing(self, command: Command, outcome: Look) -> Command:
+        self._counters.pulls_missed += 1
+        if outcome is Look.FULL:
+            limit = self._config.pop_in_flight_max
+            return command.answer(
+                ResponseCode.FLOW_CONTROL, remark=f"{limit} messages of a queue are out at workers already; acknowledge some, or raise pop_in_flight_max"
+            )
+        return command.answer(ResponseCode.PULL_NOT_FOUND)
+
+    def _serve_waiting(self, waiting: WaitingPop) -> bool:
+        """True when the pop was answered, or will be."""
+        served = True
+
+        def run() -> Command | None:
+            nonlocal served
+            self._check(waiting.pop, waiting.peer)
+            found = self._look(waiting.pop, waiting.command, waiting.peer)
+            if isinstance(found, Command):
+                return found
+            served = found is Look.READING
+            return None
+
+        self._answer(waiting.command, waiting.peer, run)
+        return served
+
+    def _give_up(self, waiting: WaitingPop) -> None:
+        """Its time is over: a last look, so that nothing depends on having been woken."""
+
+        def run() -> Command | None:
+            self._check(waiting.pop, waiting.peer)
+            found = self._look(waiting.pop, waiting.command, waiting.peer)
+            if isinstance(found, Command):
+                return found
+            return None if found is Look.READING else self._nothing(waiting.command, found)
+
+        self._answer(waiting.command, waiting.peer, run)
+
+    def _wishes(self, pop: PopRecords) -> Sequence[Wish]:
+        """Where this pop's next message may come from; nothing while the broker has no store."""
+        store = self._keeper.store
+        if store is None:
+            return ()
+        try:
+            found, codes = list(self._queues(store, pop)), self._wanted(pop, pop.topic).codes
+        except RmqError:
+            return ()
+        limit = self._config.pop_in_flight_max
+        return [
+            (key[1], key[2], queue.next_offset, codes if key[1] == pop.topic else None) for key, queue in found if not queue.reading and queue.in_flight < limit
+        ]
+
+    def _store(self) -> MessageStore:
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        return store

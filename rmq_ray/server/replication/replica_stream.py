@@ -1,0 +1,180 @@
+"""The bytes of one session of a slave: polls the master, has them checked, written and made visible.
+
+    poll ─> piece ─────────────> checked ──> written, synced where that counts ──> dispatched      three pieces at once, in two threads
+              └─> the next poll
+
+Decides: when to ask for what, what is looked at together with the piece before it, what the master is to look at again. Does not decide which bytes are
+good (the store), whom to follow (``replica``). Made by ``Replica`` for each session; runs in its loop.
+
+Invariants: one poll is under way at most; a poll's positions are what the store really has; while more bytes are known to be there the next poll is sent
+before the last piece is taken; pieces are written, and become visible, in the order of the log; one is looked at beside the writing of another only
+where both are long; bytes of an epoch that this slave does not have are not taken; a buffer is received into again when its piece is visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rmq_ray.errors import LogDiverged, RemotingError, ResponseError, StoreCorrupt, StoreNotReady
+from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.replicas import BYTES_MAX, LogPiece, Replicate, pack_replicate, unpack_piece
+from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.base.offload import ThreadOffload
+from rmq_ray.store.front.follower_check import Broken, CheckedPiece
+from rmq_ray.store.front.follower_store import FollowerStore
+
+POLL_WAIT_MS = 500  # an idle slave reports as often
+TIMEOUT_MS = 3_000
+SUSPECTS_MAX = 3  # the same bytes, read again by the master
+LONG_BYTES = 1 << 20
+WRITING_MAX = 2  # pieces that are being written or dispatched
+
+
+class Threads(NamedTuple):
+    """``writer``: everything that is done to the store, but for long pieces, which ``helper`` checks and dispatches."""
+
+    writer: ThreadOffload
+    helper: ThreadOffload
+
+
+class ReplicaStream:
+    """``flush_counts``: a copy counts when it is on this disk. ``polls()`` is called before every poll, ``noted(end)`` behind every piece with the master's
+    end.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a session knows
+        self, core: BrokerCore, connection: AsyncConnection, store: FollowerStore, threads: Threads, bytes_max: int, polls: Callable[[], None],
+        noted: Callable[[int], None], flush_counts: bool,
+    ) -> None:  # fmt: skip
+        self._core = core
+        self._connection = connection
+        self._store = store
+        self._threads = threads
+        self._bytes_max = bytes_max
+        self._polls = polls
+        self._noted = noted
+        self._flush_counts = flush_counts
+        self._position = store.end_offset
+        """What is checked ends here; ``_rest`` lies behind it and is no whole frame yet."""
+        self._rest = b""
+        self._broken: Broken = []
+        self._confirmed, self._suspect, self._suspected = 0, -1, 0
+        self._writing: deque[asyncio.Task[None]] = deque()
+
+    async def run(self) -> None:
+        """Until the connection, the master or the store ends it, with their errors."""
+        poll = self._poll(self._position)
+        try:
+            while True:
+                answer = sound_answer(await poll)
+                piece = unpack_piece(answer.body)
+                self._check(piece)
+                self._confirmed = piece.confirmed
+                if self._core.gate is not None:
+                    self._core.gate.confirmed(piece.confirmed, self._store.opened_end)
+                received = piece.offset + len(piece.data)
+                ahead = received < piece.end and self._suspect < 0
+                if ahead:
+                    poll = self._poll(received)
+                if not await self._take(piece, answer, ahead) and ahead:
+                    await asyncio.gather(poll, return_exceptions=True)  # thrown away
+                    ahead = False
+                self._noted(piece.end)
+                if not ahead:
+                    poll = self._poll(self._position + len(self._rest))
+        finally:
+            poll.cancel()
+            await asyncio.gather(poll, *self._writing, return_exceptions=True)
+
+    def _check(self, piece: LogPiece) -> None:
+        position = self._position + len(self._rest)
+        if self._core.keeper.store is not self._store:
+            raise StoreNotReady("the slave's store is read again")
+        if piece.epoch != self._store.epoch:
+            raise RemotingError(f"the master is in epoch {piece.epoch} now, this slave in {self._store.epoch}: it follows anew", str(self._connection.address))
+        if piece.offset != position:
+            raise RemotingError(f"bytes of log offset {piece.offset} came, asked was for {position}", str(self._connection.address))
+        if len(self._rest) > BYTES_MAX:
+            raise LogDiverged(f"{len(self._rest)} bytes at log offset {self._position} hold no whole frame", self._position)
+
+    def _poll(self, offset: int) -> asyncio.Task[Command]:
+        store = self._store
+        asked = Replicate(store.epoch, offset, self._bytes_max, store.end_offset, store.flushed_offset, self._confirmed, POLL_WAIT_MS, self._suspect)
+        command = Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY)
+        self._polls()
+        return asyncio.get_running_loop().create_task(self._connection.request(command, POLL_WAIT_MS + TIMEOUT_MS))
+
+    async def _take(self, piece: LogPiece, answer: Command, ahead: bool) -> bool:
+        """True when bytes were good, or more are needed; False when the master is to look at them again. Raises ``StoreCorrupt`` when it has often enough."""
+        data: Any = b"".join((self._rest, piece.data)) if self._rest else piece.data
+        self._broken = [*self._broken, *piece.broken] if self._rest else piece.broken
+        try:
+            if ahead and len(data) >= LONG_BYTES:
+                taken = await self._take_beside(data, answer)
+            else:
+                taken = await self._take_now(data)
+                self._connection.give_back(answer)
+        except StoreCorrupt:
+            self._suspect, self._suspected, self._rest = self._position, self._suspected + 1, b""
+            if self._suspected > SUSPECTS_MAX:
+                raise
+            return False
+        self._position += taken
+        self._rest = bytes(data[taken:])
+        self._suspect, self._suspected = -1, 0 if taken else self._suspected
+        return True
+
+    async def _take_now(self, data: Any) -> int:
+        await self._written(0)
+        store, start, broken, confirmed, flush = self._store, self._position, self._broken, self._confirmed, self._flush_counts
+
+        def work() -> int:
+            checked = store.check(start, data, broken)
+            taken = _append(store, checked, flush)
+            store.advance(confirmed, checked)
+            return taken
+
+        return await self._threads.writer.run(work)
+
+    async def _take_beside(self, data: Any, answer: Command) -> int:
+        """Check here and now; on return the bytes are being written."""
+        store, start, broken = self._store, self._position, self._broken
+        checked = await self._threads.helper.run(lambda: store.check(start, data, broken))
+        if not checked.taken:
+            return await self._take_now(data)
+        await self._written(WRITING_MAX - 1)
+        self._writing.append(asyncio.get_running_loop().create_task(self._write(checked, answer), name="a piece of the log"))
+        return checked.taken
+
+    async def _write(self, checked: CheckedPiece, answer: Command) -> None:
+        store, confirmed, flush = self._store, self._confirmed, self._flush_counts
+        await self._threads.writer.run(lambda: _append(store, checked, flush))
+        await self._threads.helper.run(lambda: store.advance(confirmed, checked))
+        self._connection.give_back(answer)
+
+    async def _written(self, left: int) -> None:
+        """All pieces are written and dispatched but for the last ``left``; raises what that raised."""
+        while len(self._writing) > left:
+            await self._writing.popleft()
+
+
+def _append(store: FollowerStore, checked: CheckedPiece, flush: bool) -> int:
+    """Sync, too, where a copy counts only then. How many bytes were taken."""
+    taken = store.take(checked)
+    if flush and store.flushed_offset < store.end_offset:
+        store.sync()
+    return taken
+
+
+def sound_answer(answer: Command) -> Command:
+    """The answer; a refusal is raised: ``LogDiverged``, ``ResponseError``."""
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    if answer.code in (ResponseCode.LOG_DIVERGED, ResponseCode.MASTER_FENCED):
+        raise LogDiverged(answer.remark or f"refused with code {answer.code}", answer.code)
+    raise ResponseError(answer.remark or f"refused with code {answer.code}", answer.code)

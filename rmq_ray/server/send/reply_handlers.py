@@ -1,0 +1,136 @@
+"""Replies: a message that a consumer sends to one waiting producer (protocol-behaviour 25; remoting 3, 4).
+
+    replier ──324 / 325──> broker ──326──> the client that asked ──answer──> broker ──answer──> replier
+                             └── stored in {cluster}_REPLY_TOPIC, for the record (store_replies)
+
+Decides: which connection the client that asked has, and what the replier hears. The reply is pushed first: its answer is 0 when the client
+took it, 1 when no such client is connected here or it did not take it. What is stored is no delivery: nothing waits for its flush.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from rmq_ray.errors import RemotingError, RmqError
+from rmq_ray.model.message import decode_properties
+from rmq_ray.ports import Peer
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.headers import SendHeader
+from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.send.records_handlers import SendPath
+from rmq_ray.codec.record import offset_message_id
+
+PUSH_TIMEOUT_MS = 10_000.0
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+
+log = logging.getLogger("rmq_ray.server")
+
+Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
+"""``BrokerCore.answer``."""
+
+
+@runtime_checkable
+class Askable(Protocol):
+    """A connection whose client can be asked."""
+
+    def request(self, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
+        """See ``ServerPeer.request``."""
+        ...
+
+
+class ReplyHandlers:
+    """324, 325."""
+
+    def __init__(  # noqa: PLR0913 - its neighbours
+        self, path: SendPath, writer: MessageWriter, members: Membership, identity: Identity, host: tuple[str, int], answer: Answer, store_replies: bool
+    ) -> None:
+        self._path = path
+        self._writer = writer
+        self._members = members
+        self._host = host
+        self._answer = answer
+        self._store_replies = store_replies
+        self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
+
+    def reply(self, command: Command, peer: Peer) -> Command | None:
+        """324: long field names."""
+        return self._take(command, peer, SendHeader.from_fields(command.fields))
+
+    def reply_v2(self, command: Command, peer: Peer) -> Command | None:
+        """325: letters."""
+        return self._take(command, peer, SendHeader.from_v2(command.fields))
+
+    def _take(self, command: Command, peer: Peer, header: SendHeader) -> Command | None:
+        path = self._path
+        config = path.gate.admit(header.topic, header.default_topic, header.default_topic_queues)
+        queue_id = path.gate.queue(config, header.queue_id)
+        properties = decode_properties(header.properties or "")
+        asker = self._members.channel(properties.get(REPLY_TO_CLIENT, ""))
+        body = command.body_bytes()
+        kept = _Kept(header, queue_id, properties, body, (peer.host, peer.port))
+        if asker is None or not isinstance(asker, Askable):
+            remark = f"push reply message fail, channel of <{properties.get(REPLY_TO_CLIENT)}> not found."
+            return self._end(command, kept, remark)
+        try:
+            asker.request(self._push(kept), PUSH_TIMEOUT_MS, lambda outcome: self._pushed(command, peer, kept, outcome))
+        except RemotingError as error:
+            return self._end(command, kept, f"push reply message to <{properties[REPLY_TO_CLIENT]}> fail: {error}")
+        return None
+
+    def _push(self, kept: _Kept) -> Command:
+        header, now_ms = kept.header, self._path.clock.now_ms()
+        text = f"{PUSH_REPLY_TIME}\x01{now_ms}\x02{header.properties or ''}"
+        push = PushReplyHeader(
+            header.producer_group, header.topic, header.default_topic, header.default_topic_queues, kept.queue_id, header.sys_flag, header.born_ms,
+            header.flag, _text(kept.sender), _text(self._host), now_ms, text, header.reconsume_times or 0, header.unit_mode or False,
+        )  # fmt: skip
+        return Command(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields=push.to_fields(), body=kept.body)
+
+    def _pushed(self, command: Command, peer: Peer, kept: _Kept, outcome: Command | RemotingError) -> None:
+        remark = None
+        if isinstance(outcome, RemotingError):
+            remark = f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome}"
+        elif outcome.code != ResponseCode.SUCCESS:
+            remark = f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome.remark}"
+        self._answer(command, peer, lambda: self._end(command, kept, remark))
+
+    def _end(self, command: Command, kept: _Kept, remark: str | None) -> Command:
+        """Store the reply if that is wanted, and tell the replier: ``remark`` None = it was delivered."""
+        counters = self._path.counters
+        fields = {**self._extras, "msgId": "", "queueId": str(kept.queue_id), "queueOffset": "0"}
+        if self._store_replies:
+            origin = Origin(kept.header.born_ms, kept.sender, kept.header.flag, kept.header.sys_flag)
+            try:
+                result = self._writer.put(kept.header.topic, kept.queue_id, kept.body, kept.properties, origin)
+                fields |= {"msgId": offset_message_id(*self._host, result.base_log_offset), "queueOffset": str(result.base_queue_offset)}
+            except RmqError as error:
+                log.warning("a reply to %s was not stored: %s", kept.properties.get(REPLY_TO_CLIENT), error)
+        if remark is None:
+            counters.replies += 1
+            return command.answer(ResponseCode.SUCCESS, fields)
+        counters.replies_failed += 1
+        return command.answer(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
+
+
+class _Kept:
+    """One reply while its push is out."""
+
+    __slots__ = ("body", "header", "properties", "queue_id", "sender")
+
+    def __init__(self, header: SendHeader, queue_id: int, properties: dict[str, str], body: bytes, sender: tuple[str, int]) -> None:
+        self.header = header
+        self.queue_id = queue_id
+        self.properties: dict[str, Any] = properties
+        self.body = body
+        self.sender = sender
+
+
+def _text(host: tuple[str, int]) -> str:
+    return f"{host[0]}:{host[1]}"

@@ -1,0 +1,100 @@
+"""Hooks of a broker around every send that it takes, whoever sent it (protocol-behaviour 9, 25): accounting, audit, tracing on the server's side.
+
+    BrokerConfig(store, send_hooks=(Audit(),))         objects with before(ctx) and after(ctx), pickled with the configuration
+
+Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is logged; the send goes on. A broker without
+hooks has its handlers as they are. Called by: ``BrokerCore``, when it makes its table of handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmq_ray.errors import RmqError
+from rmq_ray.ports import Peer
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.halves import unpack_halves_header
+from rmq_ray.remoting.wire.headers import SendHeader
+from rmq_ray.remoting.wire.records import unpack_send
+from rmq_ray.codec.record import decode_record
+
+Handler = Callable[[Command, Peer], Command | None]
+LONG_NAMES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
+LETTERS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+HOOKED = (*LONG_NAMES, *LETTERS, RequestCode.SEND_RECORDS, RequestCode.SEND_HALVES)
+
+log = logging.getLogger("rmq_ray.server")
+
+
+@dataclass(slots=True)
+class BrokerSendContext:
+    """One send request. ``count``: records of a frame, 1 else. ``code``: how it was answered, None before and for answers that wait for the disk.
+
+    ``group``: the producer group, empty for frames, whose records do not name it. ``carried``: the hooks' own.
+    """
+
+    request_code: int
+    topic: str
+    queue_id: int
+    group: str
+    host: str
+    body_bytes: int
+    count: int = 1
+    code: int | None = None
+    carried: dict[str, Any] = field(default_factory=dict)
+
+
+def hooked(handlers: Mapping[int, Handler], hooks: Sequence[Any]) -> dict[int, Handler]:
+    """The handlers, those of sends with the hooks around them."""
+    found = dict(handlers)
+    if hooks:
+        found |= {code: _around(found[code], hooks) for code in HOOKED if code in found}
+    return found
+
+
+def _around(handler: Handler, hooks: Sequence[Any]) -> Handler:
+    def handle(command: Command, peer: Peer) -> Command | None:
+        ctx = _context(command, peer)
+        if ctx is None:
+            return handler(command, peer)
+        for hook in hooks:
+            _call(hook, "before", ctx)
+        try:
+            answer = handler(command, peer)
+            ctx.code = None if answer is None else answer.code
+        except Exception as error:
+            ctx.code = getattr(error, "code", 1)
+            raise
+        finally:
+            for hook in reversed(hooks):
+                _call(hook, "after", ctx)
+        return answer
+
+    return handle
+
+
+def _context(command: Command, peer: Peer) -> BrokerSendContext | None:
+    """None for a request that cannot be read: the handler says what is wrong with it."""
+    try:
+        if command.code == RequestCode.SEND_HALVES:
+            halves, (records, sizes) = unpack_halves_header(command.fields), unpack_send(command.body)
+            return BrokerSendContext(command.code, halves.topic, halves.queue_id, halves.group, peer.host, len(records), len(sizes))
+        if command.code == RequestCode.SEND_RECORDS:
+            records, sizes = unpack_send(command.body)
+            first = decode_record(records, 0)
+            return BrokerSendContext(command.code, first.topic, first.queue_id, "", peer.host, len(records), len(sizes))
+        header = SendHeader.from_fields(command.fields) if command.code in LONG_NAMES else SendHeader.from_v2(command.fields)
+    except (RmqError, ValueError):
+        return None
+    return BrokerSendContext(command.code, header.topic, header.queue_id, header.producer_group, peer.host, len(command.body))
+
+
+def _call(hook: Any, method: str, ctx: BrokerSendContext) -> None:
+    try:
+        getattr(hook, method)(ctx)
+    except Exception:  # noqa: BLE001 - what watches a send must not break it
+        log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)

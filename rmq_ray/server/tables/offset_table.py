@@ -1,0 +1,170 @@
+"""Consumed offsets of all groups, and whose word counts when an offset is to go back (protocol-behaviour 18; promises: offsets).
+
+Decides: whether a commit is taken. Does not decide when the table is saved. Callers: the offset handlers, pulls that carry a
+commit, administration, start (clamping to what the log still has).
+
+Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only from the client of the group's
+latest pull of that queue, or from an administrator; it is counted. A queue that is locked for ordered consumption takes commits
+from the lock's holder (or an administrator) only. A commit beyond what the reader can have seen (it comes from before a cut of the log) is
+refused: later messages would count as consumed. Invariant: offsets are >= 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from enum import Enum
+
+from rmq_ray.server.tables.fall_behind import FallBehind
+
+ENTRIES_MAX = 200_000  # of (topic, group)
+LOWERED_LOG_EVERY = 100  # a client that goes back in a loop must not fill the log
+
+log = logging.getLogger("rmq_ray.server.offsets")
+
+Tables = dict[tuple[str, str], dict[int, int]]
+"""(topic, group) -> queue id -> next offset to consume."""
+
+
+class Commit(Enum):
+    """What became of a commit."""
+
+    STORED = "stored"
+    LOWERED = "lowered"
+    REFUSED = "refused"
+
+
+class OffsetTable:
+    """Offsets of one broker, memory first; ``dirty`` says that the file is behind."""
+
+    def __init__(self) -> None:
+        self._offsets: Tables = {}
+        self._pullers: dict[tuple[str, str], dict[int, Hashable]] = {}
+        self.behind = FallBehind()
+        """How far from the log's end the groups read; kept as long as their offsets are."""
+        self.dirty = False
+        self.lowered = 0
+        self.refused = 0
+        self.fenced = 0
+        self.clamped = 0
+
+    def load(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+        """Replace the table by what the file says."""
+        self._offsets = {key: {queue_id: max(0, offset) for queue_id, offset in queues.items()} for key, queues in offsets.items()}
+        self.dirty = False
+
+    def clamp(self, maximum: Callable[[str, int], int]) -> int:
+        """Lower offsets beyond ``maximum(topic, queue_id)`` to it: what they pointed to was lost with the log's tail. How many."""
+        clamped = 0
+        for (topic, _), queues in self._offsets.items():
+            for queue_id, offset in queues.items():
+                highest = maximum(topic, queue_id)
+                if offset > highest:
+                    queues[queue_id] = highest
+                    clamped += 1
+        self.clamped += clamped
+        self.dirty = self.dirty or clamped > 0
+        return clamped
+
+    def query(self, topic: str, group: str, queue_id: int) -> int | None:
+        """The stored offset, ``None`` when the group has none for this queue."""
+        queues = self._offsets.get((topic, group))
+        return None if queues is None else queues.get(queue_id)
+
+    def pulled(self, topic: str, group: str, queue_id: int, client: Hashable) -> None:
+        """Note whose pull of the queue is the latest."""
+        pullers = self._pullers.get((topic, group))
+        if pullers is None:
+            if len(self._pullers) >= ENTRIES_MAX:
+                return
+            pullers = self._pullers[topic, group] = {}
+        pullers[queue_id] = client
+
+    def commit(  # noqa: PLR0913 - what a commit says, and what is known of who says it
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offset: int,
+        client: Hashable,
+        holder: Hashable | None = None,
+        administrator: bool = False,
+        highest: int | None = None,
+    ) -> Commit:
+        """Take or refuse ``offset``. ``holder``: client that holds the queue's lock, ``None`` without a lock. ``highest``: the greatest
+        offset that this client can have reached, ``None`` where nobody knows now.
+        """
+        queues = self._offsets.get((topic, group))
+        if queues is None:
+            if offset < 0 or len(self._offsets) >= ENTRIES_MAX:
+                return self._refuse()
+            queues = {}
+        stored = queues.get(queue_id)
+        if offset == stored:
+            return Commit.STORED
+        if not administrator:
+            if highest is not None and offset > highest:
+                return self._refuse()
+            if holder is not None and holder != client:
+                return self._refuse()
+            if stored is not None and offset < stored and holder is None and self._pullers.get((topic, group), {}).get(queue_id) != client:
+                return self._refuse()
+        if offset < 0:
+            return self._refuse()
+        queues[queue_id] = offset
+        self._offsets[topic, group] = queues
+        self.dirty = True
+        if stored is not None and offset < stored:
+            self.lowered += 1
+            if self.lowered % LOWERED_LOG_EVERY == 1:
+                log.warning("group %s goes back in %s queue %d from offset %d to %d: its messages come again", group, topic, queue_id, stored, offset)
+            return Commit.LOWERED
+        return Commit.STORED
+
+    def fence(self) -> None:
+        """Count a commit of a client whose lock of the queue is over (``protocol.queue_locks``)."""
+        self.fenced += 1
+        self.refused += 1
+
+    def of_group(self, group: str) -> dict[str, dict[int, int]]:
+        """Topic -> queue id -> offset of one group."""
+        return {topic: dict(queues) for (topic, name), queues in self._offsets.items() if name == group}
+
+    def of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, str, int, int]]:
+        """(topic, group, queue id, next offset) of everything that is known of these topics. The table must not change meanwhile."""
+        for (topic, group), queues in self._offsets.items():
+            if topic in topics:
+                for queue_id, offset in queues.items():
+                    yield topic, group, queue_id, offset
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed offsets of the topic."""
+        return [group for (name, group) in self._offsets if name == topic]
+
+    def forget_group(self, group: str) -> None:
+        """Drop everything of a deleted group."""
+        self._forget(lambda _, name: name == group)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop everything of a deleted topic."""
+        self._forget(lambda name, _: name == topic)
+
+    def tables(self) -> Tables:
+        """A copy of everything."""
+        return {key: dict(queues) for key, queues in self._offsets.items()}
+
+    def snapshot(self) -> Tables:
+        """A copy that a thread may keep; the table counts as saved from here on."""
+        self.dirty = False
+        return self.tables()
+
+    def _forget(self, matches: Callable[[str, str], bool]) -> None:
+        self.behind.forget(matches)
+        for table in (self._offsets, self._pullers):
+            for key in [key for key in table if matches(*key)]:
+                del table[key]
+                self.dirty = True
+
+    def _refuse(self) -> Commit:
+        self.refused += 1
+        return Commit.REFUSED

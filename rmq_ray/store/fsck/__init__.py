@@ -1,0 +1,4 @@
+"""Checks of a store at rest (``rmq-ray store verify``).
+
+Open first: ``inspect.py``.
+"""

@@ -1,0 +1,134 @@
+"""When the commit log is synced, and the one thread that does it (store-format 8).
+
+Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the next begins when the last ends.
+ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment is full, and every 10 s whatever there is.
+With a pool of buffers its committer (``committer``), under SYNC_FLUSH what zeroes ahead of the log (``zero_ahead``) lives and dies with this one; a
+sync commits what it finds gathered.
+Does not decide: what a failed sync means to those who wait (they look at the store's state).
+Called by: message store. Invariant: one sync at a time; none after a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import FlushMode, StoreConfig
+from rmq_ray.errors import StoreError, StoreFailed
+from rmq_ray.store.log.commit_log import CommitLog
+from rmq_ray.store.log.committer import PAGE_BYTES, STOP_WAIT_S, LogCommitter
+from rmq_ray.store.log.zero_ahead import ZeroAhead
+
+logger = logging.getLogger("rmq_ray.store")
+
+_IDLE_S = 1.0
+
+
+def is_due(written: int, flushed: int, least_pages: int, segment_bytes: int) -> bool:
+    """RocketMQ's page rule. Positions in bytes; ``least_pages`` 0 = whatever there is.
+
+    >>> is_due(16384, 0, 4, 1 << 30), is_due(16383, 0, 4, 1 << 30), is_due(1, 0, 0, 1 << 30)
+    (True, False, True)
+    """
+    if written <= flushed:
+        return False
+    if least_pages == 0 or written // segment_bytes > flushed // segment_bytes:
+        return True
+    return written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
+
+
+class LogFlusher:
+    """``on_durable(position)`` is called from the flush thread after each sync, and once more when a sync failed."""
+
+    def __init__(self, log: CommitLog, config: StoreConfig, clock: Clock, on_durable: Callable[[int], None]) -> None:
+        self._log = log
+        self._config = config
+        self._clock = clock
+        self._on_durable = on_durable
+        self._is_sync = config.flush is FlushMode.SYNC_FLUSH
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._wanted = self._stopping = False
+        self._thorough_ms = clock.monotonic_ms()
+        self._thread: threading.Thread | None = None
+        self._committer = None if log.pool is None else LogCommitter(log, config, on_durable)
+        self._ahead = log.ahead = ZeroAhead(config.segment_bytes) if self._is_sync else None
+
+    def start(self) -> None:
+        """Start the thread, and those of its companions."""
+        if self._committer is not None:
+            self._committer.start()
+        if self._ahead is not None:
+            self._ahead.start()
+        self._thread = threading.Thread(target=self._run, name="rmq-flush", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Something was written. SYNC_FLUSH: flush as soon as the running sync ends; with a pool: commit what is due. One thread calls this."""
+        if self._committer is not None:
+            self._committer.request()
+        elif not self._wanted:
+            self._wanted = True
+            self._wake.release()
+
+    def stop(self) -> None:
+        """End the thread; what was written is synced first unless the log has failed."""
+        if self._committer is not None:
+            self._committer.stop()
+        if self._ahead is not None:
+            self._ahead.stop()
+        self._stopping = True
+        with suppress(RuntimeError):  # it is awake already
+            self._wake.release()
+        if self._thread is not None:
+            self._thread.join(STOP_WAIT_S)
+            self._thread = None
+        self.flush_now()
+
+    def flush_now(self) -> bool:
+        """Sync whatever there is. False when the log has failed (now or before)."""
+        if self._log.failure is not None:
+            return False
+        if self._log.end > self._log.durable:
+            try:
+                self._log.sync()
+            except StoreError as error:
+                logger.error("the commit log has failed, nothing more is acknowledged: %s", error)
+                self._on_durable(self._log.durable)
+                return False
+            self._on_durable(self._log.durable)
+        return True
+
+    def step(self) -> bool:
+        """One decision: sync if it is due. False when the log has failed."""
+        if self._thread is None and self._committer is not None:
+            self._committer.step()  # nobody else does
+        if self._thread is None and self._ahead is not None:
+            self._ahead.step()
+        if self._is_sync:
+            return self.flush_now()
+        now_ms = self._clock.monotonic_ms()
+        thorough = now_ms - self._thorough_ms >= self._config.flush_thorough_interval_ms
+        if thorough:
+            self._thorough_ms = now_ms
+        least_pages = 0 if thorough else self._config.flush_least_pages
+        if is_due(self._log.end, self._log.durable, least_pages, self._config.segment_bytes):
+            return self.flush_now()
+        return self._log.failure is None
+
+    def _run(self) -> None:
+        wait_s = _IDLE_S if self._is_sync else self._config.flush_interval_ms / 1000
+        try:
+            while not self._stopping:
+                if self._wake.acquire(timeout=wait_s):
+                    self._wanted = False  # before the log's end is read: a later append asks again
+                if not self.step():
+                    return
+        except Exception as error:  # noqa: BLE001 - without this thread nothing becomes durable: as bad as a failed disk
+            logger.exception("the flush thread ended")
+            if self._log.failure is None:
+                self._log.failure = StoreFailed(f"the flush thread ended: {error!r}", self._log.chain.directory)
+                self._on_durable(self._log.durable)

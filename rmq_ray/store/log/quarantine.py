@@ -1,0 +1,82 @@
+"""Records that are on disk but broken: skipped, counted, listed.
+
+    rmq_ray/quarantine      one line a record, in the order of discovery:  <log offset> <bytes> <what is wrong>
+
+Decides: nothing. Called by: recovery (a broken record below the last durable position), readers (a CRC that differs).
+Invariant: a listed record is never delivered; the list is durable on return and holds at most 10,000 lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from rmq_ray.errors import StoreError, StoreMissing
+from rmq_ray.files import FileSystem
+
+logger = logging.getLogger("rmq_ray.store")
+
+LISTED_MAX = 10_000
+
+
+class Quarantine:
+    """(log offset -> bytes, fault). ``count`` goes on beyond what is listed. Any thread."""
+
+    def __init__(self, path: str, files: FileSystem) -> None:
+        self._path = path
+        self._files = files
+        self._listed: dict[int, tuple[int, str]] = {}
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def load(self) -> None:
+        """Read the list; lines that make no sense are dropped."""
+        try:
+            text = self._files.read_whole(self._path).decode("utf-8", "replace")
+        except StoreMissing:
+            return
+        for line in text.splitlines():
+            offset, size, fault = (*line.split(" ", 2), "", "")[:3]
+            if offset.isdigit() and size.isdigit():
+                self._listed[int(offset)] = (int(size), fault)
+        self.count = len(self._listed)
+
+    def add(self, log_offset: int, size: int, fault: str) -> None:
+        """List a broken record; one that is listed already changes nothing."""
+        with self._lock:
+            if log_offset in self._listed:
+                return
+            self.count += 1
+            logger.error("record at log offset %d (%d bytes) is broken and skipped: %s", log_offset, size, fault)
+            if len(self._listed) >= LISTED_MAX:
+                return
+            self._listed[log_offset] = (size, fault)
+            try:
+                self._write()
+            except StoreError as error:
+                logger.error("the quarantine list could not be written: %s", error)  # it is found again when the record is read again
+
+    def remove(self, log_offset: int) -> None:
+        """The record is whole again. Durable on return; raises the store's errors."""
+        with self._lock:
+            if self._listed.pop(log_offset, None) is not None:
+                self.count -= 1
+                self._write()
+
+    def cut_from(self, log_offset: int) -> None:
+        """The log was cut there: other records will lie behind it. Durable on return; raises the store's errors."""
+        with self._lock:
+            gone = [offset for offset, (size, _) in self._listed.items() if offset + size > log_offset]
+            for offset in gone:
+                del self._listed[offset]
+            if gone:
+                self._write()
+
+    def _write(self) -> None:
+        text = "".join(f"{offset} {length} {what}\n" for offset, (length, what) in self._listed.items())
+        self._files.write_whole(self._path, text.encode())
+
+    def entries(self) -> list[tuple[int, int, str]]:
+        """(log offset, bytes, fault) of every listed record."""
+        with self._lock:
+            return [(offset, size, fault) for offset, (size, fault) in self._listed.items()]

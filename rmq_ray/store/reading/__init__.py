@@ -1,0 +1,4 @@
+"""Reading messages out of a store, and what may be read or must go.
+
+Open first: ``reading.py``.
+"""

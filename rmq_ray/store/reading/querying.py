@@ -1,0 +1,91 @@
+"""Finding records by key and by time (store-format 3 "by time lookup", 5).
+
+Decides: which of the index's candidates really have the key (hashes collide), and the queue offset for a time.
+Does not decide: who may ask. Called by: message store, in a thread (cold reads).
+"""
+
+from __future__ import annotations
+
+import struct
+
+from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
+from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from rmq_ray.store.queue.index_service import IndexService
+from rmq_ray.store.reading.reading import LogReader
+from rmq_ray.codec.record import decode_record, host_lengths
+
+_ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matched
+_SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
+
+
+def query_by_key(reader: LogReader, index: IndexService, visible: int, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
+    """Whole records of ``topic`` with the key (UNIQ_KEY or one of KEYS) stored in [begin, end], newest first."""
+    found: list[bytes] = []
+    until_ms = end_ms
+    for _ in range(_ROUNDS):
+        offsets = index.query(topic, key, max_num, begin_ms, until_ms)
+        oldest_ms = until_ms
+        for log_offset in sorted(offsets, reverse=True):
+            record = reader.record_at(log_offset, visible)
+            if record is None:
+                continue
+            oldest_ms = min(oldest_ms, store_ms_of(record))
+            if _has_key(record, topic, key):
+                found.append(record)
+        if found or not offsets or oldest_ms <= begin_ms or oldest_ms >= until_ms:
+            break
+        until_ms = oldest_ms - 1
+    return found[:max_num]
+
+
+def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int) -> int:
+    """Queue offset of the record stored at ``at_ms``, else the nearer neighbour (a tie: the earlier); 0 when records cannot be read."""
+    low, high = queue.min_offset, queue.max_offset
+    if low >= high:
+        return 0
+    begin, end = low, high  # invariant: before begin all are earlier, from end on none is
+    while begin < end:  # ends: the range halves
+        middle = (begin + end) // 2
+        stored_ms = _store_ms_at(reader, queue, visible, middle)
+        if stored_ms is None:
+            return 0
+        if stored_ms < at_ms:
+            begin = middle + 1
+        else:
+            end = middle
+    if begin == high:
+        return high - 1
+    if begin == low:
+        return low
+    left, right = _store_ms_at(reader, queue, visible, begin - 1), _store_ms_at(reader, queue, visible, begin)
+    if left is None or right is None:
+        return 0
+    return begin if right == at_ms or right - at_ms < at_ms - left else begin - 1
+
+
+def store_ms_of(record: bytes) -> int:
+    """The store time in a record's bytes."""
+    born_len = host_lengths(int.from_bytes(record[36:40], "big"))[0]
+    stored: int = struct.unpack_from(">q", record, 48 + born_len)[0]
+    return stored
+
+
+def _store_ms_at(reader: LogReader, queue: ConsumeQueue, visible: int, offset: int) -> int | None:
+    """Store time of entry ``offset``, or of the next one that is not blank."""
+    for at in range(offset, min(offset + _SKIP_MAX, queue.max_offset)):
+        raw = queue.read(at, 1)
+        if not raw:
+            return None
+        log_offset, size, _ = ENTRY.unpack(raw)
+        if size != BLANK_SIZE:
+            record = reader.record_at(log_offset, visible)
+            return None if record is None else store_ms_of(record)
+    return None
+
+
+def _has_key(record: bytes, topic: str, key: str) -> bool:
+    decoded = decode_record(record)
+    if decoded.topic != topic:
+        return False
+    properties = decode_properties(decoded.properties)
+    return properties.get(UNIQUE_KEY) == key or key in properties.get(KEYS, "").split(" ")

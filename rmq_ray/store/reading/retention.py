@@ -1,0 +1,225 @@
+"""Which old segments of the log go, and removing them together with what was derived from them (store-format 13).
+
+    why a cycle deletes                          which segments it may take, oldest first, at most 10
+    the hour is one of delete_when               older than reserved_hours
+    the disk is fuller than 0.75                 older than reserved_hours
+    an administrator asked (20 cycles)           older than reserved_hours
+    the disk is fuller than 0.85                 any
+    the disk is fuller than 0.90                 any; and writes are refused until it is emptier
+
+Never the segment that is written to or one behind it; never one that a bulk read has pinned, until the pin's deadline; the first
+segment that stays ends the cycle. Decides that (``decide`` is pure), and the order: log first, then consume queues and
+index below the log's new beginning. Called by: the message store's ``clean``, in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Protocol
+
+from rmq_ray.clock import Clock
+from rmq_ray.config import StoreConfig
+from rmq_ray.errors import StoreError
+from rmq_ray.files import FileSystem
+from rmq_ray.store.queue.index_service import IndexService
+from rmq_ray.store.queue.queue_table import QueueTable
+
+MANUAL_CYCLES = 20  # RocketMQ's MAX_MANUAL_DELETE_FILE_TIMES
+DELETE_PAUSE_MS = 100  # deleteCommitLogFilesInterval: unlinking 1 GiB blocks some file systems
+PINS_MAX = 10_000
+_HOUR_MS = 3_600_000
+
+
+class Reason(Enum):
+    """Why a cycle deletes, the strongest reason that holds."""
+
+    NONE = "none"
+    TIME = "time"
+    MANUAL = "manual"
+    SPACE = "space"
+    FORCED = "forced"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What the decision needs of one segment: log offsets [start, end), and when it was last written to."""
+
+    start: int
+    end: int
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """Outcome of a decision: starts of the segments to remove, oldest first; whether writes must be refused."""
+
+    delete: tuple[int, ...]
+    disk_full: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a cycle did. ``begin``: the log offset where the log begins now."""
+
+    begin: int
+    segments: int
+    queue_files: int
+    index_files: int
+    disk_full: bool
+    reason: Reason
+
+
+class Segment(Protocol):
+    """A segment as the chain hands it out."""
+
+    @property
+    def start(self) -> int:
+        """First log offset."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Log offset behind the last byte."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Its file."""
+        ...
+
+
+class Chain(Protocol):
+    """What the executor needs of the log's segments."""
+
+    @property
+    def begin(self) -> int:
+        """Where the log begins."""
+        ...
+
+    def segments(self) -> Sequence[Segment]:
+        """All, oldest first."""
+        ...
+
+    def remove_first(self) -> bool:
+        """Remove the oldest; False for the last one."""
+        ...
+
+
+def decide(
+    segments: Sequence[SegmentFacts], now_ms: int, disk_ratio: float, config: StoreConfig, *, log_end: int, manual: bool = False, pinned_from: int | None = None
+) -> RetentionPlan:
+    """The cycle's plan. ``segments`` oldest first; ``log_end``: where the next record goes; ``pinned_from``: the lowest log
+    offset that a bulk read still needs.
+    """
+    reason = _reason(now_ms, disk_ratio, config, manual)
+    disk_full = disk_ratio > config.disk_full_ratio
+    delete: list[int] = []
+    if reason is not Reason.NONE:
+        old_ms = now_ms - config.reserved_hours * _HOUR_MS
+        for segment in segments[: config.delete_files_max]:
+            expired = segment.modified_ms <= old_ms or reason is Reason.FORCED
+            if not expired or segment.end > log_end or (pinned_from is not None and segment.end > pinned_from):
+                break
+            delete.append(segment.start)
+    return RetentionPlan(tuple(delete), disk_full, reason)
+
+
+def is_delete_hour(now_ms: int, delete_when: str) -> bool:
+    """Whether the local hour is one of a ``;``-separated list."""
+    hour = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone().hour
+    return any(part.strip().isdigit() and int(part) == hour for part in delete_when.split(";"))
+
+
+def _reason(now_ms: int, disk_ratio: float, config: StoreConfig, manual: bool) -> Reason:
+    if disk_ratio > config.disk_force_ratio:
+        return Reason.FORCED
+    if disk_ratio > config.disk_delete_ratio:
+        return Reason.SPACE
+    if manual:
+        return Reason.MANUAL
+    return Reason.TIME if is_delete_hour(now_ms, config.delete_when) else Reason.NONE
+
+
+class Pins:
+    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's loop asks.
+
+    ``first_id``: ids rise from there; a start of the broker must not give out those of the one before, which readers may still give back.
+    """
+
+    def __init__(self, first_id: int = 1) -> None:
+        self._pins: dict[int, tuple[int, int]] = {}
+        self._next = first_id
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def pin(self, from_log_offset: int, deadline_ms: int) -> int:
+        """Keep everything from ``from_log_offset`` on until ``deadline_ms``; returns the pin's id. ``StoreError`` when there are too many."""
+        if len(self._pins) >= PINS_MAX:
+            raise StoreError(f"{PINS_MAX} bulk reads have pinned segments of this store; end some or wait for their deadlines")
+        pin_id, self._next = self._next, self._next + 1
+        self._pins[pin_id] = (from_log_offset, deadline_ms)
+        return pin_id
+
+    def unpin(self, pin_id: int) -> None:
+        """Give a pin back; an unknown one is fine."""
+        self._pins.pop(pin_id, None)
+
+    def lowest(self, now_ms: int) -> int | None:
+        """The lowest pinned log offset; pins past their deadline are dropped. None = nothing is pinned."""
+        pins = dict(self._pins)
+        for pin_id, (_, deadline_ms) in pins.items():
+            if deadline_ms <= now_ms:
+                self._pins.pop(pin_id, None)
+        return min((offset for offset, deadline_ms in pins.values() if deadline_ms > now_ms), default=None)
+
+
+class Retention:
+    """Executes cycles. ``path``: where the disk's usage is asked for."""
+
+    def __init__(self, chain: Chain, queues: QueueTable, index: IndexService | None, files: FileSystem, config: StoreConfig, clock: Clock) -> None:
+        self.pins = Pins(clock.now_ms())
+        self.disk_full = False
+        self._chain = chain
+        self._queues = queues
+        self._index = index
+        self._files = files
+        self._config = config
+        self._clock = clock
+        self._manual_cycles = 0
+        self._cleaned_to = -1
+
+    def request(self) -> None:
+        """An administrator wants expired segments gone now, whatever the hour: the next 20 cycles delete."""
+        self._manual_cycles = MANUAL_CYCLES
+
+    def run(self, now_ms: int, log_end: int) -> RetentionReport:
+        """One cycle. On return the removed segments and what was derived from them alone are gone from disk."""
+        manual, self._manual_cycles = self._manual_cycles > 0, max(0, self._manual_cycles - 1)
+        facts = [SegmentFacts(s.start, s.end, self._files.modified_ms(s.path)) for s in self._chain.segments()[: self._config.delete_files_max + 1]]
+        ratio = self._files.disk_ratio(self._config.path)
+        plan = decide(facts, now_ms, ratio, self._config, log_end=log_end, manual=manual, pinned_from=self.pins.lowest(now_ms))
+        self.disk_full = plan.disk_full
+        removed = self._remove(plan.delete)
+        begin = self._chain.begin
+        queue_files = index_files = 0
+        if begin != self._cleaned_to:
+            self._queues.set_min_log_offset(begin)
+            queue_files = self._queues.delete_files_before_min()
+            index_files = self._index.delete_before(begin) if self._index is not None else 0
+            self._cleaned_to = begin
+        return RetentionReport(begin, removed, queue_files, index_files, plan.disk_full, plan.reason)
+
+    def _remove(self, starts: Sequence[int]) -> int:
+        removed = 0
+        for start in starts:
+            if removed:
+                self._clock.sleep_ms(DELETE_PAUSE_MS)
+            if self._chain.begin != start or not self._chain.remove_first():
+                break
+            removed += 1
+        return removed

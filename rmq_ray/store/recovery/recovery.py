@@ -1,0 +1,231 @@
+"""From the bytes on disk after any stop to a log with a known end, and consume queues, index and windows that match it.
+
+    1 begin     our checkpoint, if it is valid: this boot wrote it, or everything it names was synced; its queues and index are
+                there; the log still has the record it remembers. Else RocketMQ's rule (store-format 7): from the third-last segment
+                after a clean stop, else from the newest whose first record is older than RocketMQ's checkpoint; never behind the
+                queues' end; from the very beginning when queues are missing.
+    2 scan      valid records are queued and indexed again (what was there changes nothing), frames enter the windows
+    3 end       at the first bytes that are no record. A frame that is not whole there goes too. Below the last position known to be
+                durable, broken bytes are put into quarantine and skipped instead
+    4 cut       everything behind the end is removed for good and synced; queues, windows and epochs follow
+
+Decides all that. Does not decide: validity of a record (``log_scan``), what is queued (``redispatch``).
+Called by: message store, in the caller's thread. Invariants: repeatable (a recovery that was interrupted starts again and ends
+the same), idempotent (a second one changes nothing but the epoch).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from rmq_ray.errors import StoreMissing
+from rmq_ray.store.frames.frame_tracker import FrameTracker
+from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
+from rmq_ray.store.log.quarantine import Quarantine
+from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.store.recovery.redispatch import Redispatcher
+from rmq_ray.store.log.segment import Segment
+from rmq_ray.store.log.segment_chain import SegmentChain
+
+logger = logging.getLogger("rmq_ray.store")
+
+BUFFER_BYTES = 8 << 20
+FRAME_BYTES_MAX = 48 << 20  # a frame that a connection can bring has 16 MiB
+_ZERO_READ = 4 << 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did. Positions are log offsets."""
+
+    clean: bool = True
+    """The last stop was clean."""
+    begin: int = 0
+    """Where reading began."""
+    end: int = 0
+    """Where the log ends now."""
+    records: int = 0
+    """Valid records that were read."""
+    cut_bytes: int = 0
+    """Bytes of records and parts of records that were removed behind ``end`` (0 = there was nothing)."""
+    incomplete_frames: int = 0
+    """Frames that lack records and stand because others follow."""
+    quarantined: list[tuple[int, int, str]] = field(default_factory=list)
+    """(log offset, bytes, fault) of broken stretches that were skipped."""
+    last_record: int = -1
+    """Where the last record begins; -1 = there is none."""
+    last_ms: int = 0
+    """Its store time."""
+    epoch: int = 0
+    epoch_raised: bool = False
+    sound: bool = True
+    """The log has all that was ever acknowledged or shown of it, as far as it can be told: no host died with bytes of it that were not on disk."""
+    way: str = "new log"
+    """Why reading began where it did."""
+    duration_ms: float = 0.0
+
+
+class LogRecovery:
+    """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of the cache was lost;
+    ``strict_from``: we wrote what begins there or later.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it reads, where it goes, and three facts
+        self,
+        chain: SegmentChain,
+        target: Redispatcher,
+        frames: FrameTracker,
+        quarantine: Quarantine,
+        body_bytes_max: int,
+        *,
+        durable: int,
+        same_boot: bool,
+        check_crc: bool,
+        strict_from: int,
+    ) -> None:
+        self._chain = chain
+        self._target = target
+        self._frames = frames
+        self._quarantine = quarantine
+        self._record_max = body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        self._durable = durable
+        self._same_boot = same_boot
+        self._check_crc = check_crc
+        self._strict_from = strict_from
+        self._buffer = bytearray(min(BUFFER_BYTES, max(chain.segment_bytes, OVERHEAD_BYTES)))
+
+    def run(self, begin: int, report: RecoveryReport) -> int:
+        """Read from ``begin`` to the end of the log; returns that end."""
+        report.begin = at = begin
+        while True:  # ends: at rises with every round, to the chain's end at the latest
+            segment = self._chain.find(at)
+            if segment is None or segment.end - at < BLANK_BYTES_MIN:
+                return at
+            following, end = self._read_from(segment, at, report)
+            if following is None:
+                return end
+            at = following
+
+    def _read_from(self, segment: Segment, at: int, report: RecoveryReport) -> tuple[int | None, int]:
+        """One buffer of records from ``at``; (where to go on or None, the end if there is nothing to go on to)."""
+        view = memoryview(self._buffer)[: min(len(self._buffer), segment.end - at)]
+        view = view[: segment.file.pread_into(view, at - segment.start)]
+        segment.file.read_ahead(at - segment.start + len(view), len(self._buffer))
+        result = scan_buffer(view, at, self._record_max, self._check_crc, self._strict_from)
+        records, stop = result.records, result.stop
+        whole = at + len(view) >= segment.end
+        if stop is Stop.MORE and whole:
+            stop = Stop.BAD  # a record cannot cross the segment's end
+        incomplete = self._frames.incomplete_at_end(records)
+        if stop is Stop.MORE:
+            if incomplete < len(records):
+                records = records.part(0, incomplete)
+            if not len(records) and self._grow():
+                return at, at
+            if not len(records):
+                records = result.records  # a mark that no frame can have: taken for complete
+            self._accept(records, report)
+            return (int(records.ends[-1]) + at if len(records) else None), at
+        return self._settle(segment, result.end, stop, result.fault, records, incomplete, report)
+
+    def _settle(  # noqa: PLR0913 - one step of one loop, cut here to keep both readable
+        self, segment: Segment, end: int, stop: Stop, fault: str, records: ScannedRecords, incomplete: int, report: RecoveryReport
+    ) -> tuple[int | None, int]:
+        """The records end at ``end`` for another reason than the buffer's size."""
+        following = segment.end if stop is Stop.BLANK else self._skip_broken(segment, end, stop, fault, report)
+        if incomplete < len(records) and (following is None or not self._has_record(following)):
+            cut = records.base + int(records.starts[incomplete])
+            self._accept(records.part(0, incomplete), report)
+            return None, cut
+        self._accept(records, report)
+        if incomplete < len(records):
+            report.incomplete_frames += 1
+        return following, end
+
+    def _skip_broken(self, segment: Segment, end: int, stop: Stop, fault: str, report: RecoveryReport) -> int | None:
+        """Where valid records go on behind broken bytes that were sound once; None = the log ends here."""
+        if end >= self._durable and (stop is Stop.END or not self._same_boot):
+            return None
+        found = self._find_after(segment, end)
+        if found is None:
+            return None
+        why = fault or "zeros where records were"
+        self._quarantine.add(end, found - end, why)
+        report.quarantined.append((end, found - end, why))
+        return found
+
+    def _find_after(self, segment: Segment | None, end: int) -> int | None:
+        """The first valid record behind ``end``, in this segment or a later one."""
+        at = end
+        while segment is not None:  # ends: at most every segment once
+            found = self._find_in(segment, at)
+            if found is not None:
+                return found
+            at = segment.end
+            segment = self._chain.find(at)
+        return None
+
+    def _find_in(self, segment: Segment, at: int) -> int | None:
+        limit = min(segment.end, segment.start + segment.file.data_end())
+        skip = 1 if at > segment.start or self._broken_first(segment) else 0
+        while at < limit:  # ends: at rises by at least half a buffer
+            data = segment.read(at, len(self._buffer) if len(self._buffer) > 2 * self._record_max else 2 * self._record_max)
+            found = find_valid(memoryview(data), at, skip)
+            if found is not None:
+                return found
+            if at + len(data) >= limit:
+                return None
+            at += max(1, len(data) - self._record_max)
+            skip = 0
+        return None
+
+    def _broken_first(self, segment: Segment) -> bool:
+        return not self._has_record(segment.start)
+
+    def _has_record(self, log_offset: int) -> bool:
+        segment = self._chain.find(log_offset)
+        if segment is None:
+            return False
+        view = memoryview(segment.read(log_offset, self._record_max))
+        return len(scan_buffer(view, log_offset, self._record_max, self._check_crc).records) > 0
+
+    def _accept(self, records: ScannedRecords, report: RecoveryReport) -> None:
+        report.incomplete_frames += self._frames.add(records)
+        self._target.add(records)
+        report.records += len(records)
+        if len(records):
+            report.last_record = records.base + int(records.starts[-1])
+            report.last_ms = int(records.store_ms[-1])
+
+    def _grow(self) -> bool:
+        """A larger buffer for a frame or record that does not fit; False when it is large enough for any."""
+        if len(self._buffer) >= FRAME_BYTES_MAX:
+            return False
+        self._buffer = bytearray(min(FRAME_BYTES_MAX, max(2 * len(self._buffer), self._record_max)))
+        return True
+
+
+def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
+    """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last one that does not, 0 if all do."""
+    last = log_offset
+    zeros = bytes(_ZERO_READ)
+    for segment in chain.segments():
+        if segment.end <= log_offset:
+            continue
+        at = max(segment.start, log_offset)
+        limit = min(segment.end, segment.start + segment.file.data_end())
+        while at < limit:  # ends: at rises
+            data = segment.read(at, min(_ZERO_READ, limit - at))
+            if not data:
+                break
+            if data != (zeros if len(data) == len(zeros) else bytes(len(data))):
+                last = at + len(data.rstrip(b"\0"))
+            at += len(data)
+    return last - log_offset
+
+
+def check_reaches(chain: SegmentChain, durable: int) -> None:
+    """``StoreMissing`` when the log is shorter than what was durable: part of the store was lost or replaced."""
+    if durable > chain.end:
+        raise StoreMissing(f"{chain.directory} ends at {chain.end}, but {durable} bytes were durable; mount the right disk or restore it", chain.directory)

@@ -1,0 +1,249 @@
+"""What is stopped on purpose stays stopped, what is started again is tried until it is there, and nobody stops the copy that the others need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from rmq_ray.actors import gateway, names
+from rmq_ray.actors.control import controller
+from rmq_ray.actors.control import copy_service
+from rmq_ray.actors.control.controller import ControllerShell
+from rmq_ray.actors.control.copy_service import CopyService
+from rmq_ray.actors.control.elections import Elections
+from rmq_ray.actors.control.members import Crew, Member, others_of
+from rmq_ray.actors.control.plan import ClusterPlan, make_plan
+from rmq_ray.actors.control.supervise import Ping
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+
+BROKER = "broker-a"
+
+
+@dataclass
+class Actors:
+    """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is killed; ``slow``: set while a creation waits for it."""
+
+    alive: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+    slow: dict[str, asyncio.Event] = field(default_factory=dict)
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    async def create_in_thread(self, shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> str:
+        if name in self.slow:
+            await self.slow[name].wait()
+        if name in self.refused:
+            raise ClusterError(f"Ray's control plane does not answer: {name}", name)
+        self.alive.add(name)
+        return name
+
+    async def find_again(self, name: str) -> str | None:
+        return name if name in self.alive else None
+
+    async def call_async(self, handle: str, method: str, *_arguments: Any, timeout_s: float = 0.0) -> Any:
+        if handle not in self.alive:
+            raise ClusterError(f"actor {handle} died", handle)
+        self.told.append((handle, method))
+        return {"serving": f"address of {handle}", "status": {"identity": "i"}}.get(method)
+
+    async def ping_handle(self, handle: str, timeout_s: float) -> Ping:
+        return Ping.ANSWERED if handle in self.alive else Ping.MISSING
+
+    def kill(self, name: str, *, for_good: bool = True) -> bool:
+        if name not in self.kept:
+            self.alive.discard(name)
+        return True
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
+    found = Actors()
+    for name in ("create_in_thread", "find_again", "call_async", "ping_handle", "kill"):
+        monkeypatch.setattr(gateway, name, getattr(found, name))
+    monkeypatch.setattr(gateway, "kill_worker", found.kill)
+    monkeypatch.setattr("rmq_ray.actors.control.members.GONE_MS", 60)
+    monkeypatch.setattr(copy_service, "START_MS", 60)
+    return found
+
+
+@dataclass
+class Election:
+    """What the controller decided last."""
+
+    serving_master: int | None
+    sync_state_set: tuple[int, ...] = (0, 1, 2)
+
+    def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
+        if self.serving_master is None or replica not in self.sync_state_set:
+            return None
+        return tuple(number for number in self.sync_state_set if number != replica)
+
+    async def promote(self, _replica: int | None, _force: bool) -> None:
+        self.serving_master = next(number for number in self.sync_state_set if number != self.serving_master)
+
+
+class Decided:
+    """Elections of one broker."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+
+    def of(self, _broker_name: str) -> Election:
+        return self._election
+
+
+def trio(replication: str = "sync", replicas: int = 2) -> ClusterPlan:
+    return make_plan(
+        "c", brokers=1, name_servers=1, store_path="/x", flush="async", foreign="closed", host="127.0.0.1", ports=(0, 0), secret=b"s" * 32,
+        replicas=replicas, replication=replication,
+    )  # fmt: skip
+
+
+async def built(election: Election, plan: ClusterPlan | None = None) -> tuple[Crew, CopyService]:
+    crew = Crew()
+    for member in others_of(plan or trio(), {}, may_create_stores=True):
+        await crew.create(member)
+    return crew, CopyService("c", crew, cast(Elections, Decided(election)), dict)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 10))
+
+
+def copy(replica: int) -> str:
+    return names.broker("c", BROKER, replica)
+
+
+async def supervised(crew: Crew) -> None:
+    for member in crew.supervised():
+        await crew.look_after(member)
+
+
+def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopped(actors: Actors) -> None:
+    async def work() -> None:
+        crew, service = await built(Election(0))
+        await service.stop(BROKER, 1, False)
+        actors.refused.add(copy(1))
+        with pytest.raises(ClusterError, match="control plane"):
+            await service.start(BROKER, 1)
+        assert crew.histories()[copy(1)]["stopped"]
+        actors.refused.clear()
+        assert await service.start(BROKER, 1) == {"was": "stopped", "address": f"address of {copy(1)}"}
+        assert not crew.histories()[copy(1)]["stopped"]
+        actors.kill(copy(1))
+        await supervised(crew)
+        assert copy(1) in actors.alive
+
+    run(work())
+
+
+def test_while_nobody_reigns_a_copy_is_stopped_with_force_only(actors: Actors) -> None:
+    async def work() -> None:
+        for replication in ("sync", "async"):
+            _, service = await built(Election(None), trio(replication))
+            with pytest.raises(PromotionRefused, match=r"nobody takes sends of broker-a now.*broker list.*with force"):
+                await service.stop(BROKER, 1, False)
+            assert copy(1) in actors.alive
+            assert (await service.stop(BROKER, 1, True))["was"] == "running"
+            assert copy(1) not in actors.alive
+
+    run(work())
+
+
+def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(actors: Actors) -> None:
+    async def work() -> None:
+        _, service = await built(Election(0))
+        assert (await service.stop(BROKER, 0, False))["master"] == 1
+        for replica in (1, 2):
+            with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync, 2 are needed"):
+                await service.stop(BROKER, replica, False)
+        await service.start(BROKER, 0)
+        await service.stop(BROKER, 2, False)
+
+    run(work())
+
+
+def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors: Actors) -> None:
+    async def work() -> None:
+        crew, service = await built(Election(0))
+        hold = names.hold_service("c", names.replica_key(BROKER, 1))
+        actors.kept.add(copy(1))
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="still there: try again"):
+                await service.stop(BROKER, 1, False)
+            assert {copy(1), hold} <= actors.alive
+        actors.kept.clear()
+        assert (await service.stop(BROKER, 1, False))["was"] == "stopped"
+        assert not {copy(1), hold} & actors.alive and (copy(1), "stop") in actors.told and (hold, "stop") in actors.told
+        await supervised(crew)
+        assert not {copy(1), hold} & actors.alive
+
+    run(work())
+
+
+def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fail_are_told(actors: Actors) -> None:
+    async def work() -> None:
+        crew, service = await built(Election(0))
+        for replica in range(3):
+            await service.stop(BROKER, replica, True)
+        actors.refused |= {copy(0), copy(1)}
+        with pytest.raises(ClusterError, match=r"2 of 3 stopped copies do not start: .*c/broker-a/0: .*c/broker-a/1: "):
+            await service.start_all()
+        assert copy(2) in actors.alive and [member.name for member in crew.all_resting() if member.key] == [copy(0), copy(1)]
+        actors.refused = {copy(1)}
+        with pytest.raises(RmqError, match="control plane does not answer: c/broker-a/1"):
+            await service.start_all()
+        actors.refused.clear()
+        assert await service.start_all() == [copy(1)] and not crew.all_resting()
+
+    run(work())
+
+
+def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the_stop_returns(actors: Actors) -> None:
+    async def work() -> None:
+        crew, service = await built(Election(0))
+        actors.kill(copy(1))
+        actors.slow[copy(1)] = asyncio.Event()
+        creating = asyncio.create_task(supervised(crew))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(service.stop(BROKER, 1, False))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        actors.slow[copy(1)].set()
+        await stopping
+        await creating
+        assert copy(1) not in actors.alive and crew.histories()[copy(1)]["stopped"]
+        await supervised(crew)
+        assert copy(1) not in actors.alive
+        assert (await service.start(BROKER, 1))["was"] == "stopped"
+
+    run(work())
+
+
+def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = trio("async", replicas=0)
+    monkeypatch.setattr(controller, "is_restart", lambda: True)
+    monkeypatch.setattr(controller, "be_urgent", lambda: None)
+
+    def member(found: Member) -> str:
+        return found.name
+
+    async def work() -> None:
+        actors.alive |= set(map(member, others_of(plan, {}, may_create_stores=False)))
+        server = actors.slow[names.name_server("c", 0)] = asyncio.Event()
+        shell = ControllerShell(plan)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await shell.stop_copy(BROKER, 0, False)
+        server.set()
+        while (await shell.state())[0] != "serving":
+            await asyncio.sleep(0)
+        assert copy(0) not in actors.alive and (await shell.members())[copy(0)]["stopped"]
+        assert await shell.start_copies() == [copy(0)] and copy(0) in actors.alive
+
+    run(work())

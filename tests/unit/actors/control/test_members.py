@@ -1,0 +1,98 @@
+"""What the controller does about a member that does not answer, and that it does nothing where Ray's control plane cannot say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rmq_ray.actors import gateway
+from rmq_ray.actors.control.members import Crew, Member, others_of
+from rmq_ray.actors.name_server import NameServerShell
+from rmq_ray.actors.control.plan import make_plan
+from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors.control.supervise import Ping
+from rmq_ray.errors import ClusterError
+
+MEMBER = Member("c/broker-a/0", ReplicaShell, ("config", b"secret", True, None), None, "broker-a")
+
+
+class Ray:
+    """What the gateway would ask; ``found``: what a look-up says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ping: Ping, found: Any) -> None:
+        self.created: list[tuple[Any, ...]] = []
+        self.killed: list[Any] = []
+        self.pinged: list[Any] = []
+
+        async def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
+            self.created.append(arguments)
+            return f"handle {len(self.created)}"
+
+        async def answer(handle: Any, timeout_s: float) -> Ping:
+            self.pinged.append(handle)
+            return ping
+
+        async def look(name: str) -> Any:
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(gateway, "create_in_thread", create)
+        monkeypatch.setattr(gateway, "ping_handle", answer)
+        monkeypatch.setattr(gateway, "find_again", look)
+        monkeypatch.setattr(gateway, "kill_handle", self.killed.append)
+
+
+def look_after(rounds: int) -> None:
+    async def run() -> None:
+        crew = Crew()
+        await crew.create(MEMBER)
+        for _ in range(rounds):
+            for member in crew.all():
+                await crew.look_after(member)
+
+    asyncio.run(run())
+
+
+def test_a_member_that_is_gone_is_created_again_on_its_store_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch, Ping.MISSING, None)
+    look_after(2)
+    assert [arguments[2] for arguments in ray.created] == [True, False]
+
+
+def test_an_actor_that_somebody_else_made_under_the_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch, Ping.MISSING, "another handle")
+    look_after(2)
+    assert len(ray.created) == 1
+    assert ray.pinged == ["handle 1", "another handle"]
+
+
+def test_while_the_control_plane_cannot_say_nobody_is_created_or_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch, Ping.MISSING, ClusterError("no answer"))
+    look_after(10)
+    assert (len(ray.created), ray.killed) == (1, [])
+
+
+def test_a_member_that_hangs_is_killed_by_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray(monkeypatch, Ping.SILENT, None)
+    look_after(4)
+    assert ray.killed == ["handle 1"]
+
+
+def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
+    plan = make_plan(
+        "c", brokers=1, name_servers=1, store_path="/x", flush="async", foreign="closed", host="127.0.0.1", ports=(0, 0), secret=b"s" * 32, replicas=1
+    )
+    found = others_of(plan, {"broker-a/1": "known"}, may_create_stores=True)
+    assert [member.name for member in found] == ["c/broker-a/hold", "c/broker-a/0", "c/broker-a/1/hold", "c/broker-a/1"]
+    brokers = [member for member in found if member.key]
+    assert [member.shell for member in brokers] == [ReplicaShell, ReplicaShell]
+    assert [(member.arguments[2], member.arguments[3]) for member in brokers] == [(True, None), (False, "known")]
+
+
+def test_a_name_server_that_is_created_again_looks_for_its_own_port() -> None:
+    first = Member("c/name-server-0", NameServerShell, ("config", b"secret"), None)
+    assert first.again.arguments == ("config", b"secret", True)
+    assert first.again.again.arguments == first.again.arguments

@@ -1,0 +1,108 @@
+"""Tasks of a loop that wait for a topic's queues go on in the order in which they came, whatever comes while they are woken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from rmq_ray.client.producer.async_route_wait import AsyncFinding
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ClientError, NoRoute
+from rmq_ray.model.ids import MessageQueue
+
+QUEUES = [MessageQueue("orders", "broker-a", 0)]
+
+
+class Core:
+    """A producer whose queues are known as soon as the thread that looks them up knows them, before the loop hears of it."""
+
+    group = "web"
+    clock = SYSTEM_CLOCK
+
+    def __init__(self) -> None:
+        self.known: list[MessageQueue] | None = None
+        self.fails: Exception | None = None
+        self.go_on = threading.Event()
+
+    def known_queues(self, topic: str) -> list[MessageQueue] | None:
+        return self.known
+
+    def finding(self, topic: str) -> Core:
+        return self
+
+    def attempt(self, until_ms: float) -> list[MessageQueue]:
+        self.go_on.wait(5)
+        if self.fails is not None:
+            raise self.fails
+        self.known = QUEUES
+        return QUEUES
+
+    def left_ms(self, timeout_ms: float, began_ms: float) -> float:
+        return timeout_ms
+
+    def closed_while_finding(self, topic: str) -> ClientError:
+        return ClientError("the producer was closed")
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> None:
+    async def run() -> list[int]:
+        core, order = Core(), []
+        finding = AsyncFinding(cast(Any, core))
+
+        async def one(n: int) -> None:
+            assert (await finding.queues("orders", 5_000.0))[0] == QUEUES
+            order.append(n)
+
+        tasks = [asyncio.create_task(one(0)), asyncio.create_task(one(1))]
+        await asyncio.sleep(0)
+        lookup = finding._lookups["orders"]
+        core.go_on.set()
+        while core.known is None:
+            await asyncio.sleep(0)
+        passed = 0
+        while len(tasks) < 40:  # one each turn of the loop, before, while and after the first ones are woken
+            if passed >= turns or lookup.found.done():
+                tasks.append(asyncio.create_task(one(len(tasks))))
+            passed += 1
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        finding.close()
+        return order
+
+    assert asyncio.run(run()) == list(range(40))
+
+
+def test_an_error_reaches_all_who_wait_and_the_next_one_looks_again() -> None:
+    async def run() -> None:
+        core = Core()
+        core.fails = NoRoute("no such topic", "orders")
+        finding = AsyncFinding(cast(Any, core))
+        waiting = [asyncio.create_task(finding.queues("orders", 5_000.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        core.go_on.set()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [NoRoute, asyncio.CancelledError, NoRoute]
+        core.fails = None
+        assert (await finding.queues("orders", 5_000.0))[0] == QUEUES
+        finding.close()
+
+    asyncio.run(run())
+
+
+def test_closing_tells_who_waits() -> None:
+    async def run() -> None:
+        core = Core()
+        finding = AsyncFinding(cast(Any, core))
+        waiting = asyncio.create_task(finding.queues("orders", 5_000.0))
+        await asyncio.sleep(0)
+        finding.close()
+        core.go_on.set()
+        with pytest.raises(ClientError, match="closed"):
+            await waiting
+
+    asyncio.run(run())

@@ -1,0 +1,168 @@
+"""Offsets of groups and bounds of queues: through a whole broker core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from rmq_ray.model.fastjson import loads
+from rmq_ray.model.topics import TopicConfig
+from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire.codes import RequestCode as Code
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from tests.support.brokers.broker_bench import Bench, unpacked
+from tests.support.faults.fake_peer import FakePeer
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path).open()
+    yield made
+    made.close()
+
+
+def query(bench: Bench, group: str = "billing", queue_id: int = 0) -> Command:
+    return bench.ask(Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": "orders", "queueId": str(queue_id)})
+
+
+def update(bench: Bench, offset: int, group: str = "billing", peer: FakePeer | None = None, oneway: bool = False) -> Command | None:
+    if bench.core.tables.topics.get("orders") is None:
+        bench.send(bodies_=[b"x"] * 400)
+    fields = {"consumerGroup": group, "topic": "orders", "queueId": "0", "commitOffset": str(offset)}
+    return bench.core.handle(bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=oneway), peer or FakePeer())
+
+
+@pytest.mark.seed("S4-032")
+def test_a_new_group_begins_at_zero_while_the_queue_is_still_in_memory(bench: Bench) -> None:
+    bench.send()
+    answer = query(bench)
+    assert answer.code == 0 and answer.fields == {"offset": "0"}
+
+
+def test_who_wants_to_know_whether_a_group_ever_committed_is_told_as_by_rocketmq_5(bench: Bench) -> None:
+    bench.send()
+    asked = {"consumerGroup": "billing", "topic": "orders", "queueId": "0"}
+    for zero, code in (("false", ResponseCode.QUERY_NOT_FOUND), ("true", ResponseCode.SUCCESS)):
+        assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": zero}).code == code
+    update(bench, 0)
+    assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": "false"}).fields == {"offset": "0"}
+
+
+@pytest.mark.seed("S4-222")
+def test_a_new_group_on_a_queue_that_lost_its_beginning_is_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = bench.core.keeper.store
+    monkeypatch.setattr(type(store), "bounds", lambda self, topic, queue_id: (100, 200))
+    assert query(bench).code == ResponseCode.QUERY_NOT_FOUND
+    monkeypatch.undo()
+
+
+@pytest.mark.seed("S4-213", "S4-223", "S3-146")
+def test_committed_offsets_are_answered_to_any_member(bench: Bench) -> None:
+    answer = update(bench, 335)
+    assert answer is not None and answer.code == 0 and answer.fields == {}
+    assert query(bench).fields == {"offset": "335"}
+
+
+def test_oneway_commits_get_no_answer(bench: Bench) -> None:
+    assert update(bench, 5, oneway=True) is None
+    assert query(bench).fields == {"offset": "5"}
+
+
+def test_an_administrator_may_lower_with_an_answered_request_and_a_stranger_oneway_may_not(bench: Bench) -> None:
+    update(bench, 100)
+    update(bench, 50, oneway=True)
+    assert query(bench).fields == {"offset": "100"}
+    answer = update(bench, 50)
+    assert answer is not None and answer.code == 0 and query(bench).fields == {"offset": "50"}
+
+
+def test_a_consumer_is_no_administrator_of_its_group_even_after_it_left(bench: Bench) -> None:
+    peer = FakePeer()
+    bench.heartbeat(peer, client_id="c1")
+    update(bench, 100, peer=peer)
+    bench.ask(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "billing"}, peer=peer)
+    answer = update(bench, 50, peer=peer)
+    assert answer is not None and answer.code == ResponseCode.SYSTEM_ERROR and query(bench).fields == {"offset": "100"}
+
+
+@pytest.mark.seed("S4-226", "S4-026", "S3-146", "S4-113")
+def test_offsets_are_written_after_ten_seconds_and_then_each_five(bench: Bench) -> None:
+    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    update(bench, 1)
+    bench.clock.advance_ms(9_999)
+    bench.core.tick()
+    assert not path.exists()
+    bench.clock.advance_ms(1)
+    bench.core.tick()
+    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 1}}}
+    update(bench, 2)
+    bench.clock.advance_ms(5_000)
+    bench.core.tick()
+    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 2}}}
+
+
+@pytest.mark.seed("S4-227")
+def test_the_file_has_rocketmqs_form_and_is_read_back(tmp_path: Path) -> None:
+    table = {
+        "TopicTest@please_rename_unique_group_name_4": {0: 1, 1: 0, 2: 0, 3: 0},
+        "TopicTest@TopicTest-Consumer": {0: 335, 1: 335, 2: 333},
+        "%RETRY%rocket-mq-consumer-demo@rocket-mq-consumer-demo": {0: 0},
+        "rocket-mq-topic@rocket-mq-consumer-demo": {0: 0, 1: 0, 2: 1, 3: 1},
+    }
+    bench = Bench(tmp_path).open()
+    for key, queues in table.items():
+        topic, group = key.split("@")
+        bench.core.tables.topics.put(TopicConfig(topic, 4, 4))
+        for queue_id, offset in queues.items():
+            for _ in range(offset):
+                bench.send(topic, queue_id) if offset < 10 and not topic.startswith("%") else None
+            bench.core.tables.offsets.commit(topic, group, queue_id, offset, "c")
+    bench.close()
+    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    assert loads(path.read_text()) == {"offsetTable": table}
+    assert "{0:335,1:335,2:333}" in "".join(path.read_text().split())
+    again = Bench(tmp_path).open(create=False)
+    expected = {**table, "TopicTest@TopicTest-Consumer": {0: 1, 1: 0, 2: 0}}
+    found = bodies_admin.decode_offset_table(again.ask(Code.GET_ALL_CONSUMER_OFFSET).body)
+    assert found == expected, "offsets beyond the log's end were clamped to it"
+    assert again.core.tables.offsets.clamped == 3
+    again.close()
+
+
+def test_bounds_of_queues(bench: Bench) -> None:
+    bench.send(bodies_=[b"x"] * 3)
+
+    def ask(code: int, queue_id: int = 0, topic: str = "orders", **more: str) -> dict[str, str] | None:
+        return bench.ask(code, {"topic": topic, "queueId": str(queue_id), **more}).fields
+
+    assert ask(Code.GET_MAX_OFFSET) == {"offset": "3"} and ask(Code.GET_MIN_OFFSET) == {"offset": "0"}
+    assert ask(Code.GET_MAX_OFFSET, topic="absent") == {"offset": "0"}, "what does not exist is empty, not an error"
+    assert ask(Code.GET_EARLIEST_MSG_STORETIME) == {"timestamp": str(bench.clock.now_ms())}
+    assert ask(Code.GET_EARLIEST_MSG_STORETIME, queue_id=1) == {"timestamp": "-1"}
+
+
+def test_offsets_by_time_are_nearest_and_never_beyond_the_last_message(bench: Bench) -> None:
+    start = bench.clock.now_ms()
+    for _ in range(4):
+        bench.send()
+        bench.clock.advance_ms(1_000)
+
+    def at(ms: int) -> str:
+        fields = bench.ask(Code.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "orders", "queueId": "0", "timestamp": str(ms)}).fields
+        assert fields is not None
+        return fields["offset"]
+
+    assert [at(start + delta) for delta in (-5_000, 0, 1_000, 3_000, 99_000)] == ["0", "0", "1", "3", "3"]
+
+
+def test_bounds_of_many_topics_in_one_request(bench: Bench) -> None:
+    bench.send("orders", 1)
+    found = unpacked(bench.ask(Code.QUEUE_BOUNDS, None, msgpack.packb(["orders", "absent"])))
+    assert found == {"orders": {0: [0, 0], 1: [0, 1], 2: [0, 0], 3: [0, 0]}}
+    assert set(unpacked(bench.ask(Code.QUEUE_BOUNDS, None, msgpack.packb([])))) == set(bench.core.tables.topics.names())
+    assert bench.ask(Code.QUEUE_BOUNDS, None, json.dumps("x").encode()).code == ResponseCode.SYSTEM_ERROR
