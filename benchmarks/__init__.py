@@ -1,1 +1,3 @@
-"""Measurements: ``python -m benchmarks`` (``make bench``), ``python -m benchmarks --peers`` (``make bench-peers``)."""
+"""Measurements: ``python -m benchmarks`` (``make bench``), ``python -m benchmarks --peers`` (``make
+bench-peers``).
+"""

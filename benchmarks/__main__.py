@@ -67,20 +67,50 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default all")
-    parser.add_argument("--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look")
-    parser.add_argument("--peers", action="store_true", help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before")
-    parser.add_argument("--ahead", action="store_true", help="precedence over the machine's other work (root; for dataframe, flat, replication and scan)")
-    parser.add_argument("--log-gb", type=float, default=0.0, help="replication: copy a log of so many GB, too; needs 2.2 times that on the disk")
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
-    parser.add_argument("--markdown", type=Path, default=None, help="also write them as a table to this file")
-    parser.add_argument("--directory", default=None, help="where the stores go; default the system's temporary directory")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="1 = full length; 0.1 for a quick look"
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before",
+    )
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help=(
+            "precedence over the machine's other work (root; for dataframe, flat, replication "
+            "and scan)"
+        ),
+    )
+    parser.add_argument(
+        "--log-gb",
+        type=float,
+        default=0.0,
+        help="replication: copy a log of so many GB, too; needs 2.2 times that on the disk",
+    )
+    parser.add_argument(
+        "--json", type=Path, default=None, help="also write the figures to this file"
+    )
+    parser.add_argument(
+        "--markdown", type=Path, default=None, help="also write them as a table to this file"
+    )
+    parser.add_argument(
+        "--directory",
+        default=None,
+        help="where the stores go; default the system's temporary directory",
+    )
     arguments = parser.parse_args()
     names = arguments.names or list(PEERS if arguments.peers else PARTS)
     for name in names:
         if name not in PARTS:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     with scene(arguments.scale, arguments.directory) as where:
-        where.with_peers, where.ahead, where.log_gb = arguments.peers, arguments.ahead, arguments.log_gb
+        where.with_peers, where.ahead, where.log_gb = (
+            arguments.peers,
+            arguments.ahead,
+            arguments.log_gb,
+        )
         for name in names:
             if arguments.peers:
                 where.peers.update(run_peers(PEERS.get(name, [])))
@@ -100,15 +130,29 @@ def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
     kafka = [name for name in names if name in kafka_peer.BENCHES]
     java = [name for name in names if name not in kafka]
     found = {}
-    for product, command in (("RocketMQ 4.9.7", ["tools/interop.py", "bench", *java]), ("Kafka 3.9.1", ["-m", "benchmarks.kafka_peer", *kafka])):
+    for product, command in (
+        ("RocketMQ 4.9.7", ["tools/interop.py", "bench", *java]),
+        ("Kafka 3.9.1", ["-m", "benchmarks.kafka_peer", *kafka]),
+    ):
         if command[-1] in names:
-            done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-            for line in [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]:
+            done = subprocess.run(
+                [sys.executable, *command],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=600,
+            )
+            for line in [
+                json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+            ]:
                 print(f"    Apache {product}, {line}", flush=True)
                 found[line["bench"]] = line
     silent = sorted(set(names) - set(found))
     if silent:
-        sys.exit(f"no figure came from the peers for {', '.join(silent)}: their targets cannot be judged; see what they wrote above")
+        sys.exit(
+            f"no figure came from the peers for {', '.join(silent)}: their targets cannot be "
+            f"judged; see what they wrote above"
+        )
     return found
 
 

@@ -1,7 +1,9 @@
-"""What is derived from the log, alone: ``python benchmarks/bench_derived.py [directory]``. One process, one thread.
+"""What is derived from the log, alone: ``python benchmarks/bench_derived.py [directory]``. One
+process, one thread.
 
-Every figure stands beside a floor taken in the same run: the bare system call, or the copy, that the same bytes need whatever
-the code around it does. Best of several rounds: other processes on the machine can only make it worse.
+Every figure stands beside a floor taken in the same run: the bare system call, or the copy, that
+the same bytes need whatever the code around it does. Best of several rounds: other processes on the
+machine can only make it worse.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.model.ids import FrameId
 from rmq_ray.codec.arrow_reader import to_batch
-from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY, ConsumeQueue
-from rmq_ray.files import FileSystem
 from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.files import FileSystem
+from rmq_ray.model.ids import FrameId
+from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY, ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService, hash_unique_keys
 from rmq_ray.store.queue.queue_table import QueueTable
 
@@ -40,7 +43,9 @@ def best_us(action: Callable[[], object], rounds: int = 7, calls: int = 50) -> f
     return best * 1e6
 
 
-def show(what: str, value: float, unit: str, floor: float | None = None, floor_is: str = "") -> None:
+def show(
+    what: str, value: float, unit: str, floor: float | None = None, floor_is: str = ""
+) -> None:
     """One line; ``floor`` in the same unit."""
     beside = f"   floor {floor:7.3f} ({floor_is}), x {value / floor:.1f}" if floor else ""
     print(f"{what:<52}{value:9.3f} {unit}{beside}")
@@ -48,20 +53,45 @@ def show(what: str, value: float, unit: str, floor: float | None = None, floor_i
 
 def bench_index(directory: Path) -> None:
     """Keys a batch of 1,000, single keys, queries, flush."""
-    index = IndexService(str(directory / "index"), 5_000_000, 20_000_000, FileSystem(), SYSTEM_CLOCK)
+    index = IndexService(
+        str(directory / "index"), 5_000_000, 20_000_000, FileSystem(), SYSTEM_CLOCK
+    )
     chance = np.random.default_rng(1)
-    keys = [np.frombuffer(chance.bytes(BATCH * 16).hex().upper().encode(), np.uint8).reshape(BATCH, 32) for _ in range(64)]
+    keys = [
+        np.frombuffer(chance.bytes(BATCH * 16).hex().upper().encode(), np.uint8).reshape(BATCH, 32)
+        for _ in range(64)
+    ]
     hashes = [hash_unique_keys("BenchTopic", matrix) for matrix in keys]
     offsets = np.arange(BATCH, dtype=np.int64) * 200
     for values in hashes:
         index.put_many(values, offsets, 1)  # the slots' pages are there now
     turn = iter(range(1 << 30))
     floor = bare_pwrite_us(directory, BATCH * 20) / BATCH
-    show("hash of unique keys", best_us(lambda: hash_unique_keys("BenchTopic", keys[next(turn) % 64])) / BATCH, "us/key")
-    show("put_many, 1,000 keys", best_us(lambda: index.put_many(hashes[next(turn) % 64], offsets, 1)) / BATCH, "us/key", floor, "pwrite of the items")
+    show(
+        "hash of unique keys",
+        best_us(lambda: hash_unique_keys("BenchTopic", keys[next(turn) % 64])) / BATCH,
+        "us/key",
+    )
+    show(
+        "put_many, 1,000 keys",
+        best_us(lambda: index.put_many(hashes[next(turn) % 64], offsets, 1)) / BATCH,
+        "us/key",
+        floor,
+        "pwrite of the items",
+    )
     texts = [bytes(row).decode() for matrix in keys for row in matrix]
-    show("put, single keys", best_us(lambda: index.put("BenchTopic", (texts[next(turn) % 64_000],), 1, 1), calls=5_000), "us/key")
-    show("query of one key", best_us(lambda: index.query("BenchTopic", texts[next(turn) % 64_000], 32, 0, FOREVER), calls=500), "us")
+    show(
+        "put, single keys",
+        best_us(lambda: index.put("BenchTopic", (texts[next(turn) % 64_000],), 1, 1), calls=5_000),
+        "us/key",
+    )
+    show(
+        "query of one key",
+        best_us(
+            lambda: index.query("BenchTopic", texts[next(turn) % 64_000], 32, 0, FOREVER), calls=500
+        ),
+        "us",
+    )
     started = time.perf_counter()
     index.flush()
     show("flush of the items", (time.perf_counter() - started) * 1e3, "ms")
@@ -86,10 +116,27 @@ def bench_queue(directory: Path) -> None:
         first = queue.max_offset
         queue.append(first, ENTRY.pack(first * 200, 200, 7))
 
-    batch_floor, one_floor = bare_pwrite_us(directory, BATCH * 20) / BATCH, bare_pwrite_us(directory, 20)
-    show("consume queue append, 1,000 entries", best_us(append_batch) / BATCH, "us/entry", batch_floor, "pwrite")
-    show("consume queue append, 1 entry", best_us(append_one, calls=2_000), "us", one_floor, "pwrite")
-    show("consume queue read, 32 entries", best_us(lambda: queue.read(next(turn) % 300_000, 32), calls=2_000), "us", bare_pread_us(directory, 640), "pread")
+    batch_floor, one_floor = (
+        bare_pwrite_us(directory, BATCH * 20) / BATCH,
+        bare_pwrite_us(directory, 20),
+    )
+    show(
+        "consume queue append, 1,000 entries",
+        best_us(append_batch) / BATCH,
+        "us/entry",
+        batch_floor,
+        "pwrite",
+    )
+    show(
+        "consume queue append, 1 entry", best_us(append_one, calls=2_000), "us", one_floor, "pwrite"
+    )
+    show(
+        "consume queue read, 32 entries",
+        best_us(lambda: queue.read(next(turn) % 300_000, 32), calls=2_000),
+        "us",
+        bare_pread_us(directory, 640),
+        "pread",
+    )
     table = QueueTable(str(directory / "queues"), 300_000, FileSystem())
     for number in range(10_000):
         table.get_or_create(f"topic-{number // 4}", number % 4).append(0, ENTRY.pack(0, 200, 7))
@@ -101,21 +148,37 @@ def bench_queue(directory: Path) -> None:
 
 
 def bench_arrow(body_bytes: int) -> None:
-    """Rows of 1,000-record chunks; the floor copies the bodies once and makes one array of numbers."""
+    """Rows of 1,000-record chunks; the floor copies the bodies once and makes one array of
+    numbers.
+    """
     bodies = [os.urandom(body_bytes) for _ in range(BATCH)]
     unique = [f"UNIQ_KEY\x01C0A8000A3E5418B4AAC20001E240{n:04X}" for n in range(BATCH)]
     kinds = {
         "no properties": unique,
         "tag": [f"TAGS\x01t{n % 5}\x02{key}" for n, key in enumerate(unique)],
-        "key, tag, 2 properties": [f"KEYS\x01order-{n}\x02TAGS\x01t{n % 5}\x02region\x01eu\x02user\x01{n * 77}\x02{key}" for n, key in enumerate(unique)],
+        "key, tag, 2 properties": [
+            f"KEYS\x01order-{n}\x02TAGS\x01t{n % 5}\x02region\x01eu\x02user\x01{n * 77}\x02{key}"
+            for n, key in enumerate(unique)
+        ],
     }
     floor = best_us(lambda: (b"".join(bodies), np.arange(BATCH))) / BATCH
     for name, texts in kinds.items():
         records, sizes = encode_frame("BenchTopic", 0, bodies, texts, 1, FrameId(bytes(16), 1))
-        few = best_us(lambda: to_batch("BenchTopic", "b", records, sizes, ["queue_offset", "store_ts", "body"])) / BATCH  # noqa: B023 - called at once
-        whole = best_us(lambda: to_batch("BenchTopic", "b", records, sizes)) / BATCH  # noqa: B023 - called at once
-        show(f"to_batch {body_bytes:4} B, {name}: offset, time, body", few, "us/row", floor, "join of the bodies")
-        show(f"to_batch {body_bytes:4} B, {name}: all columns ({1 / whole:.2f} M rows/s)", whole, "us/row")
+        columns = ["queue_offset", "store_ts", "body"]
+        few = best_us(partial(to_batch, "BenchTopic", "b", records, sizes, columns)) / BATCH
+        whole = best_us(partial(to_batch, "BenchTopic", "b", records, sizes)) / BATCH
+        show(
+            f"to_batch {body_bytes:4} B, {name}: offset, time, body",
+            few,
+            "us/row",
+            floor,
+            "join of the bodies",
+        )
+        show(
+            f"to_batch {body_bytes:4} B, {name}: all columns ({1 / whole:.2f} M rows/s)",
+            whole,
+            "us/row",
+        )
 
 
 def bare_pwrite_us(directory: Path, count: int) -> float:

@@ -1,10 +1,12 @@
-"""How long a held pull takes to wake: from the send that brings a message to the answer at the consumer.
+"""How long a held pull takes to wake: from the send that brings a message to the answer at the
+consumer.
 
     python -m benchmarks.bench_hold [--cycles 5000] [--parked 10000]
 
-Three processes: this one is producer and consumer (one blocking TCP connection each), a broker that only parks and wakes, the hold
-service. Floors beside it: a bare round trip over a Unix socket between two event loops, and a bare round trip through the
-broker. The same cycles with the hold inside the broker show what the service's own process costs.
+Three processes: this one is producer and consumer (one blocking TCP connection each), a broker that
+only parks and wakes, the hold service. Floors beside it: a bare round trip over a Unix socket
+between two event loops, and a bare round trip through the broker. The same cycles with the hold
+inside the broker show what the service's own process costs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ PULL, SEND, ECHO = b"p", b"s", b"e"
 TARGET_P50_MS, TARGET_P99_MS = 0.2, 1.2
 
 
-# --- the other processes ---------------------------------------------------------------------------------------------
+# --- the other processes --------------------------------------------------------------------------
 
 
 def run_service(path: str) -> None:
@@ -60,7 +62,14 @@ class Broker(asyncio.Protocol):
             if what == PULL:
                 Broker.token += 1
                 self.waiting[self.token] = self.transport
-                self.hold.park(self.token, "t", queue_id, self.max_offset("t", queue_id), SYSTEM_CLOCK.now_ms() + 60_000, None)
+                self.hold.park(
+                    self.token,
+                    "t",
+                    queue_id,
+                    self.max_offset("t", queue_id),
+                    SYSTEM_CLOCK.now_ms() + 60_000,
+                    None,
+                )
             elif what == SEND:
                 self.maxima[queue_id] = self.maxima.get(queue_id, 0) + 1
                 self.hold.arrived("t", queue_id, self.maxima[queue_id], [0])
@@ -85,7 +94,9 @@ def run_broker(path: str | None, parked: int, ready: Connection) -> None:
     async def main() -> None:
         limit = parked + 1_000
         if path:
-            Broker.hold = HoldLink(path, Broker.wake, Broker.max_offset, SYSTEM_CLOCK, parked_max=limit)
+            Broker.hold = HoldLink(
+                path, Broker.wake, Broker.max_offset, SYSTEM_CLOCK, parked_max=limit
+            )
         else:
             Broker.hold = LocalHold(Broker.wake, Broker.max_offset, SYSTEM_CLOCK, parked_max=limit)
         Broker.hold.start()
@@ -118,7 +129,7 @@ def run_echo(path: str) -> None:
     asyncio.run(main())
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def unix_floor(path: str, cycles: int) -> list[float]:
@@ -171,7 +182,9 @@ def echo_floor(port: int, cycles: int) -> list[float]:
 
 
 def wakes(port: int, cycles: int) -> tuple[list[float], float]:
-    """Seconds from the send to the consumer's answer; whole cycles (pull, send, answer of both) a second."""
+    """Seconds from the send to the consumer's answer; whole cycles (pull, send, answer of both) a
+    second.
+    """
     consumer, producer, spent = connect(port), connect(port), []
     start = time.perf_counter()
     for _ in range(cycles):
@@ -203,13 +216,20 @@ def measure(report: Report, cycles: int, parked: int) -> None:
     """All figures into the report."""
     with tempfile.TemporaryDirectory() as directory:
         path, echo_path = os.path.join(directory, "hold.sock"), os.path.join(directory, "echo.sock")
-        helpers = [multiprocessing.Process(target=target, args=(at,), daemon=True) for target, at in ((run_service, path), (run_echo, echo_path))]
+        helpers = [
+            multiprocessing.Process(target=target, args=(at,), daemon=True)
+            for target, at in ((run_service, path), (run_echo, echo_path))
+        ]
         for helper in helpers:
             helper.start()
         while not (os.path.exists(path) and os.path.exists(echo_path)):
             time.sleep(0.05)
         tell(report, "floor: Unix socket round trip", unix_floor(echo_path, cycles))
-        tell(report, "floor: broker round trip", with_broker(None, 0, lambda port: echo_floor(port, cycles)))
+        tell(
+            report,
+            "floor: broker round trip",
+            with_broker(None, 0, lambda port: echo_floor(port, cycles)),
+        )
         for name, link, others in (
             ("hold service", path, 0),
             (f"hold service, {parked} parked on other queues", path, parked),
@@ -224,9 +244,21 @@ def measure(report: Report, cycles: int, parked: int) -> None:
 
 def tell(report: Report, name: str, seconds: list[float], targets: bool = False) -> None:
     """Two lines; with targets a ratio to them, which must not exceed 1."""
-    for share, value, target in zip((50, 99), percentiles(seconds, 50, 99), (TARGET_P50_MS, TARGET_P99_MS), strict=True):
+    for share, value, target in zip(
+        (50, 99), percentiles(seconds, 50, 99), (TARGET_P50_MS, TARGET_P99_MS), strict=True
+    ):
         if targets:
-            report.add(Figure(f"{name}: p{share}", value * 1e3, "ms", "the target", target, 1.0, less_is_better=True))
+            report.add(
+                Figure(
+                    f"{name}: p{share}",
+                    value * 1e3,
+                    "ms",
+                    "the target",
+                    target,
+                    1.0,
+                    less_is_better=True,
+                )
+            )
         else:
             report.tell(f"{name}: p{share}", value * 1e3, "ms")
 

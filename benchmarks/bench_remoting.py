@@ -1,11 +1,13 @@
-"""Round trips and calls a second of one connection to an echo listener in another process, beside a bare socket echo.
+"""Round trips and calls a second of one connection to an echo listener in another process, beside a
+bare socket echo.
 
     python -m benchmarks.bench_remoting [--seconds 2]
 
-Rows: 1, 8 and 64 threads that each wait for their answer, callbacks with 256 in flight, one asyncio connection with 64 in flight, and
-1 MiB bodies. Floors are measured in the same run: a blocking socket that sends the same number of bytes to an asyncio echo without
-frames and reads them back, one at a time and 64 at a time. Targets: 1 thread p50 <= 70 us, 64 threads >= 35,000 calls/s. Both processes
-share the machine's cores; with other work on them the figures mean little.
+Rows: 1, 8 and 64 threads that each wait for their answer, callbacks with 256 in flight, one asyncio
+connection with 64 in flight, and 1 MiB bodies. Floors are measured in the same run: a blocking
+socket that sends the same number of bytes to an asyncio echo without frames and reads them back,
+one at a time and 64 at a time. Targets: 1 thread p50 <= 70 us, 64 threads >= 35,000 calls/s. Both
+processes share the machine's cores; with other work on them the figures mean little.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.wire.frame import BINARY, Command
 
 CREDENTIALS = Credentials("bench", "broker", b"secret of the benchmark")
 BODY = b"x" * 200
@@ -73,7 +75,9 @@ class BareEcho(asyncio.Protocol):
 
 
 async def _serve() -> None:
-    listener = Listener(EchoHandler(), CREDENTIALS, ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "echo")
+    listener = Listener(
+        EchoHandler(), CREDENTIALS, ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "echo"
+    )
     address = await listener.start("127.0.0.1", 0)
     bare = await asyncio.get_running_loop().create_server(BareEcho, "127.0.0.1", 0)
     print(address.port, bare.sockets[0].getsockname()[1], flush=True)
@@ -83,7 +87,11 @@ async def _serve() -> None:
 @contextmanager
 def server() -> Iterator[tuple[Address, Address]]:
     """The echo process: (framed, bare)."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.bench_remoting", "--serve"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.bench_remoting", "--serve"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         framed, bare = process.stdout.readline().split()
@@ -93,7 +101,9 @@ def server() -> Iterator[tuple[Address, Address]]:
         process.wait(10)
 
 
-def measure(name: str, threads: int, call: Callable[[], object], seconds: float, share: int = 1) -> Row:
+def measure(
+    name: str, threads: int, call: Callable[[], object], seconds: float, share: int = 1
+) -> Row:
     """Every thread calls until time is up; ``share``: requests a call stands for."""
     taken: list[list[float]] = [[] for _ in range(threads)]
     stop = threading.Event()
@@ -125,7 +135,11 @@ def floors(bare: Address, seconds: float) -> tuple[Row, Row, Row]:
     scratch = memoryview(bytearray(MIB))
 
     def trip(data: bytes) -> None:
-        sender = threading.Thread(target=sock.sendall, args=(data,), daemon=True) if len(data) >= MIB else None
+        sender = (
+            threading.Thread(target=sock.sendall, args=(data,), daemon=True)
+            if len(data) >= MIB
+            else None
+        )
         if sender is None:
             sock.sendall(data)
         else:
@@ -139,7 +153,9 @@ def floors(bare: Address, seconds: float) -> tuple[Row, Row, Row]:
     one, window, big = b"f" * FRAME_BYTES, b"f" * FRAME_BYTES * IN_FLIGHT, b"f" * MIB
     rows = (
         measure("bare socket, 1 in flight", 1, lambda: trip(one), seconds),
-        measure(f"bare socket, {IN_FLIGHT} frames a trip", 1, lambda: trip(window), seconds, IN_FLIGHT),
+        measure(
+            f"bare socket, {IN_FLIGHT} frames a trip", 1, lambda: trip(window), seconds, IN_FLIGHT
+        ),
         measure("bare socket, 1 MiB", 1, lambda: trip(big), seconds),
     )
     sock.close()
@@ -153,7 +169,9 @@ def callbacks(connection: Connection, seconds: float) -> Row:
     count = 0
     while time.perf_counter() < deadline:
         slots.acquire(timeout=5)
-        connection.request_async(Command(10, body=BODY, serialize=BINARY), 5_000, lambda _: slots.release())
+        connection.request_async(
+            Command(10, body=BODY, serialize=BINARY), 5_000, lambda _: slots.release()
+        )
         count += 1
     for _ in range(256):
         slots.acquire(timeout=5)
@@ -178,7 +196,10 @@ async def in_loop(address: Address, seconds: float) -> Row:
 
 def measure_all(report: Report, seconds: float) -> None:
     """All figures into the report."""
-    command, long = Command(10, body=BODY, serialize=BINARY), Command(10, body=b"m" * MIB, serialize=BINARY)
+    command, long = (
+        Command(10, body=BODY, serialize=BINARY),
+        Command(10, body=b"m" * MIB, serialize=BINARY),
+    )
     with server() as (framed, bare):
         one, many, big = floors(bare, seconds)
         for floor in (one, many, big):
@@ -186,20 +207,47 @@ def measure_all(report: Report, seconds: float) -> None:
         connection = Connection(framed, CREDENTIALS, RemotingLimits(), SYSTEM_CLOCK)
         alone = measure("1 thread", 1, lambda: connection.request(command, 5_000), seconds)
         tell(report, alone, one)
-        report.add(Figure("1 thread: p50", percentiles(alone.times, 50)[0] * 1e6, "us", "the target", TARGET_P50_US, 1.0, less_is_better=True))
-        tell(report, measure("8 threads", 8, lambda: connection.request(command, 5_000), seconds), one)
+        report.add(
+            Figure(
+                "1 thread: p50",
+                percentiles(alone.times, 50)[0] * 1e6,
+                "us",
+                "the target",
+                TARGET_P50_US,
+                1.0,
+                less_is_better=True,
+            )
+        )
+        tell(
+            report,
+            measure("8 threads", 8, lambda: connection.request(command, 5_000), seconds),
+            one,
+        )
         crowd = measure("64 threads", 64, lambda: connection.request(command, 5_000), seconds)
         tell(report, crowd, one)
         report.add(Figure("64 threads", crowd.rate, "1/s", "the target", TARGET_CALLS, 1.0))
         tell(report, callbacks(connection, seconds), many)
         tell(report, asyncio.run(in_loop(framed, seconds)), many)
-        tell(report, measure("4 threads, 1 MiB there and back", 4, lambda: connection.request(long, 20_000), seconds), big)
+        tell(
+            report,
+            measure(
+                "4 threads, 1 MiB there and back",
+                4,
+                lambda: connection.request(long, 20_000),
+                seconds,
+            ),
+            big,
+        )
         connection.close()
 
 
 def tell(report: Report, row: Row, floor: Row | None) -> None:
     """Rate with its ratio to the floor, then p50 and p99."""
-    report.add(Figure(row.name, row.rate, "1/s", floor.name if floor else "", floor.rate if floor else None))
+    report.add(
+        Figure(
+            row.name, row.rate, "1/s", floor.name if floor else "", floor.rate if floor else None
+        )
+    )
     if row.times:
         for share, value in zip((50, 99), percentiles(row.times, 50, 99), strict=True):
             report.tell(f"{row.name}: p{share}", value * 1e6, "us")
@@ -207,7 +255,9 @@ def tell(report: Report, row: Row, floor: Row | None) -> None:
 
 def main() -> None:
     """Command line; exits with 1 when a target is missed."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--seconds", type=float, default=2.0, help="for each row")
     arguments.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.parse_args()

@@ -1,7 +1,9 @@
-"""The store alone, without network: ``python benchmarks/bench_store.py [directory]``. One process, one thread and the store's own.
+"""The store alone, without network: ``python benchmarks/bench_store.py [directory]``. One process,
+one thread and the store's own.
 
-Every figure stands beside a floor taken in the same run on the same disk: a bare ``pwrite`` (or ``pread``) of the same bytes.
-us/msg is the best of several rounds: other processes on the machine can only make it worse.
+Every figure stands beside a floor taken in the same run on the same disk: a bare ``pwrite`` (or
+``pread``) of the same bytes. us/msg is the best of several rounds: other processes on the machine
+can only make it worse.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record import UniqueKeys
 from rmq_ray.config import MIB, StoreConfig
 from rmq_ray.model.ids import FrameId
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import UniqueKeys
 
 KEYS = UniqueKeys("127.0.0.1", os.getpid(), 0x5EED)
 PRODUCER = os.urandom(16)
@@ -48,14 +50,23 @@ def open_store(directory: Path, **changes: object) -> MessageStore:
     return store
 
 
-def frames(count: int, body_bytes: int, number: int, head: str = "TAGS\x01TagA") -> list[tuple[bytearray, Any]]:
-    """Frames with different bodies and sequence numbers. ``head``: properties of each record; ``{}`` in it becomes a number of five digits."""
+def frames(
+    count: int, body_bytes: int, number: int, head: str = "TAGS\x01TagA"
+) -> list[tuple[bytearray, Any]]:
+    """Frames with different bodies and sequence numbers. ``head``: properties of each record;
+    ``{}`` in it becomes a number of five digits.
+    """
     made = []
     for _ in range(number):
         now_ms = SYSTEM_CLOCK.now_ms()
         bodies = [os.urandom(body_bytes) for _ in range(count)]
-        properties = [f"{head.format(10_000 + n)}\x02UNIQ_KEY\x01{key}" for n, key in enumerate(KEYS.take(now_ms, count))]
-        records, sizes = encode_frame("BenchTopic", 0, bodies, properties, now_ms, FrameId(PRODUCER, next(SEQUENCE)))
+        properties = [
+            f"{head.format(10_000 + n)}\x02UNIQ_KEY\x01{key}"
+            for n, key in enumerate(KEYS.take(now_ms, count))
+        ]
+        records, sizes = encode_frame(
+            "BenchTopic", 0, bodies, properties, now_ms, FrameId(PRODUCER, next(SEQUENCE))
+        )
         made.append((bytearray(records), sizes))
     return made
 
@@ -66,7 +77,13 @@ SEQUENCE = iter(range(1 << 62))
 def bench_append(directory: Path) -> None:
     """append_frame against one pwrite of the frame."""
     tag, keyed = "TAGS\x01TagA", "KEYS\x01o-{}\x02TAGS\x01TagA"
-    for count, body_bytes, number, head in ((1000, 100, 40, tag), (400, 1024, 40, tag), (1000, 100, 40, keyed), (850, 1024, 20, keyed), (1, 100, 3000, tag)):
+    for count, body_bytes, number, head in (
+        (1000, 100, 40, tag),
+        (400, 1024, 40, tag),
+        (1000, 100, 40, keyed),
+        (850, 1024, 20, keyed),
+        (1, 100, 3000, tag),
+    ):
         best, floor = float("inf"), float("inf")
         store = open_store(directory / f"append-{count}-{len(head)}")
         fd = os.open(directory / "floor", os.O_CREAT | os.O_RDWR)
@@ -87,7 +104,8 @@ def bench_append(directory: Path) -> None:
         store.shutdown()
         per = 1e6 / (number * count)
         print(
-            f"append_frame {count} x {body_bytes} B{', keyed' * (head is keyed)}: {best * per:.3f} us/msg, floor {floor * per:.3f}, ratio {best / floor:.1f}",
+            f"append_frame {count} x {body_bytes} B{', keyed' * (head is keyed)}: "
+            f"{best * per:.3f} us/msg, floor {floor * per:.3f}, ratio {best / floor:.1f}",
             flush=True,
         )
 
@@ -101,11 +119,19 @@ def bench_read(directory: Path) -> None:
         length = store.end_offset // 10_000 * count
         path = next((directory / f"read-{count}-{body_bytes}" / "commitlog").iterdir())
         fd = os.open(path, os.O_RDONLY)
-        floor = best_us(lambda turn, fd=fd, length=length: os.pread(fd, length, turn % 100) and None, 5, 50)
-        taken = best_us(lambda turn, store=store, count=count: check(store, turn % 50 * 100, count), 5, 50)
+        floor = best_us(
+            lambda turn, fd=fd, length=length: os.pread(fd, length, turn % 100) and None, 5, 50
+        )
+        taken = best_us(
+            lambda turn, store=store, count=count: check(store, turn % 50 * 100, count), 5, 50
+        )
         os.close(fd)
         store.shutdown()
-        print(f"get_messages {count} x {body_bytes} B: {taken:.1f} us, floor {floor:.1f}, ratio {taken / floor:.1f}", flush=True)
+        print(
+            f"get_messages {count} x {body_bytes} B: {taken:.1f} us, floor {floor:.1f}, "
+            f"ratio {taken / floor:.1f}",
+            flush=True,
+        )
 
 
 def check(store: MessageStore, offset: int, count: int) -> None:
@@ -114,7 +140,9 @@ def check(store: MessageStore, offset: int, count: int) -> None:
 
 
 def bench_recovery(directory: Path) -> None:
-    """Seconds a GB without our checkpoint (everything is read, checked, queued and indexed), and with it."""
+    """Seconds a GB without our checkpoint (everything is read, checked, queued and indexed), and
+    with it.
+    """
     for count, body_bytes, number in ((1000, 100, 400), (400, 1024, 250), (1, 100, 60_000)):
         path = directory / f"recover-{count}-{body_bytes}"
         store = open_store(path)
@@ -133,7 +161,11 @@ def bench_recovery(directory: Path) -> None:
         floor = time.perf_counter() - started
         gb = total / 1e9
         what = f"recovery of {count} x {body_bytes} B frames ({total / 1e6:.0f} MB)"
-        print(f"{what}: {without / gb:.2f} s/GB, floor {floor / gb:.2f}, ratio {without / floor:.1f}; with our checkpoint {with_checkpoint:.3f} s", flush=True)
+        print(
+            f"{what}: {without / gb:.2f} s/GB, floor {floor / gb:.2f}, ratio "
+            f"{without / floor:.1f}; with our checkpoint {with_checkpoint:.3f} s",
+            flush=True,
+        )
         del data
 
 
@@ -151,7 +183,9 @@ def reopen_s(path: Path) -> float:
 
 def main() -> None:
     """All of it, in a directory that is removed."""
-    root = Path(tempfile.mkdtemp(prefix="bench-store-", dir=sys.argv[1] if len(sys.argv) > 1 else None))
+    root = Path(
+        tempfile.mkdtemp(prefix="bench-store-", dir=sys.argv[1] if len(sys.argv) > 1 else None)
+    )
     try:
         bench_append(root)
         bench_read(root)

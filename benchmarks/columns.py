@@ -1,4 +1,6 @@
-"""``send_arrow``: columns of body, key and tag, one producer actor; against Apache Kafka 3.9.1's librdkafka producer (value and key)."""
+"""``send_arrow``: columns of body, key and tag, one producer actor; against Apache Kafka 3.9.1's
+librdkafka producer (value and key).
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,34 @@ ROUNDS = 3
 
 def run(scene: Scene, mq: rmq.Cluster) -> None:
     """100 B and 1 KB; medians of the rounds."""
-    for label, size, peer, target in (("100 B", 100, "kafka_100", 0.7), ("1 KB", 1_024, "kafka_1k", 1.0)):
+    for label, size, peer, target in (
+        ("100 B", 100, "kafka_100", 0.7),
+        ("1 KB", 1_024, "kafka_1k", 1.0),
+    ):
         topic = f"columns-{size}"
         mq.admin.create_topic(topic, queues=4)
-        producer = rmq.ProducerActor.options(num_cpus=0).remote(topic, cluster=mq.name, send_timeout_ms=30_000)
-        rates = ray.get(producer.run.remote(send_columns, topic, scene.count(1_000_000 if size == 100 else 400_000), size))
+        producer = rmq.ProducerActor.options(num_cpus=0).remote(
+            topic, cluster=mq.name, send_timeout_ms=30_000
+        )
+        rates = ray.get(
+            producer.run.remote(
+                send_columns, topic, scene.count(1_000_000 if size == 100 else 400_000), size
+            )
+        )
         ray.get(producer.close.remote())
         ray.kill(producer)
         kafka = scene.peer(peer, "per_second")
         rate = statistics.median(rates)
-        scene.report.add(Figure(f"send_arrow, {label}, key and tag", rate, "msg/s", "Kafka", kafka, None if kafka is None else target))
+        scene.report.add(
+            Figure(
+                f"send_arrow, {label}, key and tag",
+                rate,
+                "msg/s",
+                "Kafka",
+                kafka,
+                None if kafka is None else target,
+            )
+        )
 
 
 def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -> list[float]:
@@ -36,8 +56,16 @@ def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -
     import pyarrow as pa
 
     rows = min(ROWS, messages)
-    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), rows, [None, pa.py_buffer(os.urandom(rows * size))])
-    table = pa.table({"body": bodies.cast(pa.binary()), "id": [f"o-{n}" for n in range(rows)], "origin": ["eu" if n % 2 else "us" for n in range(rows)]})
+    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), rows, [None, pa.py_buffer(os.urandom(rows * size))]
+    )
+    table = pa.table(
+        {
+            "body": bodies.cast(pa.binary()),
+            "id": [f"o-{n}" for n in range(rows)],
+            "origin": ["eu" if n % 2 else "us" for n in range(rows)],
+        }
+    )
     rates = []
     for turn in range(ROUNDS + 1):  # the first one warms up
         times = 1 if turn == 0 else max(1, messages // rows)

@@ -1,4 +1,5 @@
-"""Consuming a backlog: a push consumer's batches of 32, single messages and Arrow batches, a pull consumer's polls; against the Java push consumer.
+"""Consuming a backlog: a push consumer's batches of 32, single messages and Arrow batches, a pull
+consumer's polls; against the Java push consumer.
 
 Every body is read: message by message, or as a column.
 """
@@ -36,14 +37,30 @@ def run(scene: Scene) -> None:
             pushed = consume_rate(mq, topic, messages)
             tell(f"push consume {label}, listener batch 32", pushed, 1.5)
             queue(f"push consume {label}, listener batch 32", pushed, None)
-            Teller(scene, "push consume", pushed)(f"simple consume {label}, 2 workers", simple_rate(mq, topic, messages), 0.5)
-            tell(f"push consume {label}, Arrow batches", arrow_rate(mq, topic, messages), 6.0 if size == 100 else None)
-            tell(f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None)
+            Teller(scene, "push consume", pushed)(
+                f"simple consume {label}, 2 workers", simple_rate(mq, topic, messages), 0.5
+            )
+            tell(
+                f"push consume {label}, Arrow batches",
+                arrow_rate(mq, topic, messages),
+                6.0 if size == 100 else None,
+            )
+            tell(
+                f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None
+            )
             tell(f"poll {label}, to_arrow", pull_rate(mq, topic, messages, bodies_of_columns), None)
             if size == 100:
-                Teller(scene, "push consume", pushed)("push consume 100 B in order, listener batch 32", ordered_rate(mq, topic, messages), 0.7)
+                Teller(scene, "push consume", pushed)(
+                    "push consume 100 B in order, listener batch 32",
+                    ordered_rate(mq, topic, messages),
+                    0.7,
+                )
                 tell = Teller(scene, "Java push, batch 1", scene.peer("consume_one", "per_second"))
-                tell("push consume 100 B, listener batch 1", consume_rate(mq, topic, messages, batch_size=1), 0.5)
+                tell(
+                    "push consume 100 B, listener batch 1",
+                    consume_rate(mq, topic, messages, batch_size=1),
+                    0.5,
+                )
 
 
 class Teller:
@@ -56,27 +73,54 @@ class Teller:
 
     def __call__(self, what: str, rate: float, target: float | None) -> None:
         """``target``: the ratio to reach."""
-        self._report.add(Figure(what, rate, "msg/s", self._name, self._value, None if self._value is None else target))
+        self._report.add(
+            Figure(
+                what,
+                rate,
+                "msg/s",
+                self._name,
+                self._value,
+                None if self._value is None else target,
+            )
+        )
 
 
 def consume_rate(mq: rmq.Cluster, topic: str, messages: int, batch_size: int = 32) -> float:
     """Messages a second from the first delivery to the last, as a list of messages."""
-    return _rate(mq, topic, Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))), batch_size=batch_size)
+    return _rate(
+        mq,
+        topic,
+        Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))),
+        batch_size=batch_size,
+    )
 
 
 def ordered_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
     """The same in the order of each queue, one batch of a queue at a time."""
-    return _rate(mq, topic, Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))), batch_size=32, orderly=True)
+    return _rate(
+        mq,
+        topic,
+        Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))),
+        batch_size=32,
+        orderly=True,
+    )
 
 
 def arrow_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
     """The same as Arrow batches with all columns."""
-    return _rate(mq, topic, Counter(messages, lambda batch: (batch.num_rows, batch.column("body").nbytes)), batch="arrow")
+    return _rate(
+        mq,
+        topic,
+        Counter(messages, lambda batch: (batch.num_rows, batch.column("body").nbytes)),
+        batch="arrow",
+    )
 
 
 def pull_rate(mq: rmq.Cluster, topic: str, messages: int, read: Callable[[Any], int]) -> float:
     """Messages a second of one polling thread, from its first batch to its last."""
-    with rmq.PullConsumer(f"{topic}-reader-{read.__name__}", cluster=mq.name, start_from="first") as pc:
+    with rmq.PullConsumer(
+        f"{topic}-reader-{read.__name__}", cluster=mq.name, start_from="first"
+    ) as pc:
         pc.assign(pc.fetch_message_queues(topic))
         count = len(pc.poll(POLL_MESSAGES, timeout=10.0))
         began, first, deadline = time.perf_counter(), count, time.perf_counter() + PATIENCE_S
@@ -101,7 +145,14 @@ def bodies_of_columns(batch: Any) -> int:
 
 def _rate(mq: rmq.Cluster, topic: str, counter: Counter, **options: Any) -> float:
     group = f"{topic}-{options.get('batch', options.get('batch_size'))}{'-ordered' * options.get('orderly', False)}"
-    with rmq.PushConsumer(group, listener=counter, subscriptions={topic: "*"}, start_from="first", cluster=mq.name, **options):
+    with rmq.PushConsumer(
+        group,
+        listener=counter,
+        subscriptions={topic: "*"},
+        start_from="first",
+        cluster=mq.name,
+        **options,
+    ):
         if not counter.complete.wait(PATIENCE_S):
             raise RuntimeError(f"only {counter.count} messages came")
     return counter.count / (counter.ended - counter.began)

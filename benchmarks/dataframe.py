@@ -1,7 +1,9 @@
-"""A topic into Spark: a sum over every body by tag, against the same rows as JSON lines, as Parquet and in Apache Kafka.
+"""A topic into Spark: a sum over every body by tag, against the same rows as JSON lines, as Parquet
+and in Apache Kafka.
 
-The same session, the same query, one executor with two cores for all of them, turn by turn; the quickest turn of each counts. The results must be equal.
-``CPU``: of this process and all that it started (Ray, broker, JVMs, Python workers), which other work on the machine does not change.
+The same session, the same query, one executor with two cores for all of them, turn by turn; the
+quickest turn of each counts. The results must be equal. ``CPU``: of this process and all that it
+started (Ray, broker, JVMs, Python workers), which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ BODY_BYTES = 1_024
 TAGS = 7
 PIECE = 50_000
 """Rows that are made once and sent again and again."""
-TURNS = 9  # JVMs compile what runs often: the way through Python, with its many classes of Arrow, gets quicker for eight turns or so
+# JVMs compile what runs often: the way through Python, with its many classes of Arrow, gets quicker
+# for eight turns or so
+TURNS = 9
 TICKS_S = os.sysconf("SC_CLK_TCK")
 TARGETS = {"JSON lines": 1.0, "Parquet": 0.5, "Spark's Kafka source": 1.5}
 
@@ -47,9 +51,13 @@ def run(scene: Scene) -> None:
         if scene.with_peers:
             address = ends.enter_context(in_kafka(scene.directory / "kafka", rows))
             jars = kafka_peer.class_path(kafka_peer.SPARK_PROJECT).replace(":", ",")
-        session = mqs.session(executor_cores=2, executor_memory="1GB", configs={"spark.jars": jars} if jars else None)
+        session = mqs.session(
+            executor_cores=2, executor_memory="1GB", configs={"spark.jars": jars} if jars else None
+        )
         ends.callback(mqs.stop)
-        ways["topic"] = lambda: mqs.read_topic(session, "rows", columns=["tag", "body"], cluster=mq.name)
+        ways["topic"] = lambda: mqs.read_topic(
+            session, "rows", columns=["tag", "body"], cluster=mq.name
+        )
         ways |= in_files(session, ways["topic"](), scene.directory)
         if jars:
             ways["Spark's Kafka source"] = lambda: from_kafka(session, address)
@@ -70,18 +78,41 @@ def compare(scene: Scene, ways: dict[str, Callable[[], DataFrame]], rows: int) -
             wanted = wanted or sums
             assert sums == wanted and len(sums) == TAGS, f"{name} gave {sums}, the topic {wanted}"
             if turn:
-                seconds[name], cpu[name] = min(taken, seconds.get(name, taken)), min(used, cpu.get(name, used))
+                seconds[name], cpu[name] = (
+                    min(taken, seconds.get(name, taken)),
+                    min(used, cpu.get(name, used)),
+                )
     for name in ways:
         if name != "topic":
-            scene.report.add(Figure("sum of crc32(body) by tag", rows / seconds["topic"], "rows/s", name, rows / seconds[name], TARGETS[name]))
-            scene.report.add(Figure("the same, CPU of all processes", cpu["topic"] / rows * 1e6, "us/row", name, cpu[name] / rows * 1e6))
+            scene.report.add(
+                Figure(
+                    "sum of crc32(body) by tag",
+                    rows / seconds["topic"],
+                    "rows/s",
+                    name,
+                    rows / seconds[name],
+                    TARGETS[name],
+                )
+            )
+            scene.report.add(
+                Figure(
+                    "the same, CPU of all processes",
+                    cpu["topic"] / rows * 1e6,
+                    "us/row",
+                    name,
+                    cpu[name] / rows * 1e6,
+                )
+            )
 
 
 def sums_by_tag(df: DataFrame) -> Sums:
     """The query."""
     from pyspark.sql import functions as f
 
-    return {row["tag"]: row["total"] for row in df.groupBy("tag").agg(f.sum(f.crc32("body")).alias("total")).collect()}
+    return {
+        row["tag"]: row["total"]
+        for row in df.groupBy("tag").agg(f.sum(f.crc32("body")).alias("total")).collect()
+    }
 
 
 def piece(size: int) -> Any:
@@ -89,14 +120,22 @@ def piece(size: int) -> Any:
     import pyarrow as pa
 
     text = base64.b64encode(os.urandom(PIECE * size * 3 // 4 + 3))[: PIECE * size]
-    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), PIECE, [None, pa.py_buffer(text)])
-    return pa.table({"body": bodies.cast(pa.binary()), "tag": [f"t{n % TAGS}" for n in range(PIECE)]})
+    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), PIECE, [None, pa.py_buffer(text)]
+    )
+    return pa.table(
+        {"body": bodies.cast(pa.binary()), "tag": [f"t{n % TAGS}" for n in range(PIECE)]}
+    )
 
 
 def send(mq: rmq.Cluster, topic: str, size: int, rows: int) -> None:
-    """By columns, from one producer actor; the piece stays in Ray's object store for Kafka's producer."""
+    """By columns, from one producer actor; the piece stays in Ray's object store for Kafka's
+    producer.
+    """
     mq.admin.create_topic(topic, queues=4)
-    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(topic, cluster=mq.name, send_timeout_ms=30_000)
+    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(
+        topic, cluster=mq.name, send_timeout_ms=30_000
+    )
     table = pieces.setdefault(size, piece(size))
     ray.get(producer.run.remote(send_pieces, topic, table, rows // PIECE))
     ray.get(producer.close.remote())
@@ -112,8 +151,12 @@ def send_pieces(producer: rmq.Producer, topic: str, table: Any, times: int) -> N
         producer.send_arrow(topic, table, body="body", tag="tag")
 
 
-def in_files(session: SparkSession, df: DataFrame, directory: Path) -> dict[str, Callable[[], DataFrame]]:
-    """The rows as JSON lines and as Parquet (snappy), and how Spark reads them back: with their schema, so that JSON is read once."""
+def in_files(
+    session: SparkSession, df: DataFrame, directory: Path
+) -> dict[str, Callable[[], DataFrame]]:
+    """The rows as JSON lines and as Parquet (snappy), and how Spark reads them back: with their
+    schema, so that JSON is read once.
+    """
     lines, parquet = str(directory / "rows.json"), str(directory / "rows.parquet")
     df.selectExpr("tag", "cast(body as string) as body").write.json(lines)
     df.write.parquet(parquet)
@@ -125,13 +168,24 @@ def in_files(session: SparkSession, df: DataFrame, directory: Path) -> dict[str,
 
 @contextmanager
 def in_kafka(directory: Path, rows: int) -> Iterator[str]:
-    """A broker of Apache Kafka 3.9.1 with the rows in 4 partitions (key = tag) until the block ends; its address."""
+    """A broker of Apache Kafka 3.9.1 with the rows in 4 partitions (key = tag) until the block
+    ends; its address.
+    """
     from confluent_kafka import Producer
 
     directory.mkdir()
     with kafka_peer.broker(directory) as address:
-        producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 20})
-        messages = [{"value": row["body"], "partition": n % 4, "key": row["tag"].encode()} for n, row in enumerate(pieces[BODY_BYTES].to_pylist())]
+        producer = Producer(
+            {
+                "bootstrap.servers": address,
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+            }
+        )
+        messages = [
+            {"value": row["body"], "partition": n % 4, "key": row["tag"].encode()}
+            for n, row in enumerate(pieces[BODY_BYTES].to_pylist())
+        ]
         for _ in range(rows // PIECE):
             for first in range(0, PIECE, kafka_peer.PIECE):
                 part = messages[first : first + kafka_peer.PIECE]
@@ -142,7 +196,13 @@ def in_kafka(directory: Path, rows: int) -> Iterator[str]:
 
 def from_kafka(session: SparkSession, address: str) -> DataFrame:
     """Spark's own source, as its documentation shows it."""
-    frame = session.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", "rows").option("startingOffsets", "earliest").load()
+    frame = (
+        session.read.format("kafka")
+        .option("kafka.bootstrap.servers", address)
+        .option("subscribe", "rows")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
     return frame.selectExpr("cast(key as string) as tag", "value as body")
 
 
@@ -156,7 +216,10 @@ def tree_cpu(pid: int) -> dict[int, int]:
                 fields = (entry / "stat").read_text().rpartition(") ")[2].split()
             except OSError:
                 continue  # it ended meanwhile
-            parents[int(entry.name)], used[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+            parents[int(entry.name)], used[int(entry.name)] = (
+                int(fields[1]),
+                int(fields[11]) + int(fields[12]),
+            )
     found = {}
     for each in parents:
         above = each

@@ -14,8 +14,8 @@ from benchmarks.scene import Scene, rss_anonymous
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.frames.single_message import StoredMessage
+from rmq_ray.store.front.message_store import MessageStore
 
 WAITING = 1_000_000
 RATE = 500  # messages a second that are due while the others wait
@@ -34,7 +34,11 @@ def run(scene: Scene) -> None:
     path = path or scene.directory / name / "broker-a"
     begin = time.perf_counter()
     fill(path, waiting)
-    scene.report.tell(f"{waiting:,} waiting messages written to a store", waiting / (time.perf_counter() - begin), "msg/s")
+    scene.report.tell(
+        f"{waiting:,} waiting messages written to a store",
+        waiting / (time.perf_counter() - begin),
+        "msg/s",
+    )
     begin = time.perf_counter()
     mq = rmq.start(name, store_path=str(scene.directory / name))
     try:
@@ -47,8 +51,12 @@ def run(scene: Scene) -> None:
 
 
 def fill(path: Path, waiting: int) -> None:
-    """Write them as a broker would, due within the quarter of an hour after the measurement, without sockets."""
-    store = MessageStore(StoreConfig(str(path)), SYSTEM_CLOCK, broker_name="broker-a", store_host=("127.0.0.1", 1))
+    """Write them as a broker would, due within the quarter of an hour after the measurement,
+    without sockets.
+    """
+    store = MessageStore(
+        StoreConfig(str(path)), SYSTEM_CLOCK, broker_name="broker-a", store_host=("127.0.0.1", 1)
+    )
     store.open(create=True)
     store.recover()
     store.start(lambda _offset: None)
@@ -57,14 +65,26 @@ def fill(path: Path, waiting: int) -> None:
     for first in range(0, waiting, BATCH):
         items = []
         for number in range(first, min(first + BATCH, waiting)):
-            text = b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01waiting\x02REAL_QID\x010\x02UNIQ_KEY\x01%032X" % (due + int(number * step), number)
-            items.append(struct.pack(">iiiii", 22 + 100 + len(text), 0, 0, 0, 100) + b"x" * 100 + struct.pack(">h", len(text)) + text)
-        store.append_batch_body(StoredMessage(TIMER_TOPIC, 0, b"".join(items), born_ms=SYSTEM_CLOCK.now_ms()))
+            text = (
+                b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01waiting\x02REAL_QID\x010\x02UNIQ_KEY\x01%032X"
+                % (due + int(number * step), number)
+            )
+            items.append(
+                struct.pack(">iiiii", 22 + 100 + len(text), 0, 0, 0, 100)
+                + b"x" * 100
+                + struct.pack(">h", len(text))
+                + text
+            )
+        store.append_batch_body(
+            StoredMessage(TIMER_TOPIC, 0, b"".join(items), born_ms=SYSTEM_CLOCK.now_ms())
+        )
     store.shutdown()
 
 
 def measure(scene: Scene, mq: rmq.Cluster, waiting: int) -> None:
-    """``RATE`` messages a second are due for some seconds; how late each one is stored under its own topic."""
+    """``RATE`` messages a second are due for some seconds; how late each one is stored under its
+    own topic.
+    """
     mq.admin.create_topic("due", queues=1)
     late: list[float] = []
     done = threading.Event()
@@ -72,7 +92,9 @@ def measure(scene: Scene, mq: rmq.Cluster, waiting: int) -> None:
     total = RATE * seconds
 
     def listen(messages: list[rmq.MessageExt], _ctx: object) -> None:
-        late.extend(message.store_ts.timestamp() * 1_000 - float(message.body) for message in messages)
+        late.extend(
+            message.store_ts.timestamp() * 1_000 - float(message.body) for message in messages
+        )
         if len(late) >= total:
             done.set()
 
@@ -82,10 +104,26 @@ def measure(scene: Scene, mq: rmq.Cluster, waiting: int) -> None:
             at = first + timedelta(seconds=number / RATE)
             producer.send_async("due", b"%.3f" % (at.timestamp() * 1_000), deliver_at=at)
         producer.flush(30)
-        with rmq.PushConsumer("bench-delay", listener=listen, subscriptions={"due": "*"}, start_from="first", cluster=mq.name):
+        with rmq.PushConsumer(
+            "bench-delay",
+            listener=listen,
+            subscriptions={"due": "*"},
+            start_from="first",
+            cluster=mq.name,
+        ):
             done.wait(60)
     late.sort()
     worst = late[-1] if late else 60_000.0
-    scene.report.add(Figure(f"delivered late, worst of {len(late):,}, {waiting:,} waiting", worst, "ms", "the limit", 1_000.0, 1.0, True))
+    scene.report.add(
+        Figure(
+            f"delivered late, worst of {len(late):,}, {waiting:,} waiting",
+            worst,
+            "ms",
+            "the limit",
+            1_000.0,
+            1.0,
+            True,
+        )
+    )
     scene.report.tell("delivered late, median", late[len(late) // 2] if late else 60_000.0, "ms")
     scene.report.add(Figure("delivered early", float(sum(1 for value in late if value < 0)), "msg"))

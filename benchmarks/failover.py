@@ -1,7 +1,9 @@
-"""The kill table: who dies in which mode, how long sends and reads stand still, what is lost, what comes twice (docs/reliability.md).
+"""The kill table: who dies in which mode, how long sends and reads stand still, what is lost, what
+comes twice (docs/reliability.md).
 
-A cluster with slaves, a thread that sends one message after the other, a consumer of what it sends, and a second consumer in the middle of a backlog.
-Then a process is killed with -9, or stopped; the run ends when every copy is in the sync state set again and everything acknowledged was consumed.
+A cluster with slaves, a thread that sends one message after the other, a consumer of what it sends,
+and a second consumer in the middle of a backlog. Then a process is killed with -9, or stopped; the
+run ends when every copy is in the sync state set again and everything acknowledged was consumed.
 
     outage of sends   the longest time between two acknowledgements            outage of reads   the same between two messages of the backlog
     lost              acknowledged and never consumed                          repeated          consumed more than once, of both topics
@@ -71,8 +73,10 @@ class Rows:
         sends, reads = [run.sends_s for run in self.runs], [run.reads_s for run in self.runs]
         worst, seen = percentiles(sends, 99)[0], percentiles(reads, 99)[0]
         return (
-            f"| {self.mode} | {self.deed.who} | {self.deed.how} | {len(self.runs)} | {sum(run.lost for run in self.runs)} | "
-            f"{max(run.repeated for run in self.runs)} | {statistics.median(sends):.2f} / {worst:.2f} s | {statistics.median(reads):.2f} / {seen:.2f} s | "
+            f"| {self.mode} | {self.deed.who} | {self.deed.how} | {len(self.runs)} | "
+            f"{sum(run.lost for run in self.runs)} | "
+            f"{max(run.repeated for run in self.runs)} | {statistics.median(sends):.2f} / "
+            f"{worst:.2f} s | {statistics.median(reads):.2f} / {seen:.2f} s | "
             f"{sum(run.replaced for run in self.runs)} |"
         )
 
@@ -80,7 +84,9 @@ class Rows:
 def run(scene: Scene) -> None:
     """Every deed in both modes; 20 times for kill -9 of the master at full scale."""
     print(
-        "| mode | dies | how | runs | lost | repeated, most | sends stand still, median / p99 | reads stand still, median / p99 | another master |", flush=True
+        "| mode | dies | how | runs | lost | repeated, most | sends stand still, median / "
+        "p99 | reads stand still, median / p99 | another master |",
+        flush=True,
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for mode, replicas, replication in MODES:
@@ -88,7 +94,13 @@ def run(scene: Scene) -> None:
             for deed in DEEDS:
                 rows = Rows(mode, deed)
                 for number in range(max(1, round(deed.runs * scene.scale))):
-                    rows.runs.append(one_run(mq, f"{deed.who}-{deed.how}-{number}".replace(" ", "_").replace(",", ""), deed))
+                    rows.runs.append(
+                        one_run(
+                            mq,
+                            f"{deed.who}-{deed.how}-{number}".replace(" ", "_").replace(",", ""),
+                            deed,
+                        )
+                    )
                 print(rows.line(), flush=True)
                 if deed is DEEDS[0]:
                     told(scene, rows)
@@ -96,9 +108,32 @@ def run(scene: Scene) -> None:
 
 def told(scene: Scene, rows: Rows) -> None:
     """The figures that were promised."""
-    reads, sends = (percentiles([value(run) for run in rows.runs], 99)[0] for value in (lambda run: run.reads_s, lambda run: run.sends_s))
-    scene.report.add(Figure(f"{rows.mode}: kill -9 of the master, reads, p99", reads, "s", "a second", 1.0, 1.0, less_is_better=True))
-    scene.report.add(Figure(f"{rows.mode}: kill -9 of the master, sends, p99", sends, "s", "five seconds", 5.0, 1.0, less_is_better=True))
+    reads, sends = (
+        percentiles([value(run) for run in rows.runs], 99)[0]
+        for value in (lambda run: run.reads_s, lambda run: run.sends_s)
+    )
+    scene.report.add(
+        Figure(
+            f"{rows.mode}: kill -9 of the master, reads, p99",
+            reads,
+            "s",
+            "a second",
+            1.0,
+            1.0,
+            less_is_better=True,
+        )
+    )
+    scene.report.add(
+        Figure(
+            f"{rows.mode}: kill -9 of the master, sends, p99",
+            sends,
+            "s",
+            "five seconds",
+            5.0,
+            1.0,
+            less_is_better=True,
+        )
+    )
 
 
 def one_run(mq: rmq.Cluster, name: str, deed: Deed) -> Run:
@@ -122,11 +157,28 @@ def one_run(mq: rmq.Cluster, name: str, deed: Deed) -> Run:
             future.result(60)
     slowly = ConsumerConfig(f"stored-{name}", threshold_messages=50, pull_records=10, concurrency=1)
     with (
-        rmq.PushConsumer(f"live-{name}", listener=listen, subscriptions={live: "*"}, cluster=mq.name, start_from="first"),
-        rmq.PushConsumer(slowly.group, listener=listen_slowly, subscriptions={stored: "*"}, cluster=mq.name, start_from="first", config=slowly),
+        rmq.PushConsumer(
+            f"live-{name}",
+            listener=listen,
+            subscriptions={live: "*"},
+            cluster=mq.name,
+            start_from="first",
+        ),
+        rmq.PushConsumer(
+            slowly.group,
+            listener=listen_slowly,
+            subscriptions={stored: "*"},
+            cluster=mq.name,
+            start_from="first",
+            config=slowly,
+        ),
         Sender(mq, live) as sender,
     ):
-        until(lambda: len(read) > AHEAD and len(sender.times) > AHEAD and sum(arrived.values()) > AHEAD)
+        until(
+            lambda: (
+                len(read) > AHEAD and len(sender.times) > AHEAD and sum(arrived.values()) > AHEAD
+            )
+        )
         begin = time.monotonic()
         deed.do(mq)
         until(lambda: sender.since(begin + 0.5) > AHEAD)
@@ -139,7 +191,13 @@ def one_run(mq: rmq.Cluster, name: str, deed: Deed) -> Run:
     repeated = sum(arrived.values()) - len(arrived) + len(read) - len({body for _, body in read})
     for topic in (live, stored):
         mq.admin.delete_topic(topic)
-    return Run(longest(sender.times, begin), longest([at for at, _ in read], begin), lost, repeated, after != before)
+    return Run(
+        longest(sender.times, begin),
+        longest([at for at, _ in read], begin),
+        lost,
+        repeated,
+        after != before,
+    )
 
 
 class Sender:
@@ -157,7 +215,10 @@ class Sender:
         number = 0
         while not self._stopped.is_set():
             with contextlib.suppress(rmq.RmqError):  # not acknowledged: nothing was promised
-                if self._producer.send(self._topic, b"%d" % number).status is rmq.SendStatus.SEND_OK:
+                if (
+                    self._producer.send(self._topic, b"%d" % number).status
+                    is rmq.SendStatus.SEND_OK
+                ):
                     self.acknowledged.append(number)
                     self.times.append(time.monotonic())
             number += 1
@@ -182,7 +243,7 @@ class Sender:
         self._producer.close()
 
 
-# --- deeds --------------------------------------------------------------------------------------------------------------------------------
+# --- deeds ----------------------------------------------------------------------------------------
 
 
 def kill_master(mq: rmq.Cluster) -> None:
@@ -224,7 +285,10 @@ def kill_master_and_controller(mq: rmq.Cluster) -> None:
 
 def kill_hold_service(mq: rmq.Cluster) -> None:
     """The one beside the master."""
-    os.kill(pid(names.hold_service(mq.name, names.replica_key(BROKER, settled(mq)["master"]))), signal.SIGKILL)
+    os.kill(
+        pid(names.hold_service(mq.name, names.replica_key(BROKER, settled(mq)["master"]))),
+        signal.SIGKILL,
+    )
 
 
 def kill_name_server(mq: rmq.Cluster) -> None:
@@ -234,7 +298,14 @@ def kill_name_server(mq: rmq.Cluster) -> None:
 
 def hand_over(mq: rmq.Cluster) -> None:
     """As `rmq-ray broker promote` does."""
-    gateway.call(gateway.find(names.controller(mq.name)), "promote", BROKER, None, False, timeout_s=PATIENCE_S)
+    gateway.call(
+        gateway.find(names.controller(mq.name)),
+        "promote",
+        BROKER,
+        None,
+        False,
+        timeout_s=PATIENCE_S,
+    )
 
 
 def stop_in_order(mq: rmq.Cluster) -> None:
@@ -245,7 +316,9 @@ def stop_in_order(mq: rmq.Cluster) -> None:
 
 
 def take_out(mq: rmq.Cluster) -> None:
-    """Step by step: `rmq-ray broker drain`, `promote`, `stop` of the old one; then it is started again."""
+    """Step by step: `rmq-ray broker drain`, `promote`, `stop` of the old one; then it is started
+    again.
+    """
     old = settled(mq)["master"]
     mq.admin.drain_broker(BROKER)
     hand_over(mq)
@@ -267,7 +340,7 @@ DEEDS = (
 )
 
 
-# --- asking -------------------------------------------------------------------------------------------------------------------------------
+# --- asking ---------------------------------------------------------------------------------------
 
 
 def settled(mq: rmq.Cluster) -> dict[str, Any]:
@@ -276,7 +349,11 @@ def settled(mq: rmq.Cluster) -> dict[str, Any]:
 
     def check() -> bool:
         with contextlib.suppress(rmq.RmqError):
-            found.update(gateway.call(gateway.find(names.controller(mq.name)), "elections", timeout_s=5.0)[BROKER])
+            found.update(
+                gateway.call(gateway.find(names.controller(mq.name)), "elections", timeout_s=5.0)[
+                    BROKER
+                ]
+            )
             return bool(found["serving"]) and len(found["sync_state_set"]) == len(found["replicas"])
         return False
 
@@ -294,7 +371,9 @@ def pid(actor: str) -> int:
 
 def longest(times: list[float], begin: float) -> float:
     """The longest pause that ends after ``begin``."""
-    return max((later - earlier for earlier, later in pairwise(times) if later > begin), default=PATIENCE_S)
+    return max(
+        (later - earlier for earlier, later in pairwise(times) if later > begin), default=PATIENCE_S
+    )
 
 
 def until(check: Callable[[], bool]) -> None:

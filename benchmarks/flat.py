@@ -1,7 +1,9 @@
-"""Memory while Spark reads many rows: the driver's must stay flat; those of the executors and their Python workers are shown.
+"""Memory while Spark reads many rows: the driver's must stay flat; those of the executors and their
+Python workers are shown.
 
-The topic is read once to warm up and then twice; a thread looks at the processes twice a second. The driver's is this process's private memory and the heap
-of its JVM after a collection, compared before and after; the greatest of the others is that of any look.
+The topic is read once to warm up and then twice; a thread looks at the processes twice a second.
+The driver's is this process's private memory and the heap of its JVM after a collection, compared
+before and after; the greatest of the others is that of any look.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 
 FLAT_BYTES = 64 << 20
 LOOK_S = 0.5
-KINDS = {"Python worker": "-m\0rmq_ray.spark.workers", "executor's JVM": "\0io.ray.runtime.runner.worker.DefaultWorker", "driver's JVM": "SparkSubmit"}
+KINDS = {
+    "Python worker": "-m\0rmq_ray.spark.workers",
+    "executor's JVM": "\0io.ray.runtime.runner.worker.DefaultWorker",
+    "driver's JVM": "SparkSubmit",
+}
 """What stands in their command lines. RayDP's master is a worker of Ray's as well, and smaller."""
 
 
@@ -37,11 +43,18 @@ def run(scene: Scene) -> None:
         session = mqs.session(executor_cores=2, executor_memory="1GB")
         ends.callback(mqs.stop)
         scene.settle()
-        flat(scene, session, lambda: mqs.read_topic(session, "many", columns=["tag", "body"], cluster=mq.name), count)
+        flat(
+            scene,
+            session,
+            lambda: mqs.read_topic(session, "many", columns=["tag", "body"], cluster=mq.name),
+            count,
+        )
 
 
 def flat(scene: Scene, session: SparkSession, frame: Callable[[], DataFrame], rows: int) -> None:
-    """How much this process and the heap of the driver's JVM grow while many rows are read, against a limit of 64 MB together."""
+    """How much this process and the heap of the driver's JVM grow while many rows are read, against
+    a limit of 64 MB together.
+    """
     jvm: Any = session.sparkContext._jvm
     sums_by_tag(frame())
     before = rss_anonymous(os.getpid()) + heap_bytes(jvm)
@@ -53,13 +66,29 @@ def flat(scene: Scene, session: SparkSession, frame: Callable[[], DataFrame], ro
     taken = (time.perf_counter() - begin) / 2
     grown = max(0, rss_anonymous(os.getpid()) + heap_bytes(jvm) - before)
     scene.report.tell(f"sum of crc32(body) by tag, {rows:,} rows of 100 B", rows / taken, "rows/s")
-    scene.report.add(Figure(f"driver's memory, growth over 2 x {rows:,} rows", max(grown, 1) / 1e6, "MB", "limit", FLAT_BYTES / 1e6, 1.0, True))
+    scene.report.add(
+        Figure(
+            f"driver's memory, growth over 2 x {rows:,} rows",
+            max(grown, 1) / 1e6,
+            "MB",
+            "limit",
+            FLAT_BYTES / 1e6,
+            1.0,
+            True,
+        )
+    )
     for kind in KINDS:
         seen = [look[kind] for look in looks if kind in look]
         if seen:
             half = len(seen) // 2
-            scene.report.tell(f"{kind}, private memory, greatest of the first half", max(seen[: half or 1]) / 1e6, "MB")
-            scene.report.tell(f"{kind}, private memory, greatest of the second half", max(seen[half:]) / 1e6, "MB")
+            scene.report.tell(
+                f"{kind}, private memory, greatest of the first half",
+                max(seen[: half or 1]) / 1e6,
+                "MB",
+            )
+            scene.report.tell(
+                f"{kind}, private memory, greatest of the second half", max(seen[half:]) / 1e6, "MB"
+            )
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""What the machine gives at best, taken in the same run: bare actor call, bare socket, bare pwrite, bare fdatasync, bare path.
+"""What the machine gives at best, taken in the same run: bare actor call, bare socket, bare pwrite,
+bare fdatasync, bare path.
 
-``bare_produce`` is the least that a broker actor can do with frames of records: no checks, no index, no de-duplication: it
-patches offsets and appends. What the real broker loses against it is the price of its promises.
+``bare_produce`` is the least that a broker actor can do with frames of records: no checks, no
+index, no de-duplication: it patches offsets and appends. What the real broker loses against it is
+the price of its promises.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import ray
 
 from benchmarks.report import percentiles
 
-SIZE_COUNT, HEAD_BYTES = ">ii", 8  # plain texts: Ray pickles an actor class with the globals that its methods use
+SIZE_COUNT, HEAD_BYTES = (
+    ">ii",
+    8,
+)  # plain texts: Ray pickles an actor class with the globals that its methods use
 ANSWER, ANSWER_BYTES = ">q", 8
 FLUSH_BYTES = 1024
 RECORD = ">iIIiiqqiqIIqIIiqi"
@@ -161,11 +166,17 @@ def _preallocated(directory: str, size: int) -> int:
 
 @ray.remote(num_cpus=0)
 class BareBroker:
-    """Patches queue offset, physical offset and store time into frames, appends them, writes consume-queue entries."""
+    """Patches queue offset, physical offset and store time into frames, appends them, writes
+    consume-queue entries.
+    """
 
     def __init__(self, directory: str) -> None:
-        self._log = os.open(os.path.join(directory, "bare.log"), os.O_CREAT | os.O_RDWR | os.O_TRUNC)
-        self._queue = os.open(os.path.join(directory, "bare.cq"), os.O_CREAT | os.O_RDWR | os.O_TRUNC)
+        self._log = os.open(
+            os.path.join(directory, "bare.log"), os.O_CREAT | os.O_RDWR | os.O_TRUNC
+        )
+        self._queue = os.open(
+            os.path.join(directory, "bare.cq"), os.O_CREAT | os.O_RDWR | os.O_TRUNC
+        )
         self._position = self._offset = 0
         self._server: Any = None
 
@@ -190,7 +201,9 @@ class BareBroker:
                     size, records = struct.unpack_from(SIZE_COUNT, self.buffer, at)
                     if self.filled - at < HEAD_BYTES + size:
                         break
-                    offset = outer.append(np.frombuffer(self.buffer, np.uint8, size, at + HEAD_BYTES), records)
+                    offset = outer.append(
+                        np.frombuffer(self.buffer, np.uint8, size, at + HEAD_BYTES), records
+                    )
                     self.transport.write(struct.pack(ANSWER, offset))
                     at += HEAD_BYTES + size
                 if at:
@@ -210,7 +223,9 @@ class BareBroker:
         at = starts[:, None] + np.arange(20, 28)
         data[at] = offsets.view(np.uint8).reshape(-1, 8)
         data[at + 8] = positions.view(np.uint8).reshape(-1, 8)
-        data[starts[:, None] + np.arange(56, 64)] = np.frombuffer(struct.pack(ANSWER, time.time_ns() // 1_000_000), np.uint8)
+        data[starts[:, None] + np.arange(56, 64)] = np.frombuffer(
+            struct.pack(ANSWER, time.time_ns() // 1_000_000), np.uint8
+        )
         entries = np.zeros(records, dtype=[("position", ">i8"), ("size", ">i4"), ("tag", ">i8")])
         entries["position"], entries["size"] = positions, sizes
         os.pwrite(self._log, data, self._position)
@@ -221,7 +236,9 @@ class BareBroker:
 
 
 def bare_frame(bodies: list[bytes], key: int) -> bytes:
-    """Sizes and records of the store's layout with a unique key each; nothing checked, nothing else."""
+    """Sizes and records of the store's layout with a unique key each; nothing checked, nothing
+    else.
+    """
     parts: list[bytes] = []
     sizes: list[int] = []
     pack, crc, topic = struct.Struct(RECORD).pack, zlib.crc32, b"\x09TopicTest"
@@ -229,7 +246,25 @@ def bare_frame(bodies: list[bytes], key: int) -> bytes:
         properties = b"UNIQ_KEY\x01%032X" % key
         key += 1
         size = 88 + len(body) + len(topic) + 2 + len(properties)
-        head = pack(size, MAGIC, crc(body) & 0x7FFFFFFF, 0, 0, 0, 0, 0, 123, LOOPBACK, 1, 0, LOOPBACK, 1, 0, 0, len(body))
+        head = pack(
+            size,
+            MAGIC,
+            crc(body) & 0x7FFFFFFF,
+            0,
+            0,
+            0,
+            0,
+            0,
+            123,
+            LOOPBACK,
+            1,
+            0,
+            LOOPBACK,
+            1,
+            0,
+            0,
+            len(body),
+        )
         parts += (head, body, topic, len(properties).to_bytes(2, "big"), properties)
         sizes.append(size)
     return np.array(sizes, np.int32).tobytes() + b"".join(parts)
@@ -259,7 +294,9 @@ class BareProducer:
         return messages / (time.perf_counter() - begin)
 
 
-def bare_produce_per_s(directory: str, size: int, batch: int, messages: int, depth: int = 4) -> float:
+def bare_produce_per_s(
+    directory: str, size: int, batch: int, messages: int, depth: int = 4
+) -> float:
     """Messages per second of the bare path, one producer actor, one broker actor."""
     broker, producer = BareBroker.remote(directory), BareProducer.remote()
     port = ray.get(broker.listen.remote())

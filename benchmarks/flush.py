@@ -1,4 +1,6 @@
-"""SYNC_FLUSH: 1, 16 and 64 threads of single sends, against the same under ASYNC_FLUSH and a bare fdatasync."""
+"""SYNC_FLUSH: 1, 16 and 64 threads of single sends, against the same under ASYNC_FLUSH and a bare
+fdatasync.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,41 @@ def run(scene: Scene) -> None:
                 with rmq.Producer(f"flush-{threads}", cluster=mq.name) as producer:
                     rates[mode, threads] = threaded_rate(producer, "flush", threads, seconds)
     for threads, target in ((1, None), (16, None), (64, 0.7)):
-        scene.report.add(Figure(f"SYNC_FLUSH, {threads} threads of send", rates["sync", threads], "msg/s", "ASYNC_FLUSH", rates["async", threads], target))
-    scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "fdatasync each", 1_000 / p50))
-    scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "ray.util.queue.Queue", queue_rate))
+        scene.report.add(
+            Figure(
+                f"SYNC_FLUSH, {threads} threads of send",
+                rates["sync", threads],
+                "msg/s",
+                "ASYNC_FLUSH",
+                rates["async", threads],
+                target,
+            )
+        )
+    scene.report.add(
+        Figure(
+            "SYNC_FLUSH, 64 threads of send",
+            rates["sync", 64],
+            "msg/s",
+            "fdatasync each",
+            1_000 / p50,
+        )
+    )
+    scene.report.add(
+        Figure(
+            "SYNC_FLUSH, 64 threads of send",
+            rates["sync", 64],
+            "msg/s",
+            "ray.util.queue.Queue",
+            queue_rate,
+        )
+    )
     if (java := scene.peer("sync_flush_64", "per_second")) is not None:
-        scene.report.add(Figure("SYNC_FLUSH, 64 threads of send", rates["sync", 64], "msg/s", "Java SYNC_FLUSH", java))
+        scene.report.add(
+            Figure(
+                "SYNC_FLUSH, 64 threads of send",
+                rates["sync", 64],
+                "msg/s",
+                "Java SYNC_FLUSH",
+                java,
+            )
+        )

@@ -1,4 +1,6 @@
-"""Ten million messages pile up: the broker's private memory stays flat, and it stores as fast at the end as at the beginning."""
+"""Ten million messages pile up: the broker's private memory stays flat, and it stores as fast at
+the end as at the beginning.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def run(scene: Scene) -> None:
     with scene.cluster() as mq:
         mq.admin.create_topic("pile", queues=4)
         pid = int(mq.status()["broker-a/0"]["pid"])
-        producer = rmq.ProducerActor.options(num_cpus=0).remote("pile", cluster=mq.name, send_timeout_ms=30_000)
+        producer = rmq.ProducerActor.options(num_cpus=0).remote(
+            "pile", cluster=mq.name, send_timeout_ms=30_000
+        )
         ray.get(producer.run.remote(send_batches, "pile", 300_000, 100, 1_000))
         memory, rates = [rss_anonymous(pid)], []
         for _ in range(steps):
@@ -26,6 +30,18 @@ def run(scene: Scene) -> None:
             memory.append(rss_anonymous(pid))
         ray.kill(producer)
     first, last = max(rates[:2]), max(rates[-2:])
-    scene.report.add(Figure(f"produce at {steps} M messages", last, "msg/s", "produce at 0", first, 0.9))
+    scene.report.add(
+        Figure(f"produce at {steps} M messages", last, "msg/s", "produce at 0", first, 0.9)
+    )
     grown = (max(memory[1:]) - memory[1]) / (1 << 20)
-    scene.report.add(Figure(f"broker's private memory, growth over {steps} M messages", max(grown, 0.001), "MB", "100 MB", 100.0, 1.0, True))
+    scene.report.add(
+        Figure(
+            f"broker's private memory, growth over {steps} M messages",
+            max(grown, 0.001),
+            "MB",
+            "100 MB",
+            100.0,
+            1.0,
+            True,
+        )
+    )

@@ -1,10 +1,13 @@
-"""Apache Kafka 3.9.1 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer, on the same machine.
+"""Apache Kafka 3.9.1 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer,
+on the same machine.
 
     python -m benchmarks.kafka_peer [kafka_100] [kafka_1k] [--messages 1000000]     JSON lines
 
-The broker's jars come from Maven Central (interop/kafka/pom.xml, resolved once), librdkafka from PyPI's confluent-kafka (extra ``bench``). The producer is a
-process of its own with librdkafka's settings as they are, but for room: batches of value and key by ``produce_batch``, which is its quickest way from
-Python, the messages made once and sent again and again; the clock stops when the last one is acknowledged. Topics have 4 partitions, one copy.
+The broker's jars come from Maven Central (interop/kafka/pom.xml, resolved once), librdkafka from
+PyPI's confluent-kafka (extra ``bench``). The producer is a process of its own with librdkafka's
+settings as they are, but for room: batches of value and key by ``produce_batch``, which is its
+quickest way from Python, the messages made once and sent again and again; the clock stops when the
+last one is acknowledged. Topics have 4 partitions, one copy.
 """
 
 from __future__ import annotations
@@ -40,8 +43,16 @@ def class_path(project: Path = PROJECT) -> str:
     with (target / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not found.exists() or found.stat().st_mtime < (project / "pom.xml").stat().st_mtime:
-            command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={found}"]
-            subprocess.run(command, cwd=project, check=True, timeout=BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL)
+            command = [
+                "mvn",
+                "-q",
+                "-B",
+                "dependency:build-classpath",
+                f"-Dmdep.outputFile={found}",
+            ]
+            subprocess.run(
+                command, cwd=project, check=True, timeout=BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL
+            )
     return found.read_text().strip()
 
 
@@ -60,14 +71,26 @@ def broker(directory: Path) -> Iterator[str]:
     port, controller = free_ports(2)
     settings = directory / "server.properties"
     settings.write_text(
-        f"process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n"
-        f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\ncontroller.listener.names=CONTROLLER\n"
+        f"process.roles=broker,"
+        f"controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://"
+        f"127.0.0.1:{controller}\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={directory / 'log'}\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
     )
     java = ["java", "-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-cp", class_path()]
-    format_it = [*java, "kafka.tools.StorageTool", "format", "-t", "cmVuY2htYXJrc3BlZXIwMQ", "-c", str(settings)]
+    format_it = [
+        *java,
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        "cmVuY2htYXJrc3BlZXIwMQ",
+        "-c",
+        str(settings),
+    ]
     subprocess.run(format_it, check=True, timeout=60, stdout=subprocess.DEVNULL)
-    node = subprocess.Popen([*java, "kafka.Kafka", str(settings)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    node = subprocess.Popen(
+        [*java, "kafka.Kafka", str(settings)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         wait_for_port(port, node)
         yield f"127.0.0.1:{port}"
@@ -93,8 +116,17 @@ def produce(address: str, name: str, messages: int) -> dict[str, Any]:
     from confluent_kafka import Producer
 
     size = BENCHES[name]
-    producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 21})
-    pieces = [[{"value": os.urandom(size), "key": b"o-%d" % (piece * PIECE + n)} for n in range(PIECE)] for piece in range(8)]
+    producer = Producer(
+        {
+            "bootstrap.servers": address,
+            "queue.buffering.max.messages": 2_000_000,
+            "queue.buffering.max.kbytes": 1 << 21,
+        }
+    )
+    pieces = [
+        [{"value": os.urandom(size), "key": b"o-%d" % (piece * PIECE + n)} for n in range(PIECE)]
+        for piece in range(8)
+    ]
     rates = []
     for turn in range(ROUNDS + 1):  # the first one warms up
         wanted = messages // 4 if turn == 0 else messages
@@ -112,10 +144,24 @@ def produce(address: str, name: str, messages: int) -> dict[str, Any]:
 def bench(names: list[str], messages: int) -> list[dict[str, Any]]:
     """The broker here, the producer in a process of its own; one figure a name."""
     found = []
-    with tempfile.TemporaryDirectory(prefix="rmq-kafka-") as directory, broker(Path(directory)) as address:
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-kafka-") as directory,
+        broker(Path(directory)) as address,
+    ):
         for name in names:
-            command = [sys.executable, "-m", "benchmarks.kafka_peer", name, "--messages", str(messages), "--address", address]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_TIMEOUT_S)
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.kafka_peer",
+                name,
+                "--messages",
+                str(messages),
+                "--address",
+                address,
+            ]
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_TIMEOUT_S
+            )
             found += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return found
 
@@ -128,7 +174,11 @@ def main() -> None:
     parser.add_argument("--address", help="of a broker that runs; default: start one")
     arguments = parser.parse_args()
     names = arguments.names or list(BENCHES)
-    figures = [produce(arguments.address, name, arguments.messages) for name in names] if arguments.address else bench(names, arguments.messages)
+    figures = (
+        [produce(arguments.address, name, arguments.messages) for name in names]
+        if arguments.address
+        else bench(names, arguments.messages)
+    )
     for figure in figures:
         print(json.dumps(figure), flush=True)
 

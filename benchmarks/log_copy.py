@@ -1,4 +1,5 @@
-"""How fast a fresh slave has its master's log, against the same files over a plain TCP connection into a file; what its copying costs whoever sends.
+"""How fast a fresh slave has its master's log, against the same files over a plain TCP connection
+into a file; what its copying costs whoever sends.
 
 Called by ``replication``. A log that fits the memory is copied between page caches; with ``--log-gb 10`` one of 10 GB, too, which has to come from
 the disk and go there. Before each way of copying what is dirty is written, and for the long log nothing of it is in memory.
@@ -38,12 +39,18 @@ class Copied(NamedTuple):
 
 def run(scene: Scene) -> None:
     """Logs of 1 KB and of 100 B messages; where asked for, a long one; sends beside it."""
-    for body_bytes, name, messages in ((1_000, "1 KB", scene.count(400_000)), (100, "100 B", scene.count(1_000_000))):
+    for body_bytes, name, messages in (
+        (1_000, "1 KB", scene.count(400_000)),
+        (100, "100 B", scene.count(1_000_000)),
+    ):
         directory = scene.directory / f"log-copy-{body_bytes}"
         with master_with(directory, messages, body_bytes) as (producer, master):
             scene.settle()
             _tell(
-                scene, f"{name} messages", max(_copied(scene, directory, producer, master, False) for _ in range(ROUNDS)), 0.5 if body_bytes == 1_000 else None
+                scene,
+                f"{name} messages",
+                max(_copied(scene, directory, producer, master, False) for _ in range(ROUNDS)),
+                0.5 if body_bytes == 1_000 else None,
             )
             if body_bytes == 1_000:
                 _sends_beside(scene, directory, producer, master)
@@ -51,7 +58,12 @@ def run(scene: Scene) -> None:
         directory = scene.directory / "log-copy-long"
         with master_with(directory, int(scene.log_gb * 1e9 / 1_137), 1_000) as (producer, master):
             scene.settle()
-            _tell(scene, f"1 KB messages, {scene.log_gb:g} GB, disk to disk", _copied(scene, directory, producer, master, cold=True), 0.5)
+            _tell(
+                scene,
+                f"1 KB messages, {scene.log_gb:g} GB, disk to disk",
+                _copied(scene, directory, producer, master, cold=True),
+                0.5,
+            )
 
 
 @contextmanager
@@ -69,7 +81,16 @@ def master_with(directory: Path, messages: int, body_bytes: int) -> Iterator[tup
 
 
 def _tell(scene: Scene, what: str, copied: Copied, target: float | None) -> None:
-    scene.report.add(Figure(f"log copied to a fresh slave, {what}", copied.rate, "MB/s", "plain TCP copy", copied.plain, target))
+    scene.report.add(
+        Figure(
+            f"log copied to a fresh slave, {what}",
+            copied.rate,
+            "MB/s",
+            "plain TCP copy",
+            copied.plain,
+            target,
+        )
+    )
     scene.report.tell("CPU of the slave's process for it", copied.slave, "ms/MB")
     scene.report.tell("CPU of the master's process for it", copied.master, "ms/MB")
 
@@ -87,9 +108,18 @@ def _copied(scene: Scene, directory: Path, producer: Producer, master: str, cold
         scene.settle()
         until(lambda: status(producer, slave)["store"]["end"] > 0, 0.002)
         found = status(producer, slave)
-        begun, used, masters, begin = found["store"]["end"], cpu_ms(found["pid"]), cpu_ms(master_pid), time.perf_counter()
+        begun, used, masters, begin = (
+            found["store"]["end"],
+            cpu_ms(found["pid"]),
+            cpu_ms(master_pid),
+            time.perf_counter(),
+        )
         until(lambda: status(producer, slave)["store"]["visible"] >= size, 0.02, DISK_S)
-        seconds, used, masters = time.perf_counter() - begin, cpu_ms(found["pid"]) - used, cpu_ms(master_pid) - masters
+        seconds, used, masters = (
+            time.perf_counter() - begin,
+            cpu_ms(found["pid"]) - used,
+            cpu_ms(master_pid) - masters,
+        )
     shutil.rmtree(directory / "broker-a-1")
     mb = (size - begun) / 1e6
     return Copied(mb / seconds, plain / 1e6, used / mb, masters / mb)
@@ -138,7 +168,10 @@ def _sends_beside(scene: Scene, directory: Path, producer: Producer, master: str
 def plain_copy_s(directory: Path, log: Path, size: int) -> float:
     """Seconds for the log's bytes through a socket into a file of another process."""
     left = size
-    with party(directory, "copy-to") as port, socket.create_connection(("127.0.0.1", int(port))) as connection:
+    with (
+        party(directory, "copy-to") as port,
+        socket.create_connection(("127.0.0.1", int(port))) as connection,
+    ):
         begin = time.perf_counter()
         for path in sorted(log.iterdir()):
             with path.open("rb", buffering=0) as file:

@@ -1,4 +1,6 @@
-"""What 10,000 parked pulls on one broker cost its sends: the same sends without and with them, in turns."""
+"""What 10,000 parked pulls on one broker cost its sends: the same sends without and with them, in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.model.ids import Address
 from rmq_ray.model.pulling import PullSysFlag
-from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.records import PullRecords, pack_pull
 
 PARKED = 10_000
@@ -43,7 +45,16 @@ def run(scene: Scene) -> None:
         for name, pairs in rates.items():
             before = statistics.median(pair[0] for pair in pairs)
             ratio = statistics.median(after / free for free, after in pairs)
-            scene.report.add(Figure(f"{name} beside {PARKED:,} parked pulls", before * ratio, "msg/s", "without them", before, 0.95))
+            scene.report.add(
+                Figure(
+                    f"{name} beside {PARKED:,} parked pulls",
+                    before * ratio,
+                    "msg/s",
+                    "without them",
+                    before,
+                    0.95,
+                )
+            )
 
 
 def rate(producer: rmq.Producer, what: str, seconds: float) -> float:
@@ -65,11 +76,18 @@ def park(mq: rmq.Cluster) -> list[Connection]:
     found = mq.discovery.lookup()
     limits = RemotingLimits()
     address = Address.parse(mq.addresses["broker-a"][0])
-    opened = [Connection(address, Credentials(found.cluster, "broker", found.secret), limits, SYSTEM_CLOCK) for _ in range(CONNECTIONS)]
+    opened = [
+        Connection(
+            address, Credentials(found.cluster, "broker", found.secret), limits, SYSTEM_CLOCK
+        )
+        for _ in range(CONNECTIONS)
+    ]
     before = int(mq.status()["broker-a/0"]["parked_pulls"])
     flags = int(PullSysFlag.SUSPEND | PullSysFlag.SUBSCRIPTION)
     for number in range(PARKED):
-        asked = PullRecords("parked", "silent", number % QUEUES, 0, 32, 1 << 20, flags, 0, 30_000, 0, "TAG", "*")
+        asked = PullRecords(
+            "parked", "silent", number % QUEUES, 0, 32, 1 << 20, flags, 0, 30_000, 0, "TAG", "*"
+        )
         command = Command(RequestCode.PULL_RECORDS, body=pack_pull(asked), serialize=BINARY)
         opened[number % CONNECTIONS].request_async(command, 60_000, lambda _outcome: None)
     deadline = time.monotonic() + 30

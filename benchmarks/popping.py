@@ -1,4 +1,6 @@
-"""A backlog worked off by simple consumers: receives of 1,024, bodies read, each page acknowledged with one request; beside a push consumer's rate."""
+"""A backlog worked off by simple consumers: receives of 1,024, bodies read, each page acknowledged
+with one request; beside a push consumer's rate.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def simple_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
     """Messages a second from the first receive's end to the last acknowledgement's answer."""
     state = _Tally(messages)
     with rmq.SimpleConsumer(topic, f"{topic}-workers", cluster=mq.name) as consumer:
-        threads = [threading.Thread(target=_work, args=(consumer, state), daemon=True) for _ in range(WORKERS)]
+        threads = [
+            threading.Thread(target=_work, args=(consumer, state), daemon=True)
+            for _ in range(WORKERS)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

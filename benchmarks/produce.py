@@ -1,4 +1,6 @@
-"""Producing: batches, single sends, many threads, self-batched, columns; against the bare path, a bare actor call, Ray's queue, Java and Kafka."""
+"""Producing: batches, single sends, many threads, self-batched, columns; against the bare path, a
+bare actor call, Ray's queue, Java and Kafka.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,14 @@ def run(scene: Scene) -> None:
 
 
 def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
-    """One producer actor, one broker actor, ASYNC_FLUSH; the bare path right before each run, medians of the rounds."""
+    """One producer actor, one broker actor, ASYNC_FLUSH; the bare path right before each run,
+    medians of the rounds.
+    """
     pwrite = floors.pwrite_mb_s(str(scene.directory))
-    for label, size, batch, peer in (("100 B x 1,000", 100, 1_000, "batch_100"), ("1 KB x 400", 1_024, 400, "batch_1k")):
+    for label, size, batch, peer in (
+        ("100 B x 1,000", 100, 1_000, "batch_100"),
+        ("1 KB x 400", 1_024, 400, "batch_1k"),
+    ):
         messages = scene.count(1_000_000 if size == 100 else 300_000)
         pairs = []
         for _ in range(ROUNDS):
@@ -48,17 +55,35 @@ def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
             pairs.append((batched_rate(mq, f"batch-{size}", messages, size, batch), bare))
         rate, bare = (statistics.median(values) for values in zip(*pairs, strict=True))
         scene.floors[f"bare {size}"] = bare
-        scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "bare path", bare, 0.75))
-        scene.report.add(Figure(f"produce, batches of {label}, bodies", rate * size / 1e6, "MB/s", "bare pwrite", pwrite))
-        scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "ray.util.queue.Queue", queue_rate))
+        scene.report.add(
+            Figure(f"produce, batches of {label}", rate, "msg/s", "bare path", bare, 0.75)
+        )
+        scene.report.add(
+            Figure(
+                f"produce, batches of {label}, bodies",
+                rate * size / 1e6,
+                "MB/s",
+                "bare pwrite",
+                pwrite,
+            )
+        )
+        scene.report.add(
+            Figure(
+                f"produce, batches of {label}", rate, "msg/s", "ray.util.queue.Queue", queue_rate
+            )
+        )
         if (java := scene.peer(peer, "per_second")) is not None:
-            scene.report.add(Figure(f"produce, batches of {label}", rate, "msg/s", "Java batch", java, 1.5))
+            scene.report.add(
+                Figure(f"produce, batches of {label}", rate, "msg/s", "Java batch", java, 1.5)
+            )
 
 
 def batched_rate(mq: rmq.Cluster, topic: str, messages: int, size: int, batch: int) -> float:
     """Messages a second of one producer actor."""
     mq.admin.create_topic(topic, queues=4)
-    producer = rmq.ProducerActor.options(num_cpus=0).remote(f"bench-{topic}", cluster=mq.name, send_timeout_ms=30_000)
+    producer = rmq.ProducerActor.options(num_cpus=0).remote(
+        f"bench-{topic}", cluster=mq.name, send_timeout_ms=30_000
+    )
     ray.get(producer.run.remote(send_batches, topic, messages // 10, size, batch))
     rate = ray.get(producer.run.remote(send_batches, topic, messages, size, batch))
     ray.get(producer.close.remote())
@@ -66,8 +91,12 @@ def batched_rate(mq: rmq.Cluster, topic: str, messages: int, size: int, batch: i
     return float(rate)
 
 
-def send_batches(producer: rmq.Producer, topic: str, messages: int, size: int, batch: int, depth: int = 2) -> float:
-    """Runs in the producer actor: ``depth`` threads, each sends one batch after another, as the Java client does."""
+def send_batches(
+    producer: rmq.Producer, topic: str, messages: int, size: int, batch: int, depth: int = 2
+) -> float:
+    """Runs in the producer actor: ``depth`` threads, each sends one batch after another, as the
+    Java client does.
+    """
     made = [rmq.Message(topic, os.urandom(size)) for _ in range(batch)]
     turns = iter(range(messages // batch))
     lock = threading.Lock()
@@ -92,11 +121,20 @@ def two_producers(scene: Scene, mq: rmq.Cluster) -> None:
     """Two producer actors at once."""
     messages = scene.count(1_000_000)
     mq.admin.create_topic("two", queues=4)
-    producers: list[Any] = [rmq.ProducerActor.options(num_cpus=0).remote(f"two-{i}", cluster=mq.name, send_timeout_ms=30_000) for i in range(2)]
+    producers: list[Any] = [
+        rmq.ProducerActor.options(num_cpus=0).remote(
+            f"two-{i}", cluster=mq.name, send_timeout_ms=30_000
+        )
+        for i in range(2)
+    ]
     ray.get([p.run.remote(send_batches, "two", messages // 10, 100, 1_000) for p in producers])
     begin = time.perf_counter()
     ray.get([p.run.remote(send_batches, "two", messages, 100, 1_000) for p in producers])
-    scene.report.tell("produce, two producers, batches of 100 B x 1,000", 2 * messages / (time.perf_counter() - begin), "msg/s")
+    scene.report.tell(
+        "produce, two producers, batches of 100 B x 1,000",
+        2 * messages / (time.perf_counter() - begin),
+        "msg/s",
+    )
     for producer in producers:
         ray.kill(producer)
 
@@ -108,9 +146,21 @@ def single(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
         times = timed_sends(producer, "single", scene.count(10_000))
     p50, p99 = percentiles(times, 50, 99)
     rate = 1e6 / statistics.fmean(times)
-    scene.report.add(Figure("send 100 B, p50", p50, "us", "bare actor call", scene.floors["actor call us"], 0.2, True))
+    scene.report.add(
+        Figure(
+            "send 100 B, p50",
+            p50,
+            "us",
+            "bare actor call",
+            scene.floors["actor call us"],
+            0.2,
+            True,
+        )
+    )
     scene.report.tell("send 100 B, p99", p99, "us")
-    scene.report.add(Figure("send 100 B, one at a time", rate, "msg/s", "ray.util.queue.Queue", queue_rate))
+    scene.report.add(
+        Figure("send 100 B, one at a time", rate, "msg/s", "ray.util.queue.Queue", queue_rate)
+    )
     if (java := scene.peer("sync_1", "p50_ms")) is not None:
         scene.report.add(Figure("send 100 B, p50", p50 / 1_000, "ms", "Java send", java, 1.0, True))
 
@@ -135,8 +185,21 @@ def threads(scene: Scene, mq: rmq.Cluster) -> None:
         rate = threaded_rate(producer, "threads", SENDERS, max(1.0, SECONDS * scene.scale))
     java = scene.peer("sync_64", "per_second")
     floor = waking.shared_sends_per_s(SENDERS, max(1.0, 2 * scene.scale))
-    scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "locks and frames of nothing", floor))
-    scene.report.add(Figure(f"send 100 B, {SENDERS} threads", rate, "msg/s", "Java, 64 threads", java, None if java is None else 1.2))
+    scene.report.add(
+        Figure(
+            f"send 100 B, {SENDERS} threads", rate, "msg/s", "locks and frames of nothing", floor
+        )
+    )
+    scene.report.add(
+        Figure(
+            f"send 100 B, {SENDERS} threads",
+            rate,
+            "msg/s",
+            "Java, 64 threads",
+            java,
+            None if java is None else 1.2,
+        )
+    )
 
 
 def threaded_rate(producer: rmq.Producer, topic: str, count: int, seconds: float) -> float:
@@ -167,10 +230,32 @@ def self_batched(scene: Scene, mq: rmq.Cluster) -> None:
     mq.admin.create_topic("async", queues=4)
     with rmq.Producer("async", cluster=mq.name) as producer:
         plain = async_rate(producer, scene.count(1_000_000), {})
-        rich = async_rate(producer, scene.count(500_000), {"tag": "paid", "keys": ["o-1"], "properties": {"region": "eu", "shop": "7"}})
+        rich = async_rate(
+            producer,
+            scene.count(500_000),
+            {"tag": "paid", "keys": ["o-1"], "properties": {"region": "eu", "shop": "7"}},
+        )
     java = scene.peer("async", "per_second")
-    scene.report.add(Figure("send_async 100 B, one thread", plain, "msg/s", "Java asynchronous", java, None if java is None else 3.0))
-    scene.report.add(Figure("send_async 100 B, tag, key, two properties", rich, "msg/s", "Java asynchronous", java, None if java is None else 4.0))
+    scene.report.add(
+        Figure(
+            "send_async 100 B, one thread",
+            plain,
+            "msg/s",
+            "Java asynchronous",
+            java,
+            None if java is None else 3.0,
+        )
+    )
+    scene.report.add(
+        Figure(
+            "send_async 100 B, tag, key, two properties",
+            rich,
+            "msg/s",
+            "Java asynchronous",
+            java,
+            None if java is None else 4.0,
+        )
+    )
 
 
 def async_rate(producer: rmq.Producer, messages: int, options: dict[str, Any]) -> float:

@@ -1,5 +1,6 @@
-"""How long a broker without slave is away after kill -9, what its memory does as the log grows, and recovery from nothing but the log against a cold
-sequential read of it. At scale 1 the log has 1.3 GB; ``--scale 8`` is a log of 10 GB.
+"""How long a broker without slave is away after kill -9, what its memory does as the log grows, and
+recovery from nothing but the log against a cold sequential read of it. At scale 1 the log has 1.3
+GB; ``--scale 8`` is a log of 10 GB.
 """
 
 from __future__ import annotations
@@ -33,11 +34,33 @@ def run(scene: Scene) -> None:
     with scene.cluster() as mq:
         grown = fill(mq, messages)
         size = f"{messages * 1.25e-6:.1f} GB of log"
-        scene.report.add(Figure(f"broker's private memory, growth over {size}", max(grown, 0.001), "MB", "100 MB", 100.0, 1.0, less_is_better=True))
+        scene.report.add(
+            Figure(
+                f"broker's private memory, growth over {size}",
+                max(grown, 0.001),
+                "MB",
+                "100 MB",
+                100.0,
+                1.0,
+                less_is_better=True,
+            )
+        )
         away = [outage_s(mq) for _ in range(KILLS)]
         half, worst = percentiles(away, 50, 99)
-        scene.report.add(Figure(f"kill -9 until the next send is acknowledged, {size}, p50", half, "s", "limit", 1.5, 1.0, less_is_better=True))
-        scene.report.tell(f"kill -9 until the next send is acknowledged, {size}, worst of {KILLS}", worst, "s")
+        scene.report.add(
+            Figure(
+                f"kill -9 until the next send is acknowledged, {size}, p50",
+                half,
+                "s",
+                "limit",
+                1.5,
+                1.0,
+                less_is_better=True,
+            )
+        )
+        scene.report.tell(
+            f"kill -9 until the next send is acknowledged, {size}, worst of {KILLS}", worst, "s"
+        )
         copy = scene.directory / "recovered"
         link_log(scene.directory / mq.name / "broker-a", copy)
     full_recovery(scene, copy)
@@ -48,7 +71,9 @@ def fill(mq: rmq.Cluster, messages: int) -> float:
     """Send them; MB of private memory that the broker gained behind the first tenth."""
     mq.admin.create_topic("recover", queues=4)
     pid = int(mq.status()["broker-a/0"]["pid"])
-    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote("bench-recover", cluster=mq.name, send_timeout_ms=30_000)
+    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(
+        "bench-recover", cluster=mq.name, send_timeout_ms=30_000
+    )
     ray.get(producer.run.remote(send_batches, "recover", messages // 10, 1_024, 400))
     before = rss_anonymous(pid)
     ray.get(producer.run.remote(send_batches, "recover", messages - messages // 10, 1_024, 400))
@@ -70,13 +95,19 @@ def outage_s(mq: rmq.Cluster) -> float:
 
 
 def link_log(store: Path, copy: Path) -> None:
-    """The store without what is derived from its log, and without checkpoints; nothing is sent any more. Segments are hard links: they take no room."""
+    """The store without what is derived from its log, and without checkpoints; nothing is sent any
+    more. Segments are hard links: they take no room.
+    """
     copy.mkdir()
     for entry in store.iterdir():
         if entry.name in DERIVED or entry.name == "checkpoint":
             continue
         if entry.is_dir():
-            shutil.copytree(entry, copy / entry.name, copy_function=os.link if entry.name == "commitlog" else shutil.copy2)
+            shutil.copytree(
+                entry,
+                copy / entry.name,
+                copy_function=os.link if entry.name == "commitlog" else shutil.copy2,
+            )
         else:
             shutil.copy2(entry, copy)
     (copy / "rmq_ray" / "checkpoint").unlink(missing_ok=True)
@@ -107,7 +138,12 @@ def cold_read_s(log: Path, size: int) -> float:
 
 def full_recovery(scene: Scene, copy: Path) -> None:
     """Every record is read and checked, consume queues and index are built again."""
-    store = MessageStore(StoreConfig(str(copy)), SYSTEM_CLOCK, broker_name="broker-a", store_host=("127.0.0.1", 10911))
+    store = MessageStore(
+        StoreConfig(str(copy)),
+        SYSTEM_CLOCK,
+        broker_name="broker-a",
+        store_host=("127.0.0.1", 10911),
+    )
     store.open(create=False)
     forget_cached(copy / "commitlog")
     cpu, begin = _cpu_s(), time.perf_counter()
@@ -117,7 +153,16 @@ def full_recovery(scene: Scene, copy: Path) -> None:
     read_s = min(cold_read_s(copy / "commitlog", size) for _ in range(2))
     mb = size / 1e6
     scene.report.tell("recovery from the log alone, CPU", cpu * 1e3 / mb, "ms/MB")
-    scene.report.add(Figure("recovery from the log alone, 1 KB records", mb / seconds, "MB/s", "cold sequential read", mb / read_s, 0.3))
+    scene.report.add(
+        Figure(
+            "recovery from the log alone, 1 KB records",
+            mb / seconds,
+            "MB/s",
+            "cold sequential read",
+            mb / read_s,
+            0.3,
+        )
+    )
 
 
 def _cpu_s() -> float:

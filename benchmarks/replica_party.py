@@ -1,7 +1,8 @@
-"""A name server, a master or a slave in a process of its own, without Ray: ``python -m benchmarks.replica_party DIRECTORY ROLE MODE``.
+"""A name server, a master or a slave in a process of its own, without Ray: ``python -m
+benchmarks.replica_party DIRECTORY ROLE MODE``.
 
-Also the two ends of a plain copy: ROLE ``copy-to`` listens, prints its port and writes what comes to DIRECTORY/copy; the sender is the caller. And
-what a caller asks them and sends them.
+Also the two ends of a plain copy: ROLE ``copy-to`` listens, prints its port and writes what comes
+to DIRECTORY/copy; the sender is the caller. And what a caller asks them and sends them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from rmq_ray.config import BrokerConfig, NameServerConfig, ReplicationMode, Stor
 from rmq_ray.model.ids import Address
 from rmq_ray.model.message import SendStatus
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 
@@ -98,7 +99,11 @@ def until(check: Callable[[], Any], every_s: float = 0.05, patience_s: float = P
 async def _serve(directory: Path, role: str, mode: str) -> None:
     known = directory / "ns.address"
     if role == "ns":
-        runner = NameServerRunner(NameServerConfig(cluster_name=CLUSTER, directory=str(directory / "ns")), SECRET, SYSTEM_CLOCK)
+        runner = NameServerRunner(
+            NameServerConfig(cluster_name=CLUSTER, directory=str(directory / "ns")),
+            SECRET,
+            SYSTEM_CLOCK,
+        )
         running = asyncio.create_task(runner.run())
         while runner.address is None and not running.done():
             await asyncio.sleep(0.01)
@@ -106,7 +111,12 @@ async def _serve(directory: Path, role: str, mode: str) -> None:
         print(runner.address, flush=True)
     else:
         broker_id = 0 if role == "master" else int(role)
-        config = BrokerConfig(StoreConfig(str(directory / f"broker-a-{broker_id}")), broker_name="broker-a", broker_id=broker_id, cluster_name=CLUSTER)
+        config = BrokerConfig(
+            StoreConfig(str(directory / f"broker-a-{broker_id}")),
+            broker_name="broker-a",
+            broker_id=broker_id,
+            cluster_name=CLUSTER,
+        )
         config = config.but(name_servers=(known.read_text(),), replication=ReplicationMode(mode))
         broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
         await broker.start(create=True)
@@ -116,7 +126,10 @@ async def _serve(directory: Path, role: str, mode: str) -> None:
 
 
 def _copy(directory: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, (directory / "copy").open("wb", buffering=0) as file:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        (directory / "copy").open("wb", buffering=0) as file,
+    ):
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
         buffer = bytearray(COPY_BYTES)

@@ -1,5 +1,5 @@
-"""What slaves cost and give: SYNC_MASTER against ASYNC_MASTER, batched; how fast a fresh one has the log (``log_copy``); how long a consumer stands
-still when the master is killed.
+"""What slaves cost and give: SYNC_MASTER against ASYNC_MASTER, batched; how fast a fresh one has
+the log (``log_copy``); how long a consumer stands still when the master is killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,36 @@ def run(scene: Scene) -> None:
     """Both modes with one slave on the same machine, then the catching up of a second one."""
     scene.settle()
     messages = scene.count(400_000)
-    rates = {mode: produced_rate(scene.directory / f"replication-{mode}", mode, messages) for mode in ("async", "sync")}
-    scene.report.add(Figure("SYNC_MASTER, one slave, batches of 1 KB messages", rates["sync"], "msg/s", "ASYNC_MASTER", rates["async"], 0.6))
+    rates = {
+        mode: produced_rate(scene.directory / f"replication-{mode}", mode, messages)
+        for mode in ("async", "sync")
+    }
+    scene.report.add(
+        Figure(
+            "SYNC_MASTER, one slave, batches of 1 KB messages",
+            rates["sync"],
+            "msg/s",
+            "ASYNC_MASTER",
+            rates["async"],
+            0.6,
+        )
+    )
     log_copy.run(scene)
-    gaps = [consumer_gap_s(scene.directory / f"replication-gap-{number}") for number in range(scene.count(5, 2))]
-    scene.report.add(Figure("kill -9 of a master until its consumer goes on at the slave, worst", max(gaps), "s", "a second", 1.0, 1.0, less_is_better=True))
+    gaps = [
+        consumer_gap_s(scene.directory / f"replication-gap-{number}")
+        for number in range(scene.count(5, 2))
+    ]
+    scene.report.add(
+        Figure(
+            "kill -9 of a master until its consumer goes on at the slave, worst",
+            max(gaps),
+            "s",
+            "a second",
+            1.0,
+            1.0,
+            less_is_better=True,
+        )
+    )
 
 
 def produced_rate(directory: Path, mode: str, messages: int) -> float:
@@ -53,7 +78,9 @@ def produced_rate(directory: Path, mode: str, messages: int) -> float:
 
 
 def consumer_gap_s(directory: Path) -> float:
-    """The longest pause of a consumer of 1,500 messages whose master is killed after 400. Every message must come, and once."""
+    """The longest pause of a consumer of 1,500 messages whose master is killed after 400. Every
+    message must come, and once.
+    """
     directory.mkdir()
     got: list[tuple[float, bytes]] = []
 
@@ -69,7 +96,14 @@ def consumer_gap_s(directory: Path) -> float:
                 future.result(30)
             producer.send("bench", b"last")
             until(lambda: status(producer, slave)["store"]["records"] >= 1_501)
-        with PushConsumer("bench", listener=listen, subscriptions={"bench": "*"}, discovery=Lookup(name_server), start_from="first", config=config):
+        with PushConsumer(
+            "bench",
+            listener=listen,
+            subscriptions={"bench": "*"},
+            discovery=Lookup(name_server),
+            start_from="first",
+            config=config,
+        ):
             until(lambda: len(got) > 400, 0.005)
             killed = time.perf_counter()
             life.close()

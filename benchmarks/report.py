@@ -1,6 +1,8 @@
-"""Figures of a benchmark run: value, floor or peer taken in the same run, ratio, target, reached or missed.
+"""Figures of a benchmark run: value, floor or peer taken in the same run, ratio, target, reached or
+missed.
 
-Absolute numbers depend on the machine and its mood; ratios of one run hold. A run that misses a target exits with 1.
+Absolute numbers depend on the machine and its mood; ratios of one run hold. A run that misses a
+target exits with 1.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Figure:
-    """``ratio`` = value / against (or against / value where less is better). ``target``: the ratio to reach, None = only told."""
+    """``ratio`` = value / against (or against / value where less is better). ``target``: the ratio
+    to reach, None = only told.
+    """
 
     name: str
     value: float
@@ -43,7 +47,13 @@ class Figure:
             text += f" {self.ratio:6.2f} x {self.against_name} ({number(self.against or 0)})"
         if self.target is not None:
             sign = "<=" if self.less_is_better else ">="
-            verdict = "MISSED, not measured" if self.reached is None else "reached" if self.reached else "MISSED"
+            verdict = (
+                "MISSED, not measured"
+                if self.reached is None
+                else "reached"
+                if self.reached
+                else "MISSED"
+            )
             text += f"  [{sign} {self.target}: {verdict}]"
         return text
 
@@ -66,8 +76,12 @@ class Report:
 
     @property
     def missed(self) -> list[Figure]:
-        """Figures that did not reach their target; one that came out as nothing, or met a floor of nothing, has not either."""
-        return [figure for figure in self.figures if figure.target is not None and not figure.reached]
+        """Figures that did not reach their target; one that came out as nothing, or met a floor of
+        nothing, has not either.
+        """
+        return [
+            figure for figure in self.figures if figure.target is not None and not figure.reached
+        ]
 
     def save(self, path: Path) -> None:
         """As JSON, for the tables of docs/benchmarks.md."""
@@ -78,13 +92,19 @@ class Report:
 
 def markdown(figures: list[Figure]) -> str:
     """The table of docs/benchmarks.md."""
-    lines = ["| figure | value | compared with | ratio | target | |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| figure | value | compared with | ratio | target | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for f in figures:
         against = f"{f.against_name} ({number(f.against)})" if f.against is not None else ""
         ratio = f"{f.ratio:.2f}" if f.ratio is not None else ""
         target = "" if f.target is None else f"{'<=' if f.less_is_better else '>='} {f.target}"
         verdict = "" if f.target is None else "reached" if f.reached else "**missed**"
-        lines.append(f"| {f.name} | {number(f.value)} {f.unit} | {against} | {ratio} | {target} | {verdict} |")
+        lines.append(
+            f"| {f.name} | {number(f.value)} {f.unit} | {against} | {ratio} | {target} | "
+            f"{verdict} |"
+        )
     return "\n".join(lines) + "\n"
 
 

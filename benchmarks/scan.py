@@ -1,6 +1,8 @@
-"""Reading beside the log without Spark: bytes of log a second of CPU, and what a reader at full speed does to the sends of a busy producer.
+"""Reading beside the log without Spark: bytes of log a second of CPU, and what a reader at full
+speed does to the sends of a busy producer.
 
-The log is in the page cache: it has just been written. CPU is this process's own (one thread), so that other work on the machine counts little.
+The log is in the page cache: it has just been written. CPU is this process's own (one thread), so
+that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -38,7 +40,16 @@ def run(scene: Scene) -> None:
         plan = plan_scan(mq.discovery, "scanned", "earliest", "latest", 1)
         for name, columns, target in COLUMNS:
             speed = max(megabytes_per_cpu_s(plan, columns) for _ in range(ROUNDS))
-            scene.report.add(Figure(f"scan beside the log, 1 KB rows, {name}", speed, "MB/s", "limit", MIB_LIMIT if target else None, target))
+            scene.report.add(
+                Figure(
+                    f"scan beside the log, 1 KB rows, {name}",
+                    speed,
+                    "MB/s",
+                    "limit",
+                    MIB_LIMIT if target else None,
+                    target,
+                )
+            )
         scene.settle()
         beside_sends(scene, mq, plan, most * SHARE)
         plan.release()
@@ -61,7 +72,9 @@ def megabytes_per_cpu_s(plan: ScanPlan, columns: tuple[str, ...]) -> float:
 def beside_sends(scene: Scene, mq: rmq.Cluster, plan: ScanPlan, rate: float) -> None:
     """p99 of paced batches with and without a reader, in turns; medians of the rounds."""
     mq.admin.create_topic("paced", queues=4)
-    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote("paced", cluster=mq.name, send_timeout_ms=30_000)
+    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(
+        "paced", cluster=mq.name, send_timeout_ms=30_000
+    )
     seconds = max(1.0, 5.0 * scene.scale)
     ray.get(producer.run.remote(paced, rate, 0.5))
     ways = {"a reader of the files": plan, "a reader through the broker": elsewhere(plan)}
@@ -78,16 +91,30 @@ def beside_sends(scene: Scene, mq: rmq.Cluster, plan: ScanPlan, rate: float) -> 
     ray.kill(producer)
     for name, found in beside.items():
         what = f"send of {BATCH} x 1 KB at {SHARE:.0%} of the maximum beside {name}, p99"
-        scene.report.add(Figure(what, sorted(found)[ROUNDS // 2], "ms", "without it", sorted(alone)[ROUNDS // 2], 2.0, True))
+        scene.report.add(
+            Figure(
+                what,
+                sorted(found)[ROUNDS // 2],
+                "ms",
+                "without it",
+                sorted(alone)[ROUNDS // 2],
+                2.0,
+                True,
+            )
+        )
 
 
 def elsewhere(plan: ScanPlan) -> ScanPlan:
     """The plan as a reader on another host sees it: nothing lies beside it."""
-    return replace(plan, splits=tuple(replace(split, host_id="another host") for split in plan.splits))
+    return replace(
+        plan, splits=tuple(replace(split, host_id="another host") for split in plan.splits)
+    )
 
 
 def paced(producer: rmq.Producer, rate: float, seconds: float) -> float:
-    """Runs in the producer actor: one batch after another at ``rate`` messages a second; p99 of a batch in ms."""
+    """Runs in the producer actor: one batch after another at ``rate`` messages a second; p99 of a
+    batch in ms.
+    """
     made = [rmq.Message("paced", os.urandom(SIZE)) for _ in range(BATCH)]
     times = []
     begin = time.perf_counter()

@@ -1,4 +1,6 @@
-"""What every benchmark needs: a Ray cluster, message clusters in a scratch directory, and the report."""
+"""What every benchmark needs: a Ray cluster, message clusters in a scratch directory, and the
+report.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _numbers = itertools.count()
 
 @dataclass
 class Scene:
-    """``scale``: 1.0 = full length; smaller for a quick look. ``peers``: results of Apache RocketMQ's Java client and of Kafka's by name."""
+    """``scale``: 1.0 = full length; smaller for a quick look. ``peers``: results of Apache
+    RocketMQ's Java client and of Kafka's by name.
+    """
 
     directory: Path
     report: Report
@@ -35,7 +39,9 @@ class Scene:
     """Of log that is copied to a slave from the disk, besides the one that is in memory."""
 
     def settle(self) -> None:
-        """Before measuring, when all processes have started: they take precedence over the machine's other work, where that was asked for."""
+        """Before measuring, when all processes have started: they take precedence over the
+        machine's other work, where that was asked for.
+        """
         if self.ahead:
             from benchmarks import precedence
 
@@ -46,7 +52,9 @@ class Scene:
         return max(least, int(full * self.scale))
 
     def peer(self, name: str, what: str) -> float | None:
-        """A figure of a peer, None where it was not run. ``KeyError`` when it ran and did not tell that."""
+        """A figure of a peer, None where it was not run. ``KeyError`` when it ran and did not tell
+        that.
+        """
         return self.peers[name][what] if name in self.peers else None
 
     @contextmanager
@@ -66,7 +74,13 @@ class Scene:
 def scene(scale: float, directory: str | None = None) -> Iterator[Scene]:
     """Start Ray at niceness 0 and make a scratch directory."""
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
     with tempfile.TemporaryDirectory(prefix="rmq-ray-bench-", dir=directory) as scratch:
         try:
             yield Scene(Path(scratch), Report(), scale)

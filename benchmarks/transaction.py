@@ -1,4 +1,6 @@
-"""Transactions: half message, commit, each waited for, against plain sends of as many threads in the same run."""
+"""Transactions: half message, commit, each waited for, against plain sends of as many threads in
+the same run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ BODY = b"x" * 100
 
 def run(scene: Scene) -> None:
     """1, 8 and 64 threads of one producer."""
-    with scene.cluster() as mq, rmq.Producer("bench-transaction", cluster=mq.name, send_timeout_ms=30_000) as producer:
+    with (
+        scene.cluster() as mq,
+        rmq.Producer("bench-transaction", cluster=mq.name, send_timeout_ms=30_000) as producer,
+    ):
         mq.admin.create_topic("transaction", queues=4)
 
         def plain() -> None:
@@ -32,7 +37,16 @@ def run(scene: Scene) -> None:
             for work in (plain, transactional):
                 rate_of(work, threads, seconds / 4)
                 rates.append(rate_of(work, threads, seconds))
-            scene.report.add(Figure(f"transaction of one message, {threads} threads", rates[1], "tx/s", "plain send", rates[0], 0.3))
+            scene.report.add(
+                Figure(
+                    f"transaction of one message, {threads} threads",
+                    rates[1],
+                    "tx/s",
+                    "plain send",
+                    rates[0],
+                    0.3,
+                )
+            )
 
 
 def rate_of(work: Callable[[], None], threads: int, seconds: float) -> float:
@@ -45,7 +59,9 @@ def rate_of(work: Callable[[], None], threads: int, seconds: float) -> float:
             work()
             counts[index] += 1
 
-    workers = [threading.Thread(target=loop, args=(index,), daemon=True) for index in range(threads)]
+    workers = [
+        threading.Thread(target=loop, args=(index,), daemon=True) for index in range(threads)
+    ]
     begin = time.perf_counter()
     for worker in workers:
         worker.start()

@@ -1,9 +1,11 @@
-"""What waking threads and processes costs on this machine with nothing else done: the floors of ``send`` from many threads and of end-to-end latency.
+"""What waking threads and processes costs on this machine with nothing else done: the floors of
+``send`` from many threads and of end-to-end latency.
 
     relay      thread ──socket──> other process ──socket──> reader thread ──queue──> listener thread, one message every 10 ms
     sharing    64 threads put nothing into shared frames of 200 bytes each, an echo answers, the threads of a frame wake one another
 
-A core that slept 10 ms wakes slowly and finds its caches empty: a ping every 10 ms takes several times a ping in a tight loop.
+A core that slept 10 ms wakes slowly and finds its caches empty: a ping every 10 ms takes several
+times a ping in a tight loop.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ while head := frames.read(4):
 
 @contextmanager
 def echo() -> Iterator[socket.socket]:
-    """A connection to a process that answers each frame (its length in 4 bytes, its bytes) with 8 bytes."""
+    """A connection to a process that answers each frame (its length in 4 bytes, its bytes) with 8
+    bytes.
+    """
     process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     client = socket.create_connection(("127.0.0.1", int(process.stdout.readline())))
@@ -57,7 +61,9 @@ def frame(records: int) -> bytes:
 
 
 def relay_ms(calls: int, every_s: float) -> float:
-    """Median of the way through the echo to a listener thread, one message every ``every_s`` seconds."""
+    """Median of the way through the echo to a listener thread, one message every ``every_s``
+    seconds.
+    """
     ready: SimpleQueue[float | None] = SimpleQueue()
     times: list[float] = []
     through = threading.Semaphore(0)
@@ -87,7 +93,9 @@ def relay_ms(calls: int, every_s: float) -> float:
 
 
 class BareSharing:
-    """The least that threads which share frames can do: one lock each, two frames out, waking in a chain."""
+    """The least that threads which share frames can do: one lock each, two frames out, waking in a
+    chain.
+    """
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -139,7 +147,9 @@ def shared_sends_per_s(threads: int, seconds: float) -> float:
                 sharing.send(mine)
                 done[number] += 1
 
-        workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)]
+        workers = [
+            threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)
+        ]
         for worker in workers:
             worker.start()
         time.sleep(min(0.5, seconds))

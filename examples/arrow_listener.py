@@ -2,7 +2,8 @@
 
     python -m examples.arrow_listener
 
-200,000 orders; the listener counts them and their bytes by region, with Arrow's own functions. A batch that it refuses once comes again.
+200,000 orders; the listener counts them and their bytes by region, with Arrow's own functions. A
+batch that it refuses once comes again.
 """
 
 from __future__ import annotations
@@ -52,16 +53,31 @@ def main(cluster: str = "default") -> Counter[str]:
     rmq.connect(cluster).admin.create_topic(TOPIC, queues=4)
     with rmq.Producer(cluster=cluster) as producer:
         for start in range(0, ORDERS, FRAME):
-            producer.send_batch([rmq.Message(TOPIC, b"order %d" % i, tag=REGIONS[i % 3]) for i in range(start, start + FRAME)])
+            producer.send_batch(
+                [
+                    rmq.Message(TOPIC, b"order %d" % i, tag=REGIONS[i % 3])
+                    for i in range(start, start + FRAME)
+                ]
+            )
     totals = Totals()
     began = time.perf_counter()
     with rmq.PushConsumer(
-        "lake", listener=totals, subscriptions={TOPIC: "*"}, start_from="first", batch="arrow", columns=["tag", "body"], batch_size=2_000, cluster=cluster
+        "lake",
+        listener=totals,
+        subscriptions={TOPIC: "*"},
+        start_from="first",
+        batch="arrow",
+        columns=["tag", "body"],
+        batch_size=2_000,
+        cluster=cluster,
     ) as consumer:
         totals.complete.wait(60)
         took = time.perf_counter() - began
         sent_back = consumer.stats()["sent_back"]
-    print(f"{totals.orders.total()} orders, {totals.bytes} bytes in {totals.batches} batches, {took:.1f} s: {dict(totals.orders)}")
+    print(
+        f"{totals.orders.total()} orders, {totals.bytes} bytes in {totals.batches} batches, "
+        f"{took:.1f} s: {dict(totals.orders)}"
+    )
     print(f"one batch of {totals.refused} rows was refused and came again ({sent_back} sent back)")
     return totals.orders
 

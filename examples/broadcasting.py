@@ -1,4 +1,5 @@
-"""Every process gets every message: two caches follow a topic of prices; one stops, misses some, and catches up.
+"""Every process gets every message: two caches follow a topic of prices; one stops, misses some,
+and catches up.
 
 python -m examples.broadcasting
 """
@@ -18,15 +19,24 @@ ARTICLES = 50
 
 
 class Cache:
-    """The prices as one process knows them. Its client id says which offsets are its own, on its own machine."""
+    """The prices as one process knows them. Its client id says which offsets are its own, on its
+    own machine.
+    """
 
     def __init__(self, cluster: str, name: str, directory: str) -> None:
         self.prices: dict[str, int] = {}
         self.heard = 0
         self.consumer = rmq.PushConsumer(
-            "price-caches", listener=self.update, subscriptions={TOPIC: "*"}, model="broadcasting", start_from="first", concurrency=1,
-            client_id=name, config=rmq.ConsumerConfig("price-caches", local_offset_dir=directory), cluster=cluster,
-        )  # fmt: skip
+            "price-caches",
+            listener=self.update,
+            subscriptions={TOPIC: "*"},
+            model="broadcasting",
+            start_from="first",
+            concurrency=1,
+            client_id=name,
+            config=rmq.ConsumerConfig("price-caches", local_offset_dir=directory),
+            cluster=cluster,
+        )
 
     def update(self, messages: list[Any], ctx: rmq.ConsumeContext) -> None:
         """Keep the latest price of each article."""
@@ -35,7 +45,9 @@ class Cache:
             self.heard += 1
 
     def follow(self, expected: int) -> dict[str, int]:
-        """Listen until so many messages were heard (10 s at most), then stop; the offsets are in the file."""
+        """Listen until so many messages were heard (10 s at most), then stop; the offsets are in
+        the file.
+        """
         with self.consumer:
             deadline = time.monotonic() + 10
             while self.heard < expected and time.monotonic() < deadline:
@@ -47,23 +59,37 @@ def publish(cluster: str, price: int) -> None:
     """The same price for every article."""
     with rmq.Producer(cluster=cluster) as producer:
         for number in range(ARTICLES):
-            producer.send(TOPIC, b"%d" % price, keys=[f"article-{number}"], message_group=f"article-{number}")
+            producer.send(
+                TOPIC, b"%d" % price, keys=[f"article-{number}"], message_group=f"article-{number}"
+            )
 
 
 def main(cluster: str = "default") -> tuple[int, int, bool]:
-    """Run it on a cluster that is up; (messages that the first cache heard in its two lives, those of the second, both know the same)."""
+    """Run it on a cluster that is up; (messages that the first cache heard in its two lives, those
+    of the second, both know the same).
+    """
     rmq.connect(cluster).admin.create_topic(TOPIC, queues=4)
     with tempfile.TemporaryDirectory() as directory:
         publish(cluster, 10)
         first = Cache(cluster, "cache@one", directory)
         first.follow(ARTICLES)
         publish(cluster, 12)  # nobody listens
-        again, second = Cache(cluster, "cache@one", directory), Cache(cluster, "cache@two", directory)
+        again, second = (
+            Cache(cluster, "cache@one", directory),
+            Cache(cluster, "cache@two", directory),
+        )
         caught_up = first.prices | again.follow(ARTICLES)
         other = second.follow(2 * ARTICLES)
-    print(f"cache one heard {first.heard} prices, then {again.heard} more after its restart; cache two heard all {second.heard}")
+    print(
+        f"cache one heard {first.heard} prices, then {again.heard} more after its restart; "
+        f"cache two heard all {second.heard}"
+    )
     print(f"both know the same {len(other)} prices: {caught_up == other}")
-    return first.heard + again.heard, second.heard, caught_up == other and set(other.values()) == {12}
+    return (
+        first.heard + again.heard,
+        second.heard,
+        caught_up == other and set(other.values()) == {12},
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import rmq_ray as rmq
 
 
 def main(cluster: str) -> list[tuple[str, float]]:
-    """(reminder, how many milliseconds after its time it was stored for consumers), in order of arrival."""
+    """(reminder, how many milliseconds after its time it was stored for consumers), in order of
+    arrival.
+    """
     due: dict[str, datetime] = {}
     came: list[tuple[str, float]] = []
     enough = threading.Event()
@@ -29,7 +31,14 @@ def main(cluster: str) -> list[tuple[str, float]]:
 
     with (
         rmq.Producer("reminders", cluster=cluster) as producer,
-        rmq.PushConsumer("readers", listener=handle, subscriptions={"reminders": "*"}, start_from="first", cluster=cluster, concurrency=1),
+        rmq.PushConsumer(
+            "readers",
+            listener=handle,
+            subscriptions={"reminders": "*"},
+            start_from="first",
+            cluster=cluster,
+            concurrency=1,
+        ),
     ):
         for name, seconds in (("third", 2.0), ("first", 0.5), ("taken back", 1.0), ("second", 1.5)):
             due[name] = datetime.now(UTC) + timedelta(seconds=seconds)

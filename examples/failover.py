@@ -1,11 +1,14 @@
-"""A broker with a slave goes through the death of its master, and through a hand-over: who sends retries, who listens notices nothing.
+"""A broker with a slave goes through the death of its master, and through a hand-over: who sends
+retries, who listens notices nothing.
 
     python -m examples.failover
 
-Readings are sent one by one and counted only when both copies have them (replication="sync"). The master's process is killed with signal 9: Ray has it
-back on its disk in about a second, before the slave would take over (2.5 s; on a slow machine it does), and it is elected again. Later whoever is slave then
-is made master by hand, as before an upgrade, and the old master follows it. Every reading arrives. A host of its own for each copy, which makes this worth
-while, takes a topology file: docs/operations.md.
+Readings are sent one by one and counted only when both copies have them (replication="sync"). The
+master's process is killed with signal 9: Ray has it back on its disk in about a second, before the
+slave would take over (2.5 s; on a slow machine it does), and it is elected again. Later whoever is
+slave then is made master by hand, as before an upgrade, and the old master follows it. Every
+reading arrives. A host of its own for each copy, which makes this worth while, takes a topology
+file: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ TOPIC, READINGS, KILLED_AT, HANDED_OVER_AT = "readings", 300, 100, 200
 
 
 def send(producer: rmq.Producer, number: int) -> float:
-    """Until both copies have it; returns the seconds that this took. A reading may be stored twice, so its number goes with it."""
+    """Until both copies have it; returns the seconds that this took. A reading may be stored twice,
+    so its number goes with it.
+    """
     begun = time.monotonic()
     while True:
         try:
@@ -57,7 +62,13 @@ def hand_over(mq: rmq.Cluster) -> None:
 
 def main(store_path: str, cluster: str = "failover") -> dict[str, Any]:
     """Start a cluster of its own, kill its master, hand over, stop it; returns what was found."""
-    mq = rmq.start(cluster, replicas=1, replication="sync", store_path=store_path, store_settings={"segment_bytes": 64 << 20})
+    mq = rmq.start(
+        cluster,
+        replicas=1,
+        replication="sync",
+        store_path=store_path,
+        store_settings={"segment_bytes": 64 << 20},
+    )
     received: set[int] = set()
     complete = threading.Event()
 
@@ -70,7 +81,13 @@ def main(store_path: str, cluster: str = "failover") -> dict[str, Any]:
         before = master(mq)
         with (
             rmq.Producer(cluster=cluster) as producer,
-            rmq.PushConsumer("dashboard", listener=listen, subscriptions={TOPIC: "*"}, cluster=cluster, start_from="first"),
+            rmq.PushConsumer(
+                "dashboard",
+                listener=listen,
+                subscriptions={TOPIC: "*"},
+                cluster=cluster,
+                start_from="first",
+            ),
         ):
             longest, led = 0.0, before["replica"]
             for number in range(READINGS):
@@ -82,9 +99,18 @@ def main(store_path: str, cluster: str = "failover") -> dict[str, Any]:
                 longest = max(longest, send(producer, number))
             complete.wait(60)
         after = master(mq)
-        print(f"{len(received)} of {READINGS} readings arrived; the longest send took {longest:.1f} s")
-        print(f"master: replica {before['replica']} in epoch {before['epoch']}, handed over from replica {led} to {after['replica']} in epoch {after['epoch']}")
-        return {"arrived": len(received), "handed_over": (led, after["replica"]), "epochs": (before["epoch"], after["epoch"])}
+        print(
+            f"{len(received)} of {READINGS} readings arrived; the longest send took {longest:.1f} s"
+        )
+        print(
+            f"master: replica {before['replica']} in epoch {before['epoch']}, handed over "
+            f"from replica {led} to {after['replica']} in epoch {after['epoch']}"
+        )
+        return {
+            "arrived": len(received),
+            "handed_over": (led, after["replica"]),
+            "epochs": (before["epoch"], after["epoch"]),
+        }
     finally:
         mq.stop()
 

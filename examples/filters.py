@@ -1,9 +1,11 @@
-"""Consumers that get only what they ask for: by tag, and by conditions over properties that the broker evaluates.
+"""Consumers that get only what they ask for: by tag, and by conditions over properties that the
+broker evaluates.
 
     python -m examples.filters
 
-A shop sends orders with an amount, a region and, some of them, a coupon. Invoices are for paid orders (tag), the fraud desk sees dear ones from
-abroad, marketing those that used a coupon. A condition with a mistake is refused where it is written, with the place of the mistake.
+A shop sends orders with an amount, a region and, some of them, a coupon. Invoices are for paid
+orders (tag), the fraud desk sees dear ones from abroad, marketing those that used a coupon. A
+condition with a mistake is refused where it is written, with the place of the mistake.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ def orders() -> list[rmq.Message]:
         properties = {"amount": str(number % 100 * 10), "region": REGIONS[number % 3]}
         if number % 7 == 0:
             properties["coupon"] = "SPRING" if number % 2 else "AUTUMN"
-        made.append(rmq.Message(TOPIC, b"%d" % number, tag="paid" if number % 5 == 0 else "open", properties=properties))
+        made.append(
+            rmq.Message(
+                TOPIC,
+                b"%d" % number,
+                tag="paid" if number % 5 == 0 else "open",
+                properties=properties,
+            )
+        )
     return made
 
 
@@ -42,7 +51,11 @@ def expected() -> dict[str, int]:
     """What each consumer has to get, worked out here in Python."""
     found: Counter[str] = Counter()
     for message in orders():
-        amount, region, coupon = int(message.properties["amount"]), message.properties["region"], message.properties.get("coupon")
+        amount, region, coupon = (
+            int(message.properties["amount"]),
+            message.properties["region"],
+            message.properties.get("coupon"),
+        )
         found["invoices"] += message.tag == "paid"
         found["fraud-desk"] += amount > 900 and region != "eu"
         found["marketing"] += coupon == "SPRING" or (coupon is not None and 10 <= amount <= 20)
@@ -68,7 +81,14 @@ def main(cluster: str = "default") -> dict[str, int]:
         return listener
 
     consumers = [
-        rmq.PushConsumer(group, listener=count(group), subscriptions={TOPIC: wanted}, start_from="first", batch_size=32, cluster=cluster)
+        rmq.PushConsumer(
+            group,
+            listener=count(group),
+            subscriptions={TOPIC: wanted},
+            start_from="first",
+            batch_size=32,
+            cluster=cluster,
+        )
         for group, wanted in SUBSCRIPTIONS.items()
     ]
     for consumer in consumers:

@@ -1,9 +1,11 @@
-"""Jobs for many workers: more workers than queues, some jobs fail and come again, one is hopeless, one worker dies with work in hand.
+"""Jobs for many workers: more workers than queues, some jobs fail and come again, one is hopeless,
+one worker dies with work in hand.
 
     python -m examples.jobs
 
-Thumbnails of pictures, say. The topic has one queue, four workers receive from it. A picture of which the name ends in 7 fails at the first try
-and is given back; "broken" is rejected; the first worker takes two jobs and vanishes: they come again to the others.
+Thumbnails of pictures, say. The topic has one queue, four workers receive from it. A picture of
+which the name ends in 7 fails at the first try and is given back; "broken" is rejected; the first
+worker takes two jobs and vanishes: they come again to the others.
 """
 
 from __future__ import annotations
@@ -63,15 +65,21 @@ def vanish(cluster: str) -> list[str]:
 
 
 def main(cluster: str = "default") -> int:
-    """Run it on a cluster that is up; 0 when every picture was done and the broken one is a dead letter."""
+    """Run it on a cluster that is up; 0 when every picture was done and the broken one is a dead
+    letter.
+    """
     mq = rmq.connect(cluster)
     mq.admin.create_topic(TOPIC, queues=1)
     with rmq.Producer(cluster=cluster) as producer:
-        producer.send_batch([rmq.Message(TOPIC, f"picture-{number}".encode()) for number in range(PICTURES)])
+        producer.send_batch(
+            [rmq.Message(TOPIC, f"picture-{number}".encode()) for number in range(PICTURES)]
+        )
         producer.send(TOPIC, b"broken")
     lost = vanish(cluster)
     results = Results()
-    workers = [threading.Thread(target=work, args=(cluster, results), daemon=True) for _ in range(WORKERS)]
+    workers = [
+        threading.Thread(target=work, args=(cluster, results), daemon=True) for _ in range(WORKERS)
+    ]
     for worker in workers:
         worker.start()
     complete = results.complete.wait(60)
@@ -80,10 +88,22 @@ def main(cluster: str = "default") -> int:
     with rmq.SimpleConsumer(f"%DLQ%{GROUP}", "undertaker", cluster=cluster) as undertaker:
         dead = undertaker.receive(8, wait=5)
         undertaker.ack_all(dead)
-    print(f"{len(results.done)} of {PICTURES} pictures by {WORKERS} workers from 1 queue; {results.again} were given back once")
-    print(f"the worker that vanished had {' and '.join(lost)}: done by others {all(results.done[name] for name in lost)}")
+    print(
+        f"{len(results.done)} of {PICTURES} pictures by {WORKERS} workers from 1 queue; "
+        f"{results.again} were given back once"
+    )
+    print(
+        f"the worker that vanished had {' and '.join(lost)}: done by others "
+        f"{all(results.done[name] for name in lost)}"
+    )
     print(f"dead letters: {[message.body.decode() for message in dead]}")
-    return 0 if complete and [message.body for message in dead] == [b"broken"] and all(results.done[name] for name in lost) else 1
+    return (
+        0
+        if complete
+        and [message.body for message in dead] == [b"broken"]
+        and all(results.done[name] for name in lost)
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Events of one account are booked in their order, whatever fails in between; accounts run beside one another.
+"""Events of one account are booked in their order, whatever fails in between; accounts run beside
+one another.
 
 python -m examples.orderly
 """
@@ -18,7 +19,9 @@ ACCOUNTS, EVENTS = 6, 50
 
 
 class Ledger:
-    """Books amounts; the first try of every tenth event of an account fails, as a database would."""
+    """Books amounts; the first try of every tenth event of an account fails, as a database
+    would.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,15 +47,32 @@ class Ledger:
 
 
 def main(cluster: str = "default") -> dict[str, list[int]]:
-    """Send 50 events for each of 6 accounts, book them with two consumers; returns the events of each account as they were booked."""
+    """Send 50 events for each of 6 accounts, book them with two consumers; returns the events of
+    each account as they were booked.
+    """
     mq = rmq.connect(cluster)
     mq.admin.create_topic(TOPIC, queues=4)
     ledger = Ledger()
-    consumers = [rmq.PushConsumer("ledger", listener=ledger, subscriptions={TOPIC: "*"}, orderly=True, start_from="first", cluster=cluster) for _ in range(2)]
+    consumers = [
+        rmq.PushConsumer(
+            "ledger",
+            listener=ledger,
+            subscriptions={TOPIC: "*"},
+            orderly=True,
+            start_from="first",
+            cluster=cluster,
+        )
+        for _ in range(2)
+    ]
     with consumers[0], consumers[1], rmq.Producer("bank", cluster=cluster) as bank:
         for number in range(EVENTS):
             for account in range(ACCOUNTS):
-                bank.send(TOPIC, b"%d" % number, properties={"account": f"a-{account}"}, message_group=f"a-{account}")
+                bank.send(
+                    TOPIC,
+                    b"%d" % number,
+                    properties={"account": f"a-{account}"},
+                    message_group=f"a-{account}",
+                )
         deadline = time.monotonic() + 60
         while ledger.done() < ACCOUNTS * EVENTS and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -63,5 +83,10 @@ if __name__ == "__main__":
     ray.init()
     queue = rmq.start("default", store_path="rmq-data")
     for account, events in sorted(main().items()):
-        print(account, "in order" if events == sorted(events) else "OUT OF ORDER", len(events), "events")
+        print(
+            account,
+            "in order" if events == sorted(events) else "OUT OF ORDER",
+            len(events),
+            "events",
+        )
     queue.stop()

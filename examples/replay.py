@@ -1,11 +1,13 @@
-"""Replay: what was stored in a span of time, read again into a new table and sent once more to a new topic. No consumer group moves.
+"""Replay: what was stored in a span of time, read again into a new table and sent once more to a
+new topic. No consumer group moves.
 
     python -m examples.replay
 
-Yesterday an hour of trades went through a bug (here: a moment ago, for some of them). The messages are still in the log: Spark reads the span by time,
-beside the log's files, puts it right, writes it as a Parquet table, and sends it to a topic of its own from its executors. Readers of the old topic notice
-nothing. ``once`` names the replay: a second run within ten minutes stores nothing twice. Without Spark: ``mq.admin.to_arrow(topic, start=..., end=...)``
-and ``Producer.send_arrow``.
+Yesterday an hour of trades went through a bug (here: a moment ago, for some of them). The messages
+are still in the log: Spark reads the span by time, beside the log's files, puts it right, writes it
+as a Parquet table, and sends it to a topic of its own from its executors. Readers of the old topic
+notice nothing. ``once`` names the replay: a second run within ten minutes stores nothing twice.
+Without Spark: ``mq.admin.to_arrow(topic, start=..., end=...)`` and ``Producer.send_arrow``.
 """
 
 from __future__ import annotations
@@ -45,28 +47,49 @@ def send(cluster: str) -> tuple[datetime, datetime]:
 
 def put_right(trades: Any) -> Any:
     """A column a fact, as a table should have."""
-    return trades.selectExpr("keys[0] as id", "tag as side", "cast(string(body) as bigint) div 100 as price", "store_ts as stored")
+    return trades.selectExpr(
+        "keys[0] as id",
+        "tag as side",
+        "cast(string(body) as bigint) div 100 as price",
+        "store_ts as stored",
+    )
 
 
 def main(cluster: str = "default", session: Any = None) -> tuple[int, int, int]:
-    """Run it on a cluster that is up; returns rows in the table, messages sent again, and the sum of their prices. ``session``: a Spark session to use."""
+    """Run it on a cluster that is up; returns rows in the table, messages sent again, and the sum
+    of their prices. ``session``: a Spark session to use.
+    """
     mq = rmq.connect(cluster)
     for topic in (TOPIC, AGAIN):
         mq.admin.create_topic(topic, queues=4)
     began, ended = send(cluster)
     spark = session or mqs.session("replay", quick_start=True)
     with tempfile.TemporaryDirectory() as directory:
-        span = mqs.read_topic(spark, TOPIC, start=began, end=ended, columns=["keys", "tag", "body", "store_ts"], cluster=cluster)
+        span = mqs.read_topic(
+            spark,
+            TOPIC,
+            start=began,
+            end=ended,
+            columns=["keys", "tag", "body", "store_ts"],
+            cluster=cluster,
+        )
         put_right(span).write.parquet(f"{directory}/trades")
         table = spark.read.parquet(f"{directory}/trades")
         rows = table.count()
         outgoing = table.selectExpr("id", "side", "string(price) as body")
-        mqs.write_topic(outgoing, AGAIN, key="id", tag="side", once="trades/replay-1", cluster=cluster)
-    replayed = mqs.read_topic(spark, AGAIN, columns=["body"], cluster=cluster).selectExpr("count(*)", "sum(int(string(body)))")
+        mqs.write_topic(
+            outgoing, AGAIN, key="id", tag="side", once="trades/replay-1", cluster=cluster
+        )
+    replayed = mqs.read_topic(spark, AGAIN, columns=["body"], cluster=cluster).selectExpr(
+        "count(*)", "sum(int(string(body)))"
+    )
     again, total = replayed.first()
     if session is None:
         mqs.stop()
-    print(f"{rows} trades between {began:%H:%M:%S.%f} and {ended:%H:%M:%S.%f} put right, {again} sent again, prices add up to {total}")
+    print(
+        f"{rows} trades between {began:%H:%M:%S.%f} and {ended:%H:%M:%S.%f} put right, "
+        f"{again} sent again, prices add up to {total}"
+    )
     return rows, again, total
 
 

@@ -1,8 +1,10 @@
-"""A service behind a topic: callers send a request and wait for its reply; any of several servers answers.
+"""A service behind a topic: callers send a request and wait for its reply; any of several servers
+answers.
 
     python -m examples.request_reply
 
-Prices, say. Two servers share the work as members of one group. A question that no server answers ends with a typed error.
+Prices, say. Two servers share the work as members of one group. A question that no server answers
+ends with a typed error.
 """
 
 from __future__ import annotations
@@ -28,16 +30,32 @@ def serve(messages: list[rmq.MessageExt], ctx: rmq.ConsumeContext) -> None:
 async def basket(cluster: str, fruits: list[str]) -> int:
     """All prices at once, from an event loop."""
     async with rmq.AsyncProducer("baskets", cluster=cluster) as producer:
-        replies = await asyncio.gather(*(producer.request(TOPIC, fruit.encode(), timeout=10.0) for fruit in fruits))
+        replies = await asyncio.gather(
+            *(producer.request(TOPIC, fruit.encode(), timeout=10.0) for fruit in fruits)
+        )
     return sum(int(reply.body) for reply in replies)
 
 
 def main(cluster: str = "default") -> tuple[dict[str, int], int, str]:
-    """Ask for some prices; returns them, the price of a basket, and what was said about a fruit that nobody sells."""
+    """Ask for some prices; returns them, the price of a basket, and what was said about a fruit
+    that nobody sells.
+    """
     rmq.connect(cluster).admin.create_topic(TOPIC, queues=2)
-    servers = [rmq.PushConsumer("price-servers", listener=serve, subscriptions={TOPIC: "*"}, cluster=cluster, start_from="first") for _ in range(2)]
+    servers = [
+        rmq.PushConsumer(
+            "price-servers",
+            listener=serve,
+            subscriptions={TOPIC: "*"},
+            cluster=cluster,
+            start_from="first",
+        )
+        for _ in range(2)
+    ]
     with servers[0], servers[1], rmq.Producer("callers", cluster=cluster) as producer:
-        asked = {fruit: int(producer.request(TOPIC, fruit.encode(), timeout=10.0).body) for fruit in PRICES}
+        asked = {
+            fruit: int(producer.request(TOPIC, fruit.encode(), timeout=10.0).body)
+            for fruit in PRICES
+        }
         total = asyncio.run(basket(cluster, ["apple", "plum"] * 5))
         try:
             producer.request(TOPIC, b"durian", timeout=0.5)

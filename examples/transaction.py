@@ -1,8 +1,10 @@
-"""Orders and their messages, together or not at all: a table of orders (SQLite) and a topic that must agree.
+"""Orders and their messages, together or not at all: a table of orders (SQLite) and a topic that
+must agree.
 
     python -m examples.transaction          starts a cluster of its own
 
-One order is placed, one fails, and one is left open by a producer that goes away: the broker asks another member of the group, who looks at the table.
+One order is placed, one fails, and one is left open by a producer that goes away: the broker asks
+another member of the group, who looks at the table.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Shop:
     def has(self, message: rmq.MessageExt) -> bool:
         """The checker: was the order of this half message placed?"""
         with sqlite3.connect(self._path) as table:
-            return table.execute("select 1 from orders where id = ?", (message.keys[0],)).fetchone() is not None
+            return (
+                table.execute("select 1 from orders where id = ?", (message.keys[0],)).fetchone()
+                is not None
+            )
 
     def all(self) -> list[str]:
         """Every order in the table."""
@@ -59,7 +64,13 @@ def main(cluster: str) -> tuple[list[str], list[str]]:
         shop = Shop(f"{directory}/shop.db")
         with (
             rmq.Producer("shop", cluster=cluster) as producer,
-            rmq.PushConsumer("billing-tx", listener=handle, subscriptions={"orders-tx": "*"}, start_from="first", cluster=cluster),
+            rmq.PushConsumer(
+                "billing-tx",
+                listener=handle,
+                subscriptions={"orders-tx": "*"},
+                start_from="first",
+                cluster=cluster,
+            ),
         ):
             for order in ("o-1", "o-"):
                 try:

@@ -1,4 +1,5 @@
-"""A scaled group of consumer actors from one decorated function: it grows with the backlog and drains when it is stopped.
+"""A scaled group of consumer actors from one decorated function: it grows with the backlog and
+drains when it is stopped.
 
 python -m examples.workers
 """
@@ -16,7 +17,9 @@ TOPIC = "invoices"
 
 @rmq.consumer(TOPIC, group="billing", tags="paid", start_from="first")
 def bill(msg: rmq.MessageExt) -> None:
-    """One invoice. An exception would bring it again later; rmq.Reject would put it into the dead-letter topic."""
+    """One invoice. An exception would bring it again later; rmq.Reject would put it into the
+    dead-letter topic.
+    """
     time.sleep(0.002)
 
 

@@ -1,4 +1,5 @@
-"""A durable message queue inside a Ray cluster: Apache RocketMQ's architecture, topics as Spark DataFrames.
+"""A durable message queue inside a Ray cluster: Apache RocketMQ's architecture, topics as Spark
+DataFrames.
 
     import ray, rmq_ray as rmq
     ray.init()
@@ -6,8 +7,8 @@
     with rmq.Producer() as p:
         p.send("orders", b"body", tag="paid")
 
-Names are loaded when they are first used: importing this package imports neither Ray nor pyspark nor raydp, so that processes
-which only read or only speak the protocol start quickly.
+Names are loaded when they are first used: importing this package imports neither Ray nor pyspark
+nor raydp, so that processes which only read or only speak the protocol start quickly.
 """
 
 from __future__ import annotations
@@ -16,26 +17,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rmq_ray.actors.clients import AsyncProducer, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer
+    from rmq_ray.actors.clients import (
+        AsyncProducer,
+        Producer,
+        PullConsumer,
+        PushConsumer,
+        SimpleConsumer,
+        TransactionProducer,
+    )
     from rmq_ray.actors.consumer import ConsumerActor
+    from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
-    from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.client.admin.admin_groups import Offset
-    from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-    from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, ConsumeResult, Reject
-    from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, ConsumeOrderlyResult, OrderlyContext
-    from rmq_ray.client.pull.pulled_batch import PulledBatch
-    from rmq_ray.client.pull.queue_questions import PullResult
-    from rmq_ray.client.pop.receipts import ReceivedMessage
     from rmq_ray.client.consumer.received import MessageExt
-    from rmq_ray.client.producer.replying import reply
-    from rmq_ray.client.outgoing.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
+    from rmq_ray.client.interceptors.consume_hooks import (
+        ConsumeHook,
+        ConsumeHookContext,
+        ConsumeStatus,
+    )
     from rmq_ray.client.interceptors.send_hooks import SendContext
     from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
+    from rmq_ray.client.outgoing.selectors import (
+        SelectByMachineRoom,
+        SelectByRandom,
+        select_by_hash,
+    )
+    from rmq_ray.client.pop.receipts import ReceivedMessage
+    from rmq_ray.client.producer.replying import reply
     from rmq_ray.client.producer.trace import ConsumeTrace
+    from rmq_ray.client.pull.pulled_batch import PulledBatch
+    from rmq_ray.client.pull.queue_questions import PullResult
+    from rmq_ray.client.push.listener import (
+        RECONSUME_LATER,
+        SUCCESS,
+        ConsumeContext,
+        ConsumeResult,
+        Reject,
+    )
+    from rmq_ray.client.push.orderly_listener import (
+        COMMIT,
+        ROLLBACK,
+        SUSPEND_CURRENT_QUEUE_A_MOMENT,
+        ConsumeOrderlyResult,
+        OrderlyContext,
+    )
     from rmq_ray.client.transaction.transaction import Transaction
-    from rmq_ray.client.transaction.transaction_listener import TransactionListener, TransactionSendResult
+    from rmq_ray.client.transaction.transaction_listener import (
+        TransactionListener,
+        TransactionSendResult,
+    )
     from rmq_ray.cluster import Cluster, connect, start, start_from
     from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
     from rmq_ray.errors import (
@@ -88,8 +119,8 @@ if TYPE_CHECKING:
         RoomTable,
     )
     from rmq_ray.protocol.autoscale import Autoscale
-    from rmq_ray.protocol.scan.scan_positions import LikeGroup
     from rmq_ray.protocol.filters.subscriptions import sql
+    from rmq_ray.protocol.scan.scan_positions import LikeGroup
     from rmq_ray.protocol.transaction import LocalTransactionState
 
 __version__ = "0.1.0"
@@ -221,13 +252,19 @@ _HOMES = {
     "rmq_ray.cluster": "Cluster connect start start_from",
     "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
     "rmq_ray.errors": (
-        "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
-        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
-        "RmqError SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
+        "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed "
+        "ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
+        "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange "
+        "PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
+        "RmqError SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight "
+        "TopicExists TopicNotFound TopicNotWritable TransactionEnded "
         "TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
-    "rmq_ray.protocol.allocation.strategies": "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby OnlyHosts RoomTable",
+    "rmq_ray.protocol.allocation.strategies": (
+        "Averagely AveragelyByCircle ByConfig ByMachineRoom ConsistentHash MachineRoomNearby "
+        "OnlyHosts RoomTable"
+    ),
     "rmq_ray.model.message": "Message SendResult SendStatus",
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",

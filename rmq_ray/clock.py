@@ -1,4 +1,6 @@
-"""The only place that reads a clock or sleeps. Everything else takes a ``Clock`` or a ``now_ms`` argument."""
+"""The only place that reads a clock or sleeps. Everything else takes a ``Clock`` or a ``now_ms``
+argument.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def local_month_ms(at_ms: int) -> tuple[int, int]:
-    """Begin and end of the calendar month, in the machine's zone, that holds ``at_ms`` (reads no clock)."""
+    """Begin and end of the calendar month, in the machine's zone, that holds ``at_ms`` (reads no
+    clock).
+    """
     local = time.localtime(at_ms / 1000)
     following = (local.tm_year + 1, 1) if local.tm_mon == 12 else (local.tm_year, local.tm_mon + 1)
     begin = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))

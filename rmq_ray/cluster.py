@@ -1,8 +1,9 @@
 """Starts, finds and stops clusters: what a script calls first.
 
-``start`` makes the plan, lets the controller actor build it and waits until every broker takes sends; a second call with
-the same name attaches. ``connect`` only attaches. ``start_from`` does the same from a topology file, ``plan`` says what it would do.
-The returned ``Cluster`` is a small handle that can be made anywhere.
+``start`` makes the plan, lets the controller actor build it and waits until every broker takes
+sends; a second call with the same name attaches. ``connect`` only attaches. ``start_from`` does the
+same from a topology file, ``plan`` says what it would do. The returned ``Cluster`` is a small
+handle that can be made anywhere.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control import awaiting
-from rmq_ray.actors.control import copies
-from rmq_ray.actors.control import known_stores
+from rmq_ray.actors.control import awaiting, copies, known_stores
 from rmq_ray.actors.control.controller import ControllerShell, State
-from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.control.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
 from rmq_ray.actors.control.survey import Survey, survey
+from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
@@ -63,66 +62,114 @@ class Cluster:
         return found
 
     def status(self) -> dict[str, Any]:
-        """State of every actor: name -> what its ``status`` says, or the error that kept it from answering; ``replicas``: see there."""
+        """State of every actor: name -> what its ``status`` says, or the error that kept it from
+        answering; ``replicas``: see there.
+        """
         controller = self._controller()
         plan: ClusterPlan = gateway.call(controller, "plan")
-        found: dict[str, Any] = {"controller": gateway.call(controller, "state")[0], "supervision": gateway.call(controller, "members")}
+        found: dict[str, Any] = {
+            "controller": gateway.call(controller, "state")[0],
+            "supervision": gateway.call(controller, "members"),
+        }
         found["elections"] = gateway.call(controller, "elections") if plan.ledger else {}
         members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
-        members += [names.broker(self.name, config.broker_name, config.broker_id) for _, config in plan.all_copies()]
-        members += [names.hold_service(self.name, key) for key, config in plan.all_copies() if config.hold_link]
+        members += [
+            names.broker(self.name, config.broker_name, config.broker_id)
+            for _, config in plan.all_copies()
+        ]
+        members += [
+            names.hold_service(self.name, key)
+            for key, config in plan.all_copies()
+            if config.hold_link
+        ]
         handles = {member: gateway.find(member) for member in members}
         for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
             is_stopped = found["supervision"].get(member, {}).get("stopped")
-            found[member.partition("/")[2]] = {"state": "stopped"} if is_stopped else _state_of(handles[member], answer)
+            found[member.partition("/")[2]] = (
+                {"state": "stopped"} if is_stopped else _state_of(handles[member], answer)
+            )
         found["replicas"] = copies.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
 
     def replicas(self) -> list[dict[str, Any]]:
-        """A row for each copy of each broker: broker, replica, id (0 = master), role, address, epoch, in_sync, lag_bytes, lag_ms, state, error."""
+        """A row for each copy of each broker: broker, replica, id (0 = master), role, address,
+        epoch, in_sync, lag_bytes, lag_ms, state, error.
+        """
         found: list[dict[str, Any]] = self.status()["replicas"]
         return found
 
     def weak_brokers(self, status: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Brokers with slaves that have no master or too few copies in sync: name -> what is wrong. Empty where any one copy may be lost.
+        """Brokers with slaves that have no master or too few copies in sync: name -> what is wrong.
+        Empty where any one copy may be lost.
 
         ``status``: what ``status()`` said, None = ask.
         """
         plan: ClusterPlan = gateway.call(self._controller(), "plan")
         return dict(copies.too_few(tuple(plan.all_copies()), (status or self.status())["replicas"]))
 
-    def promote(self, broker_name: str, replica: int | None = None, *, force: bool = False, timeout_s: float = PROMOTE_S) -> dict[str, Any]:
-        """Make another copy of a broker the master: this replica, or the one with the most. Returns what was decided.
+    def promote(
+        self,
+        broker_name: str,
+        replica: int | None = None,
+        *,
+        force: bool = False,
+        timeout_s: float = PROMOTE_S,
+    ) -> dict[str, Any]:
+        """Make another copy of a broker the master: this replica, or the one with the most. Returns
+        what was decided.
 
-        Without ``force`` only a copy that has everything acknowledged; with it any that answers, and what it lacks is lost. ``PromotionRefused`` says
-        why not, ``ConfigError`` where there is no such broker or replica.
+        Without ``force`` only a copy that has everything acknowledged; with it any that answers,
+        and what it lacks is lost. ``PromotionRefused`` says why not, ``ConfigError`` where there is
+        no such broker or replica.
         """
         controller = self._controller()
         numbers = self._numbers(controller, broker_name, replica)
         if len(numbers) < 2:
             plan: ClusterPlan = gateway.call(controller, "plan")
             having = ", ".join(sorted(plan.replicas)) or "none"
-            raise ConfigError(f"broker {broker_name!r} has no slaves here; those that have: {having}", broker_name)
-        return dict(gateway.call(controller, "promote", broker_name, replica, force, timeout_s=timeout_s))
+            raise ConfigError(
+                f"broker {broker_name!r} has no slaves here; those that have: {having}", broker_name
+            )
+        return dict(
+            gateway.call(controller, "promote", broker_name, replica, force, timeout_s=timeout_s)
+        )
 
-    def stop_broker(self, broker_name: str, replica: int | None = None, *, force: bool = False, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
-        """Stop one copy of a broker gracefully until ``start_broker``; its data stay. A master with slaves hands over first: no send fails.
+    def stop_broker(
+        self,
+        broker_name: str,
+        replica: int | None = None,
+        *,
+        force: bool = False,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Stop one copy of a broker gracefully until ``start_broker``; its data stay. A master with
+        slaves hands over first: no send fails.
 
-        ``replica`` may be left out where there are no slaves. Without ``force``, ``PromotionRefused`` where nobody could take over, or where too few copies
-        would be left for an acknowledgement. Returns ``broker``, ``replica``, ``was`` ("running", "stopped"), ``master`` (the replica that reigns now).
+        ``replica`` may be left out where there are no slaves. Without ``force``,
+        ``PromotionRefused`` where nobody could take over, or where too few copies would be left for
+        an acknowledgement. Returns ``broker``, ``replica``, ``was`` ("running", "stopped"),
+        ``master`` (the replica that reigns now).
         """
         return self._copy("stop_copy", broker_name, replica, timeout_s, force)
 
-    def start_broker(self, broker_name: str, replica: int | None = None, *, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
-        """The end of ``stop_broker``, on the same store or not at all; returns when it serves: ``broker``, ``replica``, ``was``, ``address``."""
+    def start_broker(
+        self, broker_name: str, replica: int | None = None, *, timeout_s: float = START_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The end of ``stop_broker``, on the same store or not at all; returns when it serves:
+        ``broker``, ``replica``, ``was``, ``address``.
+        """
         return self._copy("start_copy", broker_name, replica, timeout_s)
 
     def start_stopped(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
-        """``start_broker`` for every copy that is stopped, all at once; their actors. What does not serve is told at the end, when the others do."""
+        """``start_broker`` for every copy that is stopped, all at once; their actors. What does not
+        serve is told at the end, when the others do.
+        """
         return list(gateway.call(self._controller(), "start_copies", timeout_s=timeout_s))
 
     def stop(self) -> None:
-        """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the same path finds them."""
+        """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the
+        same path finds them.
+        """
         if "admin" in self.__dict__:
             self.admin.close()
             del self.__dict__["admin"]
@@ -130,28 +177,55 @@ class Cluster:
         gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
         gateway.kill(names.controller(self.name), for_good=True)
 
-    def _copy(self, method: str, broker_name: str, replica: int | None, timeout_s: float, *arguments: Any) -> dict[str, Any]:
+    def _copy(
+        self, method: str, broker_name: str, replica: int | None, timeout_s: float, *arguments: Any
+    ) -> dict[str, Any]:
         controller = self._controller()
         numbers = self._numbers(controller, broker_name, replica)
         if replica is None and len(numbers) > 1:
-            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}: say which one is meant (--replica)", broker_name)
+            raise ConfigError(
+                f"{broker_name} has the replicas {', '.join(map(str, numbers))}: say which "
+                f"one is meant (--replica)",
+                broker_name,
+            )
         number = numbers[0] if replica is None else replica
-        return {"broker": broker_name, "replica": number, **gateway.call(controller, method, broker_name, number, *arguments, timeout_s=timeout_s)}
+        return {
+            "broker": broker_name,
+            "replica": number,
+            **gateway.call(
+                controller, method, broker_name, number, *arguments, timeout_s=timeout_s
+            ),
+        }
 
     def _numbers(self, controller: Any, broker_name: str, replica: int | None) -> list[int]:
-        """Of the broker's copies. ``ConfigError`` where there is no such broker, or none of this number."""
+        """Of the broker's copies. ``ConfigError`` where there is no such broker, or none of this
+        number.
+        """
         plan: ClusterPlan = gateway.call(controller, "plan")
-        numbers = [config.broker_id for _, config in plan.all_copies() if config.broker_name == broker_name]
+        numbers = [
+            config.broker_id for _, config in plan.all_copies() if config.broker_name == broker_name
+        ]
         if not numbers:
-            raise ConfigError(f"there is no broker {broker_name!r} here: there are {', '.join(broker.broker_name for broker in plan.brokers)}", broker_name)
+            raise ConfigError(
+                f"there is no broker {broker_name!r} here: there are "
+                f"{', '.join(broker.broker_name for broker in plan.brokers)}",
+                broker_name,
+            )
         if replica is not None and replica not in numbers:
-            raise ConfigError(f"{broker_name} has the replicas {', '.join(map(str, numbers))}, not {replica!r}", replica)
+            raise ConfigError(
+                f"{broker_name} has the replicas {', '.join(map(str, numbers))}, not {replica!r}",
+                replica,
+            )
         return numbers
 
     def _controller(self) -> Any:
         handle = gateway.find(names.controller(self.name))
         if handle is None:
-            raise ClusterError(f"no cluster {self.name!r} runs here: start it with rmq_ray.start({self.name!r}) or `rmq-ray up`", self.name)
+            raise ClusterError(
+                f"no cluster {self.name!r} runs here: start it with "
+                f"rmq_ray.start({self.name!r}) or `rmq-ray up`",
+                self.name,
+            )
         return handle
 
 
@@ -174,17 +248,21 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     failover_settings: Mapping[str, Any] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster of named detached actors, or attach to the one that runs under this name; its settings count then (a warning tells
-    which differ), and copies of it that were stopped stay so. ``store_path``: directory below which each broker keeps its store; relative = below
-    the current directory of this process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned) before a send is acknowledged.
-    ``host``: None = loopback on a Ray cluster of one node, else the node's address. ``resources``: broker name -> custom
-    Ray resource of the node that holds its disk ("broker-a/1": of its first slave's); needed where the Ray cluster has several nodes.
-    ``replicas``: slaves of each broker, one of which takes over when the master is gone. ``replication``: "async", or "sync" = a send is
-    acknowledged when every slave in sync has it, too. ``broker_settings``, ``store_settings``, ``failover_settings``: fields of
+    """Start a cluster of named detached actors, or attach to the one that runs under this name; its
+    settings count then (a warning tells which differ), and copies of it that were stopped stay so.
+    ``store_path``: directory below which each broker keeps its store; relative = below the current
+    directory of this process. ``flush``: "async" (kernel has it) or "sync" (fdatasync returned)
+    before a send is acknowledged. ``host``: None = loopback on a Ray cluster of one node, else the
+    node's address. ``resources``: broker name -> custom Ray resource of the node that holds its
+    disk ("broker-a/1": of its first slave's); needed where the Ray cluster has several nodes.
+    ``replicas``: slaves of each broker, one of which takes over when the master is gone.
+    ``replication``: "async", or "sync" = a send is acknowledged when every slave in sync has it,
+    too. ``broker_settings``, ``store_settings``, ``failover_settings``: fields of
     ``config.BrokerConfig``, ``config.StoreConfig`` and ``config.FailoverConfig``.
 
-    Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the store's own typed error
-    (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a broker cannot open its disk; nothing is left running then.
+    Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the
+    store's own typed error (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a
+    broker cannot open its disk; nothing is left running then.
     """
     if (handle := gateway.find(names.controller(name))) is None:
         one_node = gateway.nodes_alive() == 1
@@ -206,46 +284,86 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
             store_settings=store_settings,
         )
         _check_homes(plan, one_node)
-        handle = gateway.create(ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan))
+        handle = gateway.create(
+            ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan)
+        )
         _wait_until_serving(name, handle, timeout_s)
-        awaiting.for_registrations(names.broker(name, copy.broker_name, copy.broker_id) for _, copy in plan.all_copies() if plan.ledger)
+        awaiting.for_registrations(
+            names.broker(name, copy.broker_name, copy.broker_id)
+            for _, copy in plan.all_copies()
+            if plan.ledger
+        )
     else:
         _wait_until_serving(name, handle, timeout_s)
-        asked = {"brokers": brokers, "replicas": replicas, "name_servers": name_servers, "flush": flush, "replication": replication, "foreign": foreign}
-        _tell_what_is_not_used(name, gateway.call(handle, "plan"), {**asked, "store_path": store_path})
+        asked = {
+            "brokers": brokers,
+            "replicas": replicas,
+            "name_servers": name_servers,
+            "flush": flush,
+            "replication": replication,
+            "foreign": foreign,
+        }
+        _tell_what_is_not_used(
+            name, gateway.call(handle, "plan"), {**asked, "store_path": store_path}
+        )
     return connect(name)
 
 
 def plan(config: str | Path) -> Survey:
-    """What ``start_from`` would do with a topology file, without doing it. ``ConfigError`` names the line of what is wrong in the file itself."""
+    """What ``start_from`` would do with a topology file, without doing it. ``ConfigError`` names
+    the line of what is wrong in the file itself.
+    """
     return survey(read_topology(config))
 
 
-def start_from(config: str | Path, *, timeout_s: float = START_TIMEOUT_S, wait_s: float = 0.0, start_stopped: bool = False) -> Cluster:
-    """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns when every broker takes sends.
+def start_from(
+    config: str | Path,
+    *,
+    timeout_s: float = START_TIMEOUT_S,
+    wait_s: float = 0.0,
+    start_stopped: bool = False,
+) -> Cluster:
+    """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns
+    when every broker takes sends.
 
-    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`. ``start_stopped``: also start copies that `broker stop` stopped
-    in a cluster that runs; else they stay so, and are not awaited. A broker's first start makes its store, later ones
-    want that store back: ``rmq.stores.json`` beside the file knows it. Raises before anything is started: ``ConfigError`` with the line of what
-    is wrong, ``StoreMissing``, ``StoreForeign``, ``StoreUnwritable`` for a disk that is not what is expected, and ``ClusterError`` where a cluster
-    of the name runs with other settings.
+    ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`.
+    ``start_stopped``: also start copies that `broker stop` stopped in a cluster that runs; else
+    they stay so, and are not awaited. A broker's first start makes its store, later ones want that
+    store back: ``rmq.stores.json`` beside the file knows it. Raises before anything is started:
+    ``ConfigError`` with the line of what is wrong, ``StoreMissing``, ``StoreForeign``,
+    ``StoreUnwritable`` for a disk that is not what is expected, and ``ClusterError`` where a
+    cluster of the name runs with other settings.
     """
     topology = read_topology(config)
     nodes_deadline = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000
     found = survey(topology)
-    while any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < nodes_deadline:
+    while (
+        any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < nodes_deadline
+    ):
         SYSTEM_CLOCK.sleep_ms(NODES_POLL_MS)
         found = survey(topology)
     _check(topology, found)
     if found.changes:
         said = "; ".join(found.changes)
         raise ClusterError(
-            f"cluster {topology.cluster!r} runs with other settings ({said}): stop it with `rmq-ray down`, then start it again", topology.cluster
+            f"cluster {topology.cluster!r} runs with other settings ({said}): stop it with "
+            f"`rmq-ray down`, then start it again",
+            topology.cluster,
         )
     if (handle := gateway.find(names.controller(topology.cluster))) is None:
         known = known_stores.read(topology)
-        made = plan_of(topology, secrets.token_bytes(SECRET_BYTES), one_node=gateway.nodes_alive() == 1, identities=known)
-        handle = gateway.create(ControllerShell, names.controller(topology.cluster), (made,), resource=_place_of_controller(made) or gateway.HEAD)
+        made = plan_of(
+            topology,
+            secrets.token_bytes(SECRET_BYTES),
+            one_node=gateway.nodes_alive() == 1,
+            identities=known,
+        )
+        handle = gateway.create(
+            ControllerShell,
+            names.controller(topology.cluster),
+            (made,),
+            resource=_place_of_controller(made) or gateway.HEAD,
+        )
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     if start_stopped:
@@ -263,13 +381,21 @@ def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
 
 def _check_homes(plan: ClusterPlan, one_node: bool) -> None:
     """``ClusterError`` where Ray could start a broker away from its disk."""
-    if not one_node and (homeless := [key for key, _ in plan.all_copies() if key not in plan.resources]):
+    if not one_node and (
+        homeless := [key for key, _ in plan.all_copies() if key not in plan.resources]
+    ):
         said = ", ".join(f"{key!r}: 'custom_resource'" for key in homeless)
-        raise ClusterError(f"this Ray cluster has several nodes: say which node holds each broker's disk with resources={{{said}}}", homeless)
+        raise ClusterError(
+            f"this Ray cluster has several nodes: say which node holds each broker's disk "
+            f"with resources={{{said}}}",
+            homeless,
+        )
 
 
 def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, object]) -> None:
-    """A warning where a call that only attaches asks for what the cluster does not have. What has its default value was not asked for."""
+    """A warning where a call that only attaches asks for what the cluster does not have. What has
+    its default value was not asked for.
+    """
     first = running.brokers[0]
     has = {
         "brokers": len(running.brokers),
@@ -284,9 +410,17 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, 
     given = {key: value for key, value in asked.items() if value != defaults[key].default}
     if "store_path" in given:
         given["store_path"] = Path(str(given["store_path"])).expanduser().absolute()
-    differing = [f"{key}={str(has[key])!r}, not {str(value)!r}" for key, value in given.items() if value != has[key]]
+    differing = [
+        f"{key}={str(has[key])!r}, not {str(value)!r}"
+        for key, value in given.items()
+        if value != has[key]
+    ]
     if differing:
-        log.warning("cluster %r runs already and keeps its settings: %s; to change them stop it first", name, "; ".join(differing))
+        log.warning(
+            "cluster %r runs already and keeps its settings: %s; to change them stop it first",
+            name,
+            "; ".join(differing),
+        )
 
 
 def _place_of_controller(plan: ClusterPlan) -> str | None:
@@ -295,10 +429,16 @@ def _place_of_controller(plan: ClusterPlan) -> str | None:
 
 
 def _check(topology: Topology, found: Survey) -> None:
-    """Raise what keeps a file from being started. In a running cluster a copy whose node is away is no fault where its broker has others."""
-    replicated = {copy.actor for spec in topology.brokers if spec.replicas for copy in (spec, *spec.replicas)}
+    """Raise what keeps a file from being started. In a running cluster a copy whose node is away is
+    no fault where its broker has others.
+    """
+    replicated = {
+        copy.actor for spec in topology.brokers if spec.replicas for copy in (spec, *spec.replicas)
+    }
     for step in found.steps:
-        if step.error is not None and not (found.running and step.awaited and step.actor in replicated):
+        if step.error is not None and not (
+            found.running and step.awaited and step.actor in replicated
+        ):
             raise step.error
 
 
@@ -323,4 +463,6 @@ def _remove(name: str, handle: Any) -> None:
 def _state_of(handle: Any | None, answer: Any) -> Any:
     if handle is None:
         return {"state": "missing"}
-    return {"state": "not answering", "error": str(answer)} if isinstance(answer, RmqError) else answer
+    return (
+        {"state": "not answering", "error": str(answer)} if isinstance(answer, RmqError) else answer
+    )

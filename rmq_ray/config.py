@@ -1,7 +1,8 @@
-"""Settings: frozen groups, each field with its unit (in the name), its default and the reason for it.
+"""Settings: frozen groups, each field with its unit (in the name), its default and the reason for
+it.
 
-The only place that reads the environment. Unknown keys are errors; values are checked when a group is built.
-Defaults are Apache RocketMQ 4.9's where it has the setting.
+The only place that reads the environment. Unknown keys are errors; values are checked when a group
+is built. Defaults are Apache RocketMQ 4.9's where it has the setting.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from rmq_ray.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
-DEDUPLICATION_FRAMES = 1_024  # a producer's frames on their way span fewer: with a smaller window a new one could not be told from a repeat
+# a producer's frames on their way span fewer: with a smaller window a new one could not be told
+# from a repeat
+DEDUPLICATION_FRAMES = 1_024
 DAY_MS = 86_400_000
 DEFAULT_CLUSTER = "default"
 
@@ -58,7 +61,11 @@ class _Group:
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         for key in values:
             if key not in known:
-                raise ConfigError(f"unknown setting {key!r} in {cls.__name__}; known are {', '.join(sorted(known))}", key)
+                raise ConfigError(
+                    f"unknown setting {key!r} in {cls.__name__}; known are "
+                    f"{', '.join(sorted(known))}",
+                    key,
+                )
         return cls(**values)
 
     def but(self, **changes: Any) -> Self:
@@ -66,7 +73,11 @@ class _Group:
         known = {f.name for f in fields(self)}  # type: ignore[arg-type]
         for key in changes:
             if key not in known:
-                raise ConfigError(f"unknown setting {key!r} in {type(self).__name__}; known are {', '.join(sorted(known))}", key)
+                raise ConfigError(
+                    f"unknown setting {key!r} in {type(self).__name__}; known are "
+                    f"{', '.join(sorted(known))}",
+                    key,
+                )
         return replace(self, **changes)  # type: ignore[type-var]
 
 
@@ -83,21 +94,33 @@ def _within(group: object, **limits: tuple[int, int]) -> None:
     """``ConfigError`` for a setting that is no whole number between its limits, both included."""
     for name, (low, high) in limits.items():
         value = getattr(group, name)
-        _require(_is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value)
+        _require(
+            _is_whole(value) and low <= value <= high, f"{name} must be {low} to {high}", value
+        )
 
 
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_-]+")
 _HOUR = r"([01]?[0-9]|2[0-3])\s*"
 _HOURS = re.compile(rf"\s*({_HOUR}(;\s*{_HOUR})*)?")
-_KINDS: dict[str, type] = {"int": Integral, "float": Real, "str": str, "bool": bool, "None": type(None)}
+_KINDS: dict[str, type] = {
+    "int": Integral,
+    "float": Real,
+    "str": str,
+    "bool": bool,
+    "None": type(None),
+}
 
 
 def _check_kinds(group: Any) -> None:
-    """``ConfigError`` for a value of another kind than its field's: numbers, strings and switches only."""
+    """``ConfigError`` for a value of another kind than its field's: numbers, strings and switches
+    only.
+    """
     for setting in fields(group):
         value, kinds = getattr(group, setting.name), str(setting.type).split(" | ")
         if all(kind in _KINDS for kind in kinds):
-            fits = any(isinstance(value, _KINDS[kind]) for kind in kinds) and (not isinstance(value, bool) or "bool" in kinds)
+            fits = any(isinstance(value, _KINDS[kind]) for kind in kinds) and (
+                not isinstance(value, bool) or "bool" in kinds
+            )
             _require(fits, f"{setting.name} must be {setting.type.replace(' | ', ' or ')}", value)
 
 
@@ -109,7 +132,8 @@ class StoreConfig(_Group):
     flush: FlushMode = FlushMode.ASYNC_FLUSH
     segment_bytes: int = GIB  # mappedFileSizeCommitLog
     consume_queue_entries: int = 300_000  # entries of 20 bytes a file
-    consume_queue_ext: bool = False  # enableConsumeQueueExt: entries refer to units with store time and bit map of SQL filters
+    # enableConsumeQueueExt: entries refer to units with store time and bit map of SQL filters
+    consume_queue_ext: bool = False
     consume_queue_ext_bytes: int = 48 * MIB  # mappedFileSizeConsumeQueueExt
     filter_bit_maps: bool = False  # enableCalcFilterBitMap: needs consume_queue_ext
     index_slots: int = 5_000_000
@@ -119,7 +143,9 @@ class StoreConfig(_Group):
     flush_least_pages: int = 4  # flushCommitLogLeastPages
     flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
     sync_flush_timeout_ms: int = 5_000  # syncFlushTimeout -> FLUSH_DISK_TIMEOUT
-    transient_store_pool: bool = False  # transientStorePoolEnable: appends are gathered in buffers and acknowledged when committed; ASYNC_FLUSH only
+    # transientStorePoolEnable: appends are gathered in buffers and acknowledged when committed;
+    # ASYNC_FLUSH only
+    transient_store_pool: bool = False
     transient_store_pool_size: int = 5  # transientStorePoolSize: buffers, used again and again
     transient_buffer_bytes: int = 4 * MIB  # of each (RocketMQ: a whole segment)
     commit_interval_ms: int = 200  # commitIntervalCommitLog
@@ -138,34 +164,75 @@ class StoreConfig(_Group):
     disk_full_ratio: float = 0.90
     delete_files_max: int = 10  # a cycle
     check_crc_on_recover: bool = True
-    preallocate: bool = True  # posix_fallocate of the next segment: fdatasync is 4 times as fast, no SIGBUS, no surprise
+    # posix_fallocate of the next segment: fdatasync is 4 times as fast, no SIGBUS, no surprise
+    preallocate: bool = True
 
     def __post_init__(self) -> None:
         _check_kinds(self)
         _require(bool(self.path), "store path must be given", self.path)
-        _require(self.segment_bytes % 4096 == 0, "segment_bytes must be a multiple of 4096", self.segment_bytes)
-        _require(self.consume_queue_ext or not self.filter_bit_maps, "filter_bit_maps needs consume_queue_ext=True", self.filter_bit_maps)
-        _require(_HOURS.fullmatch(self.delete_when) is not None, "delete_when must be hours of the day like '04' or '04;16'", self.delete_when)
+        _require(
+            self.segment_bytes % 4096 == 0,
+            "segment_bytes must be a multiple of 4096",
+            self.segment_bytes,
+        )
+        _require(
+            self.consume_queue_ext or not self.filter_bit_maps,
+            "filter_bit_maps needs consume_queue_ext=True",
+            self.filter_bit_maps,
+        )
+        _require(
+            _HOURS.fullmatch(self.delete_when) is not None,
+            "delete_when must be hours of the day like '04' or '04;16'",
+            self.delete_when,
+        )
         ratios = (self.disk_delete_ratio, self.disk_force_ratio, self.disk_full_ratio)
-        _require(0 < ratios[0] <= ratios[1] <= ratios[2] <= 1, "disk ratios must rise from delete over force to full, within (0, 1]", ratios)
-        _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
+        _require(
+            0 < ratios[0] <= ratios[1] <= ratios[2] <= 1,
+            "disk ratios must rise from delete over force to full, within (0, 1]",
+            ratios,
+        )
+        _require(
+            1 <= self.body_bytes_max <= 15 * MIB,
+            "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)",
+            self.body_bytes_max,
+        )
         _within(  # no file of 2 GiB: Apache RocketMQ counts a file's bytes in 31 bits
-            self, index_slots=(1, 100_000_000), index_items=(2, 87_000_000), transient_store_pool_size=(1, 1_024), commit_interval_ms=(1, 60_000),
-            commit_least_pages=(1, 4_096), flush_interval_ms=(1, DAY_MS), flush_least_pages=(0, 4_096), flush_thorough_interval_ms=(1, DAY_MS),
-            sync_flush_timeout_ms=(1, DAY_MS), queue_flush_interval_ms=(1, DAY_MS), queue_flush_thorough_interval_ms=(1, DAY_MS),
-            transient_buffer_bytes=(4_096, GIB), checkpoint_interval_ms=(1, DAY_MS), checkpoint_bytes=(4_096, 1 << 40), segment_bytes=(4_096, (1 << 31) - 4096),
-            deduplication_frames=(DEDUPLICATION_FRAMES, 1 << 20), deduplication_keep_ms=(1, DAY_MS), reserved_hours=(0, 1_000_000),
-            delete_files_max=(1, 10_000), consume_queue_entries=(16, 1 << 26), consume_queue_ext_bytes=(65_536, (1 << 31) - 1),
-        )  # fmt: skip
+            self,
+            index_slots=(1, 100_000_000),
+            index_items=(2, 87_000_000),
+            transient_store_pool_size=(1, 1_024),
+            commit_interval_ms=(1, 60_000),
+            commit_least_pages=(1, 4_096),
+            flush_interval_ms=(1, DAY_MS),
+            flush_least_pages=(0, 4_096),
+            flush_thorough_interval_ms=(1, DAY_MS),
+            sync_flush_timeout_ms=(1, DAY_MS),
+            queue_flush_interval_ms=(1, DAY_MS),
+            queue_flush_thorough_interval_ms=(1, DAY_MS),
+            transient_buffer_bytes=(4_096, GIB),
+            checkpoint_interval_ms=(1, DAY_MS),
+            checkpoint_bytes=(4_096, 1 << 40),
+            segment_bytes=(4_096, (1 << 31) - 4096),
+            deduplication_frames=(DEDUPLICATION_FRAMES, 1 << 20),
+            deduplication_keep_ms=(1, DAY_MS),
+            reserved_hours=(0, 1_000_000),
+            delete_files_max=(1, 10_000),
+            consume_queue_entries=(16, 1 << 26),
+            consume_queue_ext_bytes=(65_536, (1 << 31) - 1),
+        )
 
     @property
     def gathers(self) -> bool:
-        """Whether appends go through the transient store pool: not under SYNC_FLUSH, as in RocketMQ."""
+        """Whether appends go through the transient store pool: not under SYNC_FLUSH, as in
+        RocketMQ.
+        """
         return self.transient_store_pool and self.flush is FlushMode.ASYNC_FLUSH
 
     @property
     def acknowledges_later(self) -> bool:
-        """Whether a send waits after its append: for the disk (SYNC_FLUSH), for the commit (``gathers``)."""
+        """Whether a send waits after its append: for the disk (SYNC_FLUSH), for the commit
+        (``gathers``).
+        """
         return self.flush is FlushMode.SYNC_FLUSH or self.gathers
 
 
@@ -197,9 +264,13 @@ class BrokerConfig(_Group):
     name_servers: tuple[str, ...] = ()  # "host:port"
     foreign: ForeignClients = ForeignClients.CLOSED
     replication: ReplicationMode = ReplicationMode.ASYNC_MASTER  # brokerRole; of a master
-    copies_min: int = 2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
+    copies_min: int = (
+        2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
+    )
     slave_timeout_ms: int = 3_000  # slaveTimeout -> FLUSH_SLAVE_TIMEOUT
-    in_sync_lag_ms: int = 5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
+    in_sync_lag_ms: int = (
+        5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
+    )
     slave_reads: bool = False  # slaveReadEnable: consumers far behind are sent to slaves
     master: str | None = None  # haMasterAddress, of a slave: "host:port"; None = name servers tell
     replica_sync_ms: int = 10_000  # how often a slave fetches topics, groups and offsets
@@ -208,52 +279,100 @@ class BrokerConfig(_Group):
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
     register_interval_ms: int = 30_000
-    property_filter: bool = True  # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
+    property_filter: bool = (
+        True  # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
+    )
     long_polling: bool = True
     short_polling_ms: int = 1_000
     hold_check_ms: int = 5_000
-    busy_poll_us: int = 1_000  # busy for a fifth of the time or more, the broker looks for input so long before its core sleeps; 0 = sleeps at once
+    # busy for a fifth of the time or more, the broker looks for input so long before its core
+    # sleeps; 0 = sleeps at once
+    busy_poll_us: int = 1_000
     hold_link: str | None = None  # Unix socket of the hold service; None = hold inside the broker
     offset_persist_ms: int = 5_000
     delay_persist_ms: int = 10_000
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    timer_max_delay_hours: int = 24 * 365  # delay and deliver_at; RocketMQ 5 has 3 days (timerMaxDelaySec)
+    timer_max_delay_hours: int = (
+        24 * 365
+    )  # delay and deliver_at; RocketMQ 5 has 3 days (timerMaxDelaySec)
     timer_window_ms: int = 600_000  # waiting messages that are due within it are in memory
     timer_window_messages: int = 1_000_000  # but at most so many, 24 bytes each
     timer_checkpoint_ms: int = 1_000  # delivered since then: delivered again after a crash
-    timer_roll_hours: int = 48  # timerRollWindowSlot: who waits longer gets a new record, before retention takes the old one
-    transaction_timeout_ms: int = 6_000  # transactionTimeOut: a half message is not asked about while it is younger
+    # timerRollWindowSlot: who waits longer gets a new record, before retention takes the old one
+    timer_roll_hours: int = 48
+    transaction_timeout_ms: int = (
+        6_000  # transactionTimeOut: a half message is not asked about while it is younger
+    )
     transaction_check_interval_ms: int = 60_000  # transactionCheckInterval
     transaction_check_max: int = 15  # transactionCheckMax; then TRANS_CHECK_MAX_TIME_TOPIC
     reject_transactions: bool = False  # rejectTransactionMessage
     channel_expiry_ms: int = 120_000
     housekeeping_ms: int = 10_000
-    queue_lock_ms: int = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be replaced
+    # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be
+    # replaced
+    queue_lock_ms: int = 60_000
     pull_records_max: int = 8_192  # our pulls; foreign ones keep RocketMQ's 32
     pull_bytes_max: int = MIB
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
-    stale_send_ms: int = 200  # waitTimeMillsInSendQueue: sends that waited longer for a slow disk are refused; 0 = never
-    disk_busy_ms: int = 1_000  # osPageCacheBusyTimeOutMills: SYNC_FLUSH refuses while the oldest send waits longer; 0 = never
+    # waitTimeMillsInSendQueue: sends that waited longer for a slow disk are refused; 0 = never
+    stale_send_ms: int = 200
+    # osPageCacheBusyTimeOutMills: SYNC_FLUSH refuses while the oldest send waits longer; 0 = never
+    disk_busy_ms: int = 1_000
     parked_pulls_max: int = 100_000
     store_replies: bool = True  # storeReplyMessageEnable
-    send_hooks: tuple[Any, ...] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send/send_hooks.py
-    pop_in_flight_max: int = 10_000  # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
+    send_hooks: tuple[
+        Any, ...
+    ] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send/send_hooks.py
+    # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
+    pop_in_flight_max: int = 10_000
     limits: RemotingLimits = field(default_factory=RemotingLimits)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        _require(self.foreign is not ForeignClients.ACL, "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'", "acl")
-        _require(2 <= self.copies_min <= 16, "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)", self.copies_min)
+        _require(
+            self.foreign is not ForeignClients.ACL,
+            "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'",
+            "acl",
+        )
+        _require(
+            2 <= self.copies_min <= 16,
+            "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)",
+            self.copies_min,
+        )
         _within(
-            self, broker_id=(0, 1_000), port=(0, 65_535), replica_bytes=(4_096, 32 * MIB), slave_timeout_ms=(1, 3_600_000), in_sync_lag_ms=(100, 3_600_000),
-            replica_sync_ms=(100, 3_600_000), default_topic_queues=(1, 4_096), register_interval_ms=(1, DAY_MS), short_polling_ms=(1, DAY_MS),
-            hold_check_ms=(1, DAY_MS), offset_persist_ms=(1, DAY_MS), delay_persist_ms=(1, DAY_MS), timer_max_delay_hours=(1, 24 * 3_660),
-            timer_window_ms=(1, DAY_MS), timer_window_messages=(1, 1 << 30), timer_checkpoint_ms=(1, DAY_MS), timer_roll_hours=(1, 24 * 366),
-            transaction_timeout_ms=(0, DAY_MS), transaction_check_interval_ms=(1, DAY_MS), transaction_check_max=(0, 10_000), channel_expiry_ms=(1, DAY_MS),
-            housekeeping_ms=(1, DAY_MS), queue_lock_ms=(1, DAY_MS), pull_records_max=(1, 65_536), pull_bytes_max=(1, 15 * MIB),
-            in_flight_bytes_max=(1, 1 << 40), stale_send_ms=(0, DAY_MS), disk_busy_ms=(0, DAY_MS), parked_pulls_max=(1, 1 << 30),
-            pop_in_flight_max=(1, 1 << 30), busy_poll_us=(0, 100_000),
-        )  # fmt: skip
+            self,
+            broker_id=(0, 1_000),
+            port=(0, 65_535),
+            replica_bytes=(4_096, 32 * MIB),
+            slave_timeout_ms=(1, 3_600_000),
+            in_sync_lag_ms=(100, 3_600_000),
+            replica_sync_ms=(100, 3_600_000),
+            default_topic_queues=(1, 4_096),
+            register_interval_ms=(1, DAY_MS),
+            short_polling_ms=(1, DAY_MS),
+            hold_check_ms=(1, DAY_MS),
+            offset_persist_ms=(1, DAY_MS),
+            delay_persist_ms=(1, DAY_MS),
+            timer_max_delay_hours=(1, 24 * 3_660),
+            timer_window_ms=(1, DAY_MS),
+            timer_window_messages=(1, 1 << 30),
+            timer_checkpoint_ms=(1, DAY_MS),
+            timer_roll_hours=(1, 24 * 366),
+            transaction_timeout_ms=(0, DAY_MS),
+            transaction_check_interval_ms=(1, DAY_MS),
+            transaction_check_max=(0, 10_000),
+            channel_expiry_ms=(1, DAY_MS),
+            housekeeping_ms=(1, DAY_MS),
+            queue_lock_ms=(1, DAY_MS),
+            pull_records_max=(1, 65_536),
+            pull_bytes_max=(1, 15 * MIB),
+            in_flight_bytes_max=(1, 1 << 40),
+            stale_send_ms=(0, DAY_MS),
+            disk_busy_ms=(0, DAY_MS),
+            parked_pulls_max=(1, 1 << 30),
+            pop_in_flight_max=(1, 1 << 30),
+            busy_poll_us=(0, 100_000),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +380,16 @@ class FailoverConfig(_Group):
     """When a slave takes over, in clusters that have slaves."""
 
     automatic: bool = True  # False: another replica reigns only by `rmq-ray broker promote`
-    failover_after_ms: int = 2_500  # a master that does not serve for so long is replaced; Ray restarts a killed one in 1.3 s
+    # a master that does not serve for so long is replaced; Ray restarts a killed one in 1.3 s
+    failover_after_ms: int = 2_500
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        _require(100 <= self.failover_after_ms <= 3_600_000, "failover_after_ms must be 100 to 3600000", self.failover_after_ms)
+        _require(
+            100 <= self.failover_after_ms <= 3_600_000,
+            "failover_after_ms must be 100 to 3600000",
+            self.failover_after_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +408,9 @@ class NameServerConfig(_Group):
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        _within(self, port=(0, 65_535), broker_expiry_ms=(1_000, DAY_MS), scan_interval_ms=(1, DAY_MS))
+        _within(
+            self, port=(0, 65_535), broker_expiry_ms=(1_000, DAY_MS), scan_interval_ms=(1, DAY_MS)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +428,12 @@ class ProducerConfig(_Group):
     batch_bytes_max: int = MIB
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
     buffer_bytes_max: int = 32 * MIB  # unanswered batches of send_async, all brokers together
-    on_full: str = "block"  # "block" waits up to the time-out, "raise" raises BrokerBusy at once; for a topic's next master both wait up to the time-out
-    compression: str | None = None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
+    # "block" waits up to the time-out, "raise" raises BrokerBusy at once; for a topic's next master
+    # both wait up to the time-out
+    on_full: str = "block"
+    compression: str | None = (
+        None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
+    )
     compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch
     compression_level: int | None = None  # None = 5 for zlib, the codec's own for zstd
     namespace: str = ""  # put before every topic and group name: ns%orders
@@ -311,23 +441,65 @@ class ProducerConfig(_Group):
     trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
     latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
-    latency_fault_probe: bool = True  # isolation ends when the broker answers again, not after 600 s
+    latency_fault_probe: bool = (
+        True  # isolation ends when the broker answers again, not after 600 s
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        _require(not self.namespace or _NAMESPACE.fullmatch(self.namespace) is not None, "namespace must consist of letters, digits, _ -", self.namespace)
+        _require(
+            not self.namespace or _NAMESPACE.fullmatch(self.namespace) is not None,
+            "namespace must consist of letters, digits, _ -",
+            self.namespace,
+        )
         _require(bool(self.trace_topic), "trace_topic must be a topic", self.trace_topic)
         _require(self.send_timeout_ms > 0, "send_timeout_ms must be positive", self.send_timeout_ms)
-        _require(0 < self.batch_bytes_max <= 8 * MIB, "batch_bytes_max must be 1 byte to 8 MiB", self.batch_bytes_max)
-        _within(self, retries=(0, 16), batch_messages_max=(1, 65_536), frames_in_flight_max=(1, 256), default_topic_queues=(1, 1_024))
-        _require(1 <= self.body_bytes_max <= 15 * MIB, "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)", self.body_bytes_max)
+        _require(
+            0 < self.batch_bytes_max <= 8 * MIB,
+            "batch_bytes_max must be 1 byte to 8 MiB",
+            self.batch_bytes_max,
+        )
+        _within(
+            self,
+            retries=(0, 16),
+            batch_messages_max=(1, 65_536),
+            frames_in_flight_max=(1, 256),
+            default_topic_queues=(1, 1_024),
+        )
+        _require(
+            1 <= self.body_bytes_max <= 15 * MIB,
+            "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)",
+            self.body_bytes_max,
+        )
         _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
-        _require(self.compression in (None, "zlib", "lz4", "zstd"), "compression must be None, 'zlib', 'lz4' or 'zstd'", self.compression)
-        _require(self.compress_over_bytes >= 1, "compress_over_bytes must be at least 1", self.compress_over_bytes)
-        _require(self.compression_level is None or -7 <= self.compression_level <= 22, "compression_level must be None or -7 to 22", self.compression_level)
-        _require(self.compression != "zlib" or (self.compression_level or 5) in range(10), "zlib has levels 0 to 9", self.compression_level)
-        _require(self.on_full in ("block", "raise"), "on_full must be 'block' or 'raise'", self.on_full)
-        _require(self.buffer_bytes_max >= self.batch_bytes_max, "buffer_bytes_max must hold a batch of batch_bytes_max", self.buffer_bytes_max)
+        _require(
+            self.compression in (None, "zlib", "lz4", "zstd"),
+            "compression must be None, 'zlib', 'lz4' or 'zstd'",
+            self.compression,
+        )
+        _require(
+            self.compress_over_bytes >= 1,
+            "compress_over_bytes must be at least 1",
+            self.compress_over_bytes,
+        )
+        _require(
+            self.compression_level is None or -7 <= self.compression_level <= 22,
+            "compression_level must be None or -7 to 22",
+            self.compression_level,
+        )
+        _require(
+            self.compression != "zlib" or (self.compression_level or 5) in range(10),
+            "zlib has levels 0 to 9",
+            self.compression_level,
+        )
+        _require(
+            self.on_full in ("block", "raise"), "on_full must be 'block' or 'raise'", self.on_full
+        )
+        _require(
+            self.buffer_bytes_max >= self.batch_bytes_max,
+            "buffer_bytes_max must hold a batch of batch_bytes_max",
+            self.buffer_bytes_max,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +516,9 @@ class ConsumerConfig(_Group):
     threshold_mib: int = 100  # pullThresholdSizeForQueue
     threshold_messages_topic: int = -1
     threshold_mib_topic: int = -1
-    threshold_messages_group: int = -1  # of all queues of the consumer together; divided among them as the topic's are
+    threshold_messages_group: int = (
+        -1
+    )  # of all queues of the consumer together; divided among them as the topic's are
     threshold_mib_group: int = -1
     max_span: int = 2_000  # consumeConcurrentlyMaxSpan
     suspend_ms: int = 15_000  # broker holds a pull this long
@@ -358,33 +532,67 @@ class ConsumerConfig(_Group):
     pull_idle_ms: int = 120_000  # recovery of a queue whose pulls stopped
     consume_timeout_minutes: int = 15
     max_reconsume_times: int = -1  # -1 = 16 for concurrent consumption, without end for orderly
-    suspend_queue_ms: int = 1_000  # suspendCurrentQueueTimeMillis: pause of an ordered queue after a failure
+    suspend_queue_ms: int = (
+        1_000  # suspendCurrentQueueTimeMillis: pause of an ordered queue after a failure
+    )
     lock_refresh_ms: int = 20_000  # rocketmq.client.rebalance.lockInterval
-    lock_trusted_ms: int = 30_000  # rocketmq.client.rebalance.lockMaxLiveTime: without a refresh for so long nothing is handed out; below queue_lock_ms
+    # rocketmq.client.rebalance.lockMaxLiveTime: without a refresh for so long nothing is handed
+    # out; below queue_lock_ms
+    lock_trusted_ms: int = 30_000
     lock_retry_ms: int = 3_000  # of a lock that was refused while messages wait for it
-    max_continuous_ms: int = 60_000  # rocketmq.client.maxTimeConsumeContinuously: then a queue lets the others have the thread
+    # rocketmq.client.maxTimeConsumeContinuously: then a queue lets the others have the thread
+    max_continuous_ms: int = 60_000
     send_back_retry_ms: int = 5_000
     offset_illegal_delay_ms: int = 10_000
     consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago
-    local_offset_dir: str = ""  # rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep offsets; "" = ~/.rocketmq_offsets
+    # rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep offsets; "" =
+    # ~/.rocketmq_offsets
+    local_offset_dir: str = ""
     namespace: str = ""  # put before every topic and group name: ns%orders
 
     def __post_init__(self) -> None:
         _within(
-            self, concurrency=(1, 1_000), batch_size=(1, 8_192), pull_records=(1, 8_192), max_span=(1, 65_535), threshold_messages=(1, 65_535),
-            threshold_mib=(1, 1_024), pull_interval_ms=(0, 65_535), suspend_queue_ms=(10, 30_000), lock_refresh_ms=(10, 3_600_000),
-            lock_trusted_ms=(self.lock_refresh_ms, 3_600_000), lock_retry_ms=(1, 3_600_000), max_continuous_ms=(1, 3_600_000),
-            consume_timeout_minutes=(1, 525_600), rebalance_ms=(1, 3_600_000), heartbeat_ms=(1, 3_600_000), offset_persist_ms=(1, 3_600_000),
-            exception_delay_ms=(1, 3_600_000), flow_control_delay_ms=(1, 3_600_000), send_back_retry_ms=(1, 3_600_000), pull_bytes=(1, 15 * MIB),
-            suspend_ms=(0, 3_600_000), pull_timeout_ms=(1, DAY_MS), pull_idle_ms=(1, DAY_MS), offset_persist_first_ms=(0, DAY_MS),
+            self,
+            concurrency=(1, 1_000),
+            batch_size=(1, 8_192),
+            pull_records=(1, 8_192),
+            max_span=(1, 65_535),
+            threshold_messages=(1, 65_535),
+            threshold_mib=(1, 1_024),
+            pull_interval_ms=(0, 65_535),
+            suspend_queue_ms=(10, 30_000),
+            lock_refresh_ms=(10, 3_600_000),
+            lock_trusted_ms=(self.lock_refresh_ms, 3_600_000),
+            lock_retry_ms=(1, 3_600_000),
+            max_continuous_ms=(1, 3_600_000),
+            consume_timeout_minutes=(1, 525_600),
+            rebalance_ms=(1, 3_600_000),
+            heartbeat_ms=(1, 3_600_000),
+            offset_persist_ms=(1, 3_600_000),
+            exception_delay_ms=(1, 3_600_000),
+            flow_control_delay_ms=(1, 3_600_000),
+            send_back_retry_ms=(1, 3_600_000),
+            pull_bytes=(1, 15 * MIB),
+            suspend_ms=(0, 3_600_000),
+            pull_timeout_ms=(1, DAY_MS),
+            pull_idle_ms=(1, DAY_MS),
+            offset_persist_first_ms=(0, DAY_MS),
             offset_illegal_delay_ms=(0, DAY_MS),
-        )  # fmt: skip
+        )
         for unit, high in (("messages", 6_553_500), ("mib", 102_400)):
             for name in (f"threshold_{unit}_topic", f"threshold_{unit}_group"):
                 value = getattr(self, name)
-                _require(_is_whole(value) and (value == -1 or 1 <= value <= high), f"{name} must be -1 or 1 to {high}", value)
+                _require(
+                    _is_whole(value) and (value == -1 or 1 <= value <= high),
+                    f"{name} must be -1 or 1 to {high}",
+                    value,
+                )
         tries = self.max_reconsume_times
-        _require(_is_whole(tries) and tries >= -1, "max_reconsume_times must be -1 (16 times; without end when orderly) or more", tries)
+        _require(
+            _is_whole(tries) and tries >= -1,
+            "max_reconsume_times must be -1 (16 times; without end when orderly) or more",
+            tries,
+        )
         _require(isinstance(self.namespace, str), "namespace must be a text", self.namespace)
 
     @property

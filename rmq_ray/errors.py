@@ -1,4 +1,5 @@
-"""The error tree of rmq_ray: every failure a caller can meet has one class here, and every class says whose fault it was.
+"""The error tree of rmq_ray: every failure a caller can meet has one class here, and every class
+says whose fault it was.
 
     RmqError
     ├── ConfigError                      a setting or topology file is wrong                          (caller)
@@ -46,9 +47,9 @@
     │   └── PromotionRefused             that replica cannot be made master now                        (caller)
     └── SparkError                       Java, pyspark or raydp missing or wrong
 
-Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``). ``retriable`` says whether the
-same call may succeed later without the caller changing anything; ``code`` is RocketMQ's response code that stands for
-the class on the wire.
+Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``).
+``retriable`` says whether the same call may succeed later without the caller changing anything;
+``code`` is RocketMQ's response code that stands for the class on the wire.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ from typing import ClassVar
 
 
 class RmqError(Exception):
-    """Base of all errors. ``args[0]`` says what was wrong and what to do; further args are plain values."""
+    """Base of all errors. ``args[0]`` says what was wrong and what to do; further args are plain
+    values.
+    """
 
     code: ClassVar[int] = 1
     retriable: ClassVar[bool] = False
@@ -79,7 +82,9 @@ class ConfigError(RmqError):
 
 
 class ClientError(RmqError):
-    """A client object was used wrongly: not started, closed, forked, or a name that RocketMQ refuses."""
+    """A client object was used wrongly: not started, closed, forked, or a name that RocketMQ
+    refuses.
+    """
 
     code = 10003
 
@@ -101,7 +106,9 @@ class SendError(RmqError):
 
 
 class SendUnknown(SendError):
-    """The send may be stored, at most once on one broker name however often it was retried there."""
+    """The send may be stored, at most once on one broker name however often it was retried
+    there.
+    """
 
     code = 10002
     retriable = True
@@ -126,14 +133,18 @@ class MessageIllegal(SendError):
 
 
 class BrokerBusy(SendError):
-    """The broker refused before writing anything (flow control, page cache busy); the same send may be repeated."""
+    """The broker refused before writing anything (flow control, page cache busy); the same send may
+    be repeated.
+    """
 
     code = 2
     retriable = True
 
 
 class BrokerUnreachable(SendError):
-    """No broker of the topic could be connected to within the time-out: nothing was sent (args[1] = topic)."""
+    """No broker of the topic could be connected to within the time-out: nothing was sent (args[1] =
+    topic).
+    """
 
     code = 10001
     retriable = True
@@ -146,7 +157,9 @@ class TopicNotFound(SendError):
 
 
 class NoRoute(TopicNotFound):
-    """The client found no route: neither the topic nor a template for new topics is known to a name server (args[1] = topic)."""
+    """The client found no route: neither the topic nor a template for new topics is known to a name
+    server (args[1] = topic).
+    """
 
     code = 10005
 
@@ -158,7 +171,9 @@ class TopicNotWritable(SendError):
 
 
 class DuplicateMismatch(SendError):
-    """(producer id, sequence) came again with different bytes: the frame was refused, the first one stands."""
+    """(producer id, sequence) came again with different bytes: the frame was refused, the first one
+    stands.
+    """
 
     code = 13
 
@@ -168,7 +183,9 @@ class ConsumeError(RmqError):
 
 
 class OffsetOutOfRange(ConsumeError):
-    """The offset lies outside the queue (args[1] = asked, args[2] = minimum, args[3] = maximum, all queue offsets)."""
+    """The offset lies outside the queue (args[1] = asked, args[2] = minimum, args[3] = maximum, all
+    queue offsets).
+    """
 
     code = 21
 
@@ -178,7 +195,9 @@ class NotAssigned(ConsumeError):
 
 
 class CommitFailed(ConsumeError):
-    """A broker did not take committed offsets (args[1:] = those queues): they are in memory and told again later."""
+    """A broker did not take committed offsets (args[1:] = those queues): they are in memory and
+    told again later.
+    """
 
     retriable = True
 
@@ -197,46 +216,62 @@ class SubscriptionStale(ConsumeError):
 
 
 class BodyUnreadable(ConsumeError):
-    """A compressed body cannot be restored: wrong bytes, cut short, an unknown codec, or larger than the reader allows."""
+    """A compressed body cannot be restored: wrong bytes, cut short, an unknown codec, or larger
+    than the reader allows.
+    """
 
 
 class GroupInUse(ConsumeError):
-    """Others consume as this group in another way (push or pull beside simple consumers), or with another subscription; the message names them."""
+    """Others consume as this group in another way (push or pull beside simple consumers), or with
+    another subscription; the message names them.
+    """
 
     code = 20030
 
 
 class ReceiptStale(ConsumeError):
-    """A popped message's time was over before it was settled: it was or will be given to somebody else (args[1] = how many messages)."""
+    """A popped message's time was over before it was settled: it was or will be given to somebody
+    else (args[1] = how many messages).
+    """
 
     code = 10007
 
 
 class TooManyInFlight(ConsumeError):
-    """As many messages of the group are out at workers as may be: acknowledge some, or wait until their time is over."""
+    """As many messages of the group are out at workers as may be: acknowledge some, or wait until
+    their time is over.
+    """
 
     code = 215
     retriable = True
 
 
 class TransactionError(RmqError):
-    """Base of transactional failures: a half message is not safely stored, or its end was refused (args[1] = transaction id)."""
+    """Base of transactional failures: a half message is not safely stored, or its end was refused
+    (args[1] = transaction id).
+    """
 
 
 class TransactionUnknown(TransactionError):
-    """No broker acknowledged the commit or rollback: it may have happened. The broker asks the producer group, which knows the decision."""
+    """No broker acknowledged the commit or rollback: it may have happened. The broker asks the
+    producer group, which knows the decision.
+    """
 
     code = 10002
 
 
 class TransactionEnded(TransactionError):
-    """The transaction had ended otherwise: rolled back by another member's answer, or given up after the last check."""
+    """The transaction had ended otherwise: rolled back by another member's answer, or given up
+    after the last check.
+    """
 
     code = 4
 
 
 class RecallFailed(RmqError):
-    """The message cannot be taken back: it was due already, or does not wait at that broker (args[1] = message id)."""
+    """The message cannot be taken back: it was due already, or does not wait at that broker
+    (args[1] = message id).
+    """
 
     code = 22
 
@@ -264,7 +299,9 @@ class NotAuthorized(AdminError):
 
 
 class RemotingError(RmqError):
-    """Base of what one connection meets; args[1], where present, is the peer's address ``host:port``."""
+    """Base of what one connection meets; args[1], where present, is the peer's address
+    ``host:port``.
+    """
 
 
 class ConnectFailed(RemotingError):
@@ -296,13 +333,17 @@ class TooManyRequests(RemotingError):
 
 
 class FrameTooLarge(RemotingError):
-    """A frame to be sent exceeds the protocol's limit (args[1] = size, args[2] = limit, both bytes): nothing was sent."""
+    """A frame to be sent exceeds the protocol's limit (args[1] = size, args[2] = limit, both
+    bytes): nothing was sent.
+    """
 
     code = 13
 
 
 class MalformedFrame(RemotingError):
-    """The peer broke the protocol (args[1] = address); its connection is closed, nothing else is touched."""
+    """The peer broke the protocol (args[1] = address); its connection is closed, nothing else is
+    touched.
+    """
 
 
 class HandshakeFailed(RemotingError):
@@ -312,7 +353,9 @@ class HandshakeFailed(RemotingError):
 
 
 class ResponseError(RemotingError):
-    """The peer answered with a failure code (args[1] = response code); the message is its remark."""
+    """The peer answered with a failure code (args[1] = response code); the message is its
+    remark.
+    """
 
     @property
     def response_code(self) -> int:
@@ -347,7 +390,9 @@ class StoreCorrupt(StoreError):
 
 
 class LogDiverged(StoreError):
-    """A slave's log is no prefix of its master's: another log, other bytes, or an epoch that its master does not have. Nothing is written."""
+    """A slave's log is no prefix of its master's: another log, other bytes, or an epoch that its
+    master does not have. Nothing is written.
+    """
 
     code = 20040
 
@@ -359,17 +404,23 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreError):
-    """A write or fsync failed: nothing more is acknowledged from this log until the disk was read again."""
+    """A write or fsync failed: nothing more is acknowledged from this log until the disk was read
+    again.
+    """
 
     retriable = True
 
 
 class StoreUnreadable(StoreFailed):
-    """A file cannot be opened or read (a bad sector, too many open files): only what lies there cannot be had, nothing was lost."""
+    """A file cannot be opened or read (a bad sector, too many open files): only what lies there
+    cannot be had, nothing was lost.
+    """
 
 
 class AppendUnknown(StoreFailed):
-    """The disk failed in the middle of this append: the message may be in the log when the disk was read again, or not."""
+    """The disk failed in the middle of this append: the message may be in the log when the disk was
+    read again, or not.
+    """
 
 
 class StoreNotReady(StoreError):
@@ -379,7 +430,9 @@ class StoreNotReady(StoreError):
 
 
 class MasterReplaced(RmqError):
-    """A name server knows a master of a later epoch under this name: the one that registers was replaced and is not told to clients."""
+    """A name server knows a master of a later epoch under this name: the one that registers was
+    replaced and is not told to clients.
+    """
 
     code = 20041
 
@@ -389,7 +442,9 @@ class ClusterError(RmqError):
 
 
 class PromotionRefused(ClusterError):
-    """That replica cannot be made master now: it does not run, or may lack acknowledged messages (args[1] = broker name)."""
+    """That replica cannot be made master now: it does not run, or may lack acknowledged messages
+    (args[1] = broker name).
+    """
 
 
 class SparkError(RmqError):

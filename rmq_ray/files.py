@@ -1,13 +1,15 @@
 """Files and directories as the store sees them: the only module that touches ``os`` and ``fcntl``.
 
-Decides: how an operating-system error becomes a typed one. ``ENOSPC``/``EDQUOT`` -> ``StoreFull`` (recovers by itself);
-any other failure of a write or a sync -> ``StoreFailed`` (the log fail-stops); a file that cannot be opened or read ->
-``StoreFailed``; a directory that cannot be written -> ``StoreUnwritable``.
-Does not decide: formats, retries, what to do after a failure.
-Called by: every module of ``store``. The crash harness of the tests substitutes ``FileSystem`` and ``File``.
+Decides: how an operating-system error becomes a typed one. ``ENOSPC``/``EDQUOT`` -> ``StoreFull``
+(recovers by itself); any other failure of a write or a sync -> ``StoreFailed`` (the log
+fail-stops); a file that cannot be opened or read -> ``StoreFailed``; a directory that cannot be
+written -> ``StoreUnwritable``. Does not decide: formats, retries, what to do after a failure.
+Called by: every module of ``store``. The crash harness of the tests substitutes ``FileSystem`` and
+``File``.
 
-Invariants: ``pwrite`` writes everything or raises; no mmap anywhere (a full disk under a mapping is SIGBUS); a name is
-durable only after ``sync_dir`` of its directory. A ``File`` may be used by several threads: all calls are positional.
+Invariants: ``pwrite`` writes everything or raises; no mmap anywhere (a full disk under a mapping is
+SIGBUS); a name is durable only after ``sync_dir`` of its directory. A ``File`` may be used by
+several threads: all calls are positional.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnreadable, StoreUnwritable
+from rmq_ray.errors import (
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreInUse,
+    StoreMissing,
+    StoreUnreadable,
+    StoreUnwritable,
+)
 
 Bytes = bytes | bytearray | memoryview
 """What is written; a memoryview must be contiguous."""
@@ -43,7 +53,11 @@ def _typed(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno == errno.ENOENT:
         return StoreMissing(f"{detail}; mount the disk that has it, or choose another path", path)
     if error.errno in _NO_DIRECTORY:
-        return StoreUnwritable(f"{detail}; a file is where a directory of the store should be: choose another path, or move the file away", path)
+        return StoreUnwritable(
+            f"{detail}; a file is where a directory of the store should be: choose another "
+            f"path, or move the file away",
+            path,
+        )
     if error.errno in _NO_DESCRIPTOR:
         return StoreUnreadable(f"{detail}; raise the limit of open files", path)
     return StoreFailed(f"{detail}; the disk must be read again before the store goes on", path)
@@ -52,11 +66,17 @@ def _typed(error: OSError, doing: str, path: str) -> StoreError:
 def _unread(error: OSError, doing: str, path: str) -> StoreError:
     """The same for a read: nothing that was written is in doubt."""
     found = _typed(error, doing, path)
-    return StoreUnreadable(f"{doing} {path}: {error.strerror or error}; check the disk", path) if type(found) is StoreFailed else found
+    return (
+        StoreUnreadable(f"{doing} {path}: {error.strerror or error}; check the disk", path)
+        if type(found) is StoreFailed
+        else found
+    )
 
 
 class File:
-    """One open file. Positions and sizes in bytes; every call is positional, so threads may share it."""
+    """One open file. Positions and sizes in bytes; every call is positional, so threads may share
+    it.
+    """
 
     __slots__ = ("_fd", "path")
 
@@ -65,9 +85,11 @@ class File:
         self._fd = fd
 
     def pwrite(self, data: Bytes, position: int) -> None:
-        """Write all of ``data`` at ``position``. On return the kernel has every byte (not yet the disk).
+        """Write all of ``data`` at ``position``. On return the kernel has every byte (not yet the
+        disk).
 
-        Raises ``StoreFull`` on a full disk, ``StoreFailed`` otherwise; then any prefix of ``data`` may have been written.
+        Raises ``StoreFull`` on a full disk, ``StoreFailed`` otherwise; then any prefix of ``data``
+        may have been written.
         """
         try:
             written = os.pwrite(self._fd, data, position)
@@ -85,7 +107,10 @@ class File:
                 return
             if count == 0:
                 break
-        raise StoreFailed(f"write to {self.path} stopped after {written} of {len(data)} bytes; check the disk", self.path)
+        raise StoreFailed(
+            f"write to {self.path} stopped after {written} of {len(data)} bytes; check the disk",
+            self.path,
+        )
 
     def pread(self, count: int, position: int) -> bytes:
         """Up to ``count`` bytes from ``position``; shorter only at the end of the file."""
@@ -101,7 +126,9 @@ class File:
             raise _unread(error, "read from", self.path) from error
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Fill ``buffer`` (writable, bytes) from ``position``; returns the count, smaller only at the end of the file."""
+        """Fill ``buffer`` (writable, bytes) from ``position``; returns the count, smaller only at
+        the end of the file.
+        """
         done = 0
         try:
             while done < len(buffer):  # ends: every round adds bytes or meets the end of the file
@@ -114,17 +141,25 @@ class File:
             raise _unread(error, "read from", self.path) from error
 
     def datasync(self) -> None:
-        """``fdatasync``: on return everything written to this file before the call survives a power loss.
+        """``fdatasync``: on return everything written to this file before the call survives a power
+        loss.
 
-        Raises ``StoreFailed``; it must never be called again then (the kernel forgets which pages failed).
+        Raises ``StoreFailed``; it must never be called again then (the kernel forgets which pages
+        failed).
         """
         try:
             os.fdatasync(self._fd)
         except OSError as error:
-            raise StoreFailed(f"fdatasync of {self.path}: {error.strerror}; the disk must be read again before the store goes on", self.path) from error
+            raise StoreFailed(
+                f"fdatasync of {self.path}: {error.strerror}; the disk must be read again "
+                f"before the store goes on",
+                self.path,
+            ) from error
 
     def allocate(self, size: int) -> None:
-        """Reserve blocks for bytes [0, size); existing bytes stay, new ones read as zero. ``StoreFull`` if there is no room."""
+        """Reserve blocks for bytes [0, size); existing bytes stay, new ones read as zero.
+        ``StoreFull`` if there is no room.
+        """
         try:
             os.posix_fallocate(self._fd, 0, size)
         except OSError as error:
@@ -145,9 +180,11 @@ class File:
             raise _typed(error, "stat", self.path) from error
 
     def data_end(self) -> int:
-        """Where the last run of stored bytes ends: everything behind it is a hole and reads as zeros. At most ``size()``.
+        """Where the last run of stored bytes ends: everything behind it is a hole and reads as
+        zeros. At most ``size()``.
 
-        On a file system without holes this is ``size()``. Used to find the end of sparse files without reading them.
+        On a file system without holes this is ``size()``. Used to find the end of sparse files
+        without reading them.
         """
         end = at = 0
         try:
@@ -161,14 +198,18 @@ class File:
             raise _typed(error, "seek in", self.path) from error
 
     def read_ahead(self, position: int, count: int) -> None:
-        """Tell the kernel that these bytes are read next: the disk fetches them while the caller works on others."""
+        """Tell the kernel that these bytes are read next: the disk fetches them while the caller
+        works on others.
+        """
         try:
             os.posix_fadvise(self._fd, position, count, os.POSIX_FADV_WILLNEED)
         except OSError as error:
             raise _typed(error, "advise", self.path) from error
 
     def forget_cached(self, position: int, count: int) -> None:
-        """Tell the kernel that these pages will not be read again soon (a bulk read should not push out the tail)."""
+        """Tell the kernel that these pages will not be read again soon (a bulk read should not push
+        out the tail).
+        """
         try:
             os.posix_fadvise(self._fd, position, count, os.POSIX_FADV_DONTNEED)
         except OSError as error:
@@ -181,7 +222,8 @@ class File:
             os.close(fd)
 
     def __del__(self) -> None:
-        # Bounded caches let files go by dropping them: a thread that still reads one keeps it open until it is done.
+        # Bounded caches let files go by dropping them: a thread that still reads one keeps it open
+        # until it is done.
         self.close()
 
 
@@ -202,19 +244,26 @@ class DirectoryLock:
 
 
 class FileSystem:
-    """The real file system. All paths are plain strings; every failure is a typed ``StoreError``."""
+    """The real file system. All paths are plain strings; every failure is a typed
+    ``StoreError``.
+    """
 
     def open(self, path: str, create: bool = False) -> File:
-        """Open for reading and writing. ``create``: make the file if it is missing (its name is durable after ``sync_dir``)."""
+        """Open for reading and writing. ``create``: make the file if it is missing (its name is
+        durable after ``sync_dir``).
+        """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return File(path, self._call("open", path, lambda: os.open(path, flags, 0o644)))
 
     def make_sized(self, path: str, size: int) -> File:
-        """A file of ``size`` bytes that reads as zeros and takes no room: there as a whole or not at all, whenever the process dies (RocketMQ
-        refuses a store with a file of another size). An existing one is brought to that size.
+        """A file of ``size`` bytes that reads as zeros and takes no room: there as a whole or not
+        at all, whenever the process dies (RocketMQ refuses a store with a file of another size). An
+        existing one is brought to that size.
         """
         if not os.path.lexists(path):
-            with contextlib.suppress(OSError):  # a file system without nameless files, or somebody was faster: made below, or its error told
+            with contextlib.suppress(OSError):
+                # a file system without nameless files, or somebody was faster: made below, or its
+                # error told
                 fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
                 file = File(path, fd)
                 try:
@@ -230,10 +279,14 @@ class FileSystem:
 
     def open_to_read(self, path: str) -> File:
         """Open for reading only (scans of a store that another process owns)."""
-        return File(path, self._call("open", path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+        return File(
+            path, self._call("open", path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        )
 
     def open_direct(self, path: str) -> File:
-        """For writes past the page cache: positions, lengths and addresses in whole pages. Fails where the file system has none."""
+        """For writes past the page cache: positions, lengths and addresses in whole pages. Fails
+        where the file system has none.
+        """
         flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
         return File(path, self._call("open", path, lambda: os.open(path, flags)))
 
@@ -255,7 +308,9 @@ class FileSystem:
             raise _typed(error, "list", path) from error
 
     def make_dirs(self, path: str) -> None:
-        """Make a directory and its parents; existing ones are fine. New names are durable on return."""
+        """Make a directory and its parents; existing ones are fine. New names are durable on
+        return.
+        """
         missing = []
         at = os.path.abspath(path)
         while not os.path.isdir(at):  # ends at "/"
@@ -266,7 +321,9 @@ class FileSystem:
             self.sync_dir(os.path.dirname(made))
 
     def make_dirs_unsynced(self, path: str) -> None:
-        """The same without syncing: for derived files, whose names are synced when the files are flushed."""
+        """The same without syncing: for derived files, whose names are synced when the files are
+        flushed.
+        """
         self._call("make directory", path, lambda: os.makedirs(path, exist_ok=True))
 
     def rename(self, source: str, target: str) -> None:
@@ -298,16 +355,24 @@ class FileSystem:
 
     def sync_dir(self, path: str) -> None:
         """On return the names made, renamed and removed in this directory survive a power loss."""
-        fd = self._call("open directory", path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        fd = self._call(
+            "open directory",
+            path,
+            lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+        )
         try:
             os.fsync(fd)
         except OSError as error:
-            raise StoreFailed(f"fsync of directory {path}: {error.strerror}; check the disk", path) from error
+            raise StoreFailed(
+                f"fsync of directory {path}: {error.strerror}; check the disk", path
+            ) from error
         finally:
             os.close(fd)
 
     def disk_ratio(self, path: str) -> float:
-        """Used share of the disk that holds ``path``, 0.0 to 1.0, as an unprivileged user sees it."""
+        """Used share of the disk that holds ``path``, 0.0 to 1.0, as an unprivileged user
+        sees it.
+        """
         stat = self._call("statvfs", path, lambda: os.statvfs(path))
         usable = stat.f_blocks - stat.f_bfree + stat.f_bavail
         return (stat.f_blocks - stat.f_bfree) / usable if usable else 1.0
@@ -322,7 +387,11 @@ class FileSystem:
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
         """Set the time of the last write (a preallocated file gets its real one back)."""
-        self._call("set times of", path, lambda: os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000)))
+        self._call(
+            "set times of",
+            path,
+            lambda: os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000)),
+        )
 
     def read_whole(self, path: str) -> bytes:
         """The whole file; ``StoreMissing`` if it is not there."""
@@ -333,7 +402,9 @@ class FileSystem:
             file.close()
 
     def write_whole(self, path: str, data: Bytes) -> None:
-        """Replace a small file atomically and durably: write ``path.tmp``, sync, rename, sync the directory."""
+        """Replace a small file atomically and durably: write ``path.tmp``, sync, rename, sync the
+        directory.
+        """
         temporary = path + ".tmp"
         file = self.open(temporary, create=True)
         try:
@@ -346,8 +417,12 @@ class FileSystem:
         self.sync_dir(os.path.dirname(path))
 
     def lock_first_byte(self, path: str) -> DirectoryLock:
-        """``lockf`` on byte 0, then the text ``lock``: what Apache RocketMQ's broker does (store-format 6)."""
-        fd = self._call("open", path, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        """``lockf`` on byte 0, then the text ``lock``: what Apache RocketMQ's broker does
+        (store-format 6).
+        """
+        fd = self._call(
+            "open", path, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        )
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
             os.pwrite(fd, b"lock", 0)
@@ -357,8 +432,14 @@ class FileSystem:
         return DirectoryLock(path, fd)
 
     def lock_directory(self, path: str) -> DirectoryLock:
-        """``flock`` on a directory: holds between processes and between two stores of one process."""
-        fd = self._call("open directory", path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        """``flock`` on a directory: holds between processes and between two stores of one
+        process.
+        """
+        fd = self._call(
+            "open directory",
+            path,
+            lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+        )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -367,7 +448,9 @@ class FileSystem:
         return DirectoryLock(path, fd)
 
     def boot_id(self) -> str:
-        """Changes with every boot of the kernel: the page cache of another boot is gone. Empty when unknown."""
+        """Changes with every boot of the kernel: the page cache of another boot is gone. Empty when
+        unknown.
+        """
         try:
             with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
                 return file.read().strip()
@@ -385,7 +468,11 @@ class FileSystem:
     @staticmethod
     def _lock_error(error: OSError, path: str) -> StoreError:
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            return StoreInUse(f"{path} is locked by another process; stop that broker or give this one another path", path)
+            return StoreInUse(
+                f"{path} is locked by another process; stop that broker or give this one "
+                f"another path",
+                path,
+            )
         return _typed(error, "lock", path)
 
     @staticmethod

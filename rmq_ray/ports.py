@@ -1,4 +1,5 @@
-"""What one party may ask of another. Implementations: connections (``remoting``), actor calls (``actors.gateway``), memory (tests).
+"""What one party may ask of another. Implementations: connections (``remoting``), actor calls
+(``actors.gateway``), memory (tests).
 
 Invariant: nothing here knows Ray, sockets or threads.
 """
@@ -14,7 +15,9 @@ from rmq_ray.model.ids import MessageQueue
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """How to reach a cluster: its name, name servers (``host:port``) and the secret of the handshake (empty = none)."""
+    """How to reach a cluster: its name, name servers (``host:port``) and the secret of the
+    handshake (empty = none).
+    """
 
     cluster: str
     name_servers: tuple[str, ...]
@@ -22,7 +25,9 @@ class ClusterAddress:
 
 
 class Discovery(Protocol):
-    """Where a client learns its name servers; asked again every 2 minutes and when all of them fail."""
+    """Where a client learns its name servers; asked again every 2 minutes and when all of them
+    fail.
+    """
 
     def lookup(self) -> ClusterAddress:
         """Raises ``ClusterError`` when the cluster cannot be found."""
@@ -30,7 +35,9 @@ class Discovery(Protocol):
 
 
 class Peer(Protocol):
-    """The other end of a server's connection, as handlers see it. ``send`` writes one whole frame or does nothing when closed."""
+    """The other end of a server's connection, as handlers see it. ``send`` writes one whole frame
+    or does nothing when closed.
+    """
 
     host: str
     port: int
@@ -55,9 +62,9 @@ class Peer(Protocol):
 class Split:
     """A piece of a bulk read: queue offsets [start, end) of one queue, and where to get it.
 
-    ``host_id`` and ``store_path`` and ``identity`` name the local files; ``addresses`` (``host:port``, master first) the
-    scan streams; ``epoch`` is the log's epoch when the split was planned; ``visible_end`` the byte position of the log up
-    to which files may be read.
+    ``host_id`` and ``store_path`` and ``identity`` name the local files; ``addresses``
+    (``host:port``, master first) the scan streams; ``epoch`` is the log's epoch when the split was
+    planned; ``visible_end`` the byte position of the log up to which files may be read.
     """
 
     queue: MessageQueue
@@ -78,7 +85,8 @@ class SplitReader(Protocol):
     """Reads one split as chunks of raw records."""
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
-        """Yields (records back to back, int32 array of their sizes) in queue order; raises typed errors.
+        """Yields (records back to back, int32 array of their sizes) in queue order; raises typed
+        errors.
 
         What was yielded is good until the next is asked for: readers may use its memory again.
         """

@@ -1,10 +1,15 @@
-"""Rules that hold for every test: which may start Ray, how long one may take, and what the environment looks like.
+"""Rules that hold for every test: which may start Ray, how long one may take, and what the
+environment looks like.
 
 - ``tests/unit`` may not use Ray: ``ray.init`` and everything that starts it implicitly raise there.
-- Marks decide the time-out: plain tests 120 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e`` and ``interop`` 420 s.
-- Those without Ray run first, tests/ray before tests/spark: the Ray cluster of either lives to the end of the process.
-- Examples that hypothesis makes up are judged by what they show, not by how long a machine takes for them.
-- Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs on the machine.
+- Marks decide the time-out: plain tests 120 s (pyproject.toml), ``ray`` 180 s, ``spark``, ``e2e``
+  and ``interop`` 420 s.
+- Those without Ray run first, tests/ray before tests/spark: the Ray cluster of either lives to the
+  end of the process.
+- Examples that hypothesis makes up are judged by what they show, not by how long a machine takes
+  for them.
+- Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs
+  on the machine.
 """
 
 from __future__ import annotations
@@ -20,26 +25,33 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).resolve().parent
 TIMEOUT_S = {"ray": 180, "spark": 420, "e2e": 420, "interop": 420}
 
-# Read by the raylet, so they must be there before any test starts one. Ray runs its workers at nice 15 otherwise.
+# Read by the raylet, so they must be there before any test starts one. Ray runs its workers at nice
+# 15 otherwise.
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.pop("RAY_ADDRESS", None)
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives every item the time-out of its marks, marks what lies in a folder of a kind, and moves those folders to the end."""
+    """Gives every item the time-out of its marks, marks what lies in a folder of a kind, and moves
+    those folders to the end.
+    """
     items.sort(key=lambda item: _folder(item) if _folder(item) in TIMEOUT_S else "")
     for item in items:
         folder = _folder(item)
         if folder in TIMEOUT_S and item.get_closest_marker(folder) is None:
             item.add_marker(getattr(pytest.mark, folder))
         if item.get_closest_marker("timeout") is None:
-            limits = [seconds for mark, seconds in TIMEOUT_S.items() if item.get_closest_marker(mark)]
+            limits = [
+                seconds for mark, seconds in TIMEOUT_S.items() if item.get_closest_marker(mark)
+            ]
             if limits:
                 item.add_marker(pytest.mark.timeout(max(limits)))
 
@@ -49,8 +61,12 @@ def _folder(item: pytest.Item) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _unit_tests_cannot_start_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In tests/unit, starting Ray is an error: at the line that does it, or at the test's end where Ray was imported inside."""
+def _unit_tests_cannot_start_ray(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """In tests/unit, starting Ray is an error: at the line that does it, or at the test's end where
+    Ray was imported inside.
+    """
     if not request.path.is_relative_to(TESTS / "unit"):
         yield
         return

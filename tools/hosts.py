@@ -1,12 +1,14 @@
-"""Several hosts on one machine: network, process, mount and name spaces of their own, with sshd, joined by a bridge.
+"""Several hosts on one machine: network, process, mount and name spaces of their own, with sshd,
+joined by a bridge.
 
     with Hosts(directory, {"head": "10.77.0.1", "db1": "10.77.0.2"}) as hosts:
         hosts.run("desk", ["ssh", "10.77.0.2", "hostname"])       # the desk is the machine from which people work
         hosts.cut_power("db1")                                    # every process of it ends at once, its interface is gone
         hosts.boot("db1")                                         # the same disk, the same address
 
-Each host has /mnt for itself (``directory/<name>``: disk, home, tmp) and sees the rest of the file system. Everything ends with this process, also
-when it is killed: the first process of each host reads from a pipe that only this process holds. Called by tests/e2e; Linux, root.
+Each host has /mnt for itself (``directory/<name>``: disk, home, tmp) and sees the rest of the file
+system. Everything ends with this process, also when it is killed: the first process of each host
+reads from a pipe that only this process holds. Called by tests/e2e; Linux, root.
 
 ``python -m tools.hosts install`` installs sshd and rsync as CI does.
 """
@@ -24,7 +26,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync", "ip": "iproute2", "unshare": "util-linux"}
+PACKAGES = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "rsync": "rsync",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+}
 DESK = "desk"
 DESK_ADDRESS = "10.77.0.254"
 BOOT_S = 10.0
@@ -68,32 +76,69 @@ def check() -> None:
     """``HostsMissing`` where hosts cannot be made here."""
     for program, package in PACKAGES.items():
         if shutil.which(program) is None and not Path(f"/usr/sbin/{program}").exists():
-            raise HostsMissing(f"{program} is not installed: python -m tools.hosts install, or apt-get install {package}")
-    tried = "ip link add rmqcheck type veth peer name rmqpeer && mount -t tmpfs none /mnt"  # in a namespace: it goes with it
-    command = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "sh", "-c", tried]
+            raise HostsMissing(
+                f"{program} is not installed: python -m tools.hosts install, or apt-get "
+                f"install {package}"
+            )
+    # in a namespace: it goes with it
+    tried = "ip link add rmqcheck type veth peer name rmqpeer && mount -t tmpfs none /mnt"
+    command = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--pid",
+        "--uts",
+        "--fork",
+        "--mount-proc",
+        "sh",
+        "-c",
+        tried,
+    ]
     made = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     if made.returncode:
-        raise HostsMissing(f"namespaces are not permitted here ({made.stderr.strip()[:200]}): run as root with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+        raise HostsMissing(
+            f"namespaces are not permitted here ({made.stderr.strip()[:200]}): run as root "
+            f"with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+        )
 
 
 def install() -> None:
     """Install what is missing with apt, as root or by sudo."""
-    wanted = sorted({package for program, package in PACKAGES.items() if shutil.which(program) is None and not Path(f"/usr/sbin/{program}").exists()})
+    wanted = sorted(
+        {
+            package
+            for program, package in PACKAGES.items()
+            if shutil.which(program) is None and not Path(f"/usr/sbin/{program}").exists()
+        }
+    )
     if not wanted:
         return
     as_root = [] if os.getuid() == 0 else ["sudo"]
     subprocess.run([*as_root, "apt-get", "update", "-qq"], check=True, stdin=subprocess.DEVNULL)
-    command = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
+    command = [
+        *as_root,
+        "env",
+        "DEBIAN_FRONTEND=noninteractive",
+        "apt-get",
+        "install",
+        "-y",
+        "-qq",
+        "--no-install-recommends",
+        *wanted,
+    ]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
 class Hosts:
-    """``addresses``: name -> IPv4 address in 10.77.0.0/24. ``keep``: directories that hosts see although they lie in /tmp.
+    """``addresses``: name -> IPv4 address in 10.77.0.0/24. ``keep``: directories that hosts see
+    although they lie in /tmp.
 
     A context manager; nothing of it is left afterwards but ``directory``.
     """
 
-    def __init__(self, directory: Path, addresses: Mapping[str, str], keep: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, directory: Path, addresses: Mapping[str, str], keep: Sequence[Path] = ()
+    ) -> None:
         self.directory = directory
         self.addresses = {DESK: DESK_ADDRESS, **addresses}
         self._keep = keep
@@ -114,18 +159,40 @@ class Hosts:
 
     def boot(self, name: str) -> None:
         """Start a host that does not run; returns when sshd takes connections."""
-        command = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL", "--mount-proc"]
-        kept = " ".join(shlex.quote(str(path).lstrip("/")) for path in self._keep if path.is_relative_to("/tmp"))
-        script = _BOOT.format(name=name, directory=shlex.quote(str(self.directory / name)), kept=kept)
+        command = [
+            "unshare",
+            "--net",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+        ]
+        kept = " ".join(
+            shlex.quote(str(path).lstrip("/")) for path in self._keep if path.is_relative_to("/tmp")
+        )
+        script = _BOOT.format(
+            name=name, directory=shlex.quote(str(self.directory / name)), kept=kept
+        )
         log = (self.directory / f"{name}.boot.log").open("a")
-        process = subprocess.Popen([*command, "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            [*command, "bash", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
         log.close()
         assert process.stdout is not None
         said = process.stdout.readline().strip()
         first = _child(process.pid)
         if said != "booted" or first is None:
             process.kill()
-            raise RuntimeError(f"host {name} did not boot: {(self.directory / f'{name}.boot.log').read_text()[-500:]}")
+            raise RuntimeError(
+                f"host {name} did not boot: "
+                f"{(self.directory / f'{name}.boot.log').read_text()[-500:]}"
+            )
         self._running[name] = (process, first)
         self._plug_in(name, first)
         if name != DESK:
@@ -154,22 +221,49 @@ class Hosts:
                 continue  # ended meanwhile
         return found
 
-    def run(self, name: str, command: Sequence[str], *, timeout_s: float = 60.0, env: Mapping[str, str] | None = None, check: bool = True) -> str:
-        """Run a command on a host, as its user; its standard output. ``RuntimeError`` with its words where it fails and ``check`` is set."""
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> str:
+        """Run a command on a host, as its user; its standard output. ``RuntimeError`` with its
+        words where it fails and ``check`` is set.
+        """
         _, first = self._running[name]
-        home = {"HOME": "/mnt/home", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+        home = {
+            "HOME": "/mnt/home",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+        }
         entered = ["nsenter", f"--target={first}", "--net", "--mount", "--pid", "--uts", *command]
         out, err = self.directory / f"{name}.out", self.directory / f"{name}.err"
-        with out.open("w") as output, err.open("w") as errors:  # no pipes: what stays running would hold their other ends
+        with (
+            out.open("w") as output,
+            err.open("w") as errors,
+        ):  # no pipes: what stays running would hold their other ends
             try:
                 code = subprocess.run(
-                    entered, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env={**home, **(env or {})}, timeout=timeout_s, check=False
+                    entered,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    env={**home, **(env or {})},
+                    timeout=timeout_s,
+                    check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = -1
         if code and check:
             said = out.read_text()[-3000:] + err.read_text()[-3000:]
-            raise RuntimeError(f"on {name}: {' '.join(command)[:200]} ended with {'no end in time' if code == -1 else code}:\n{said}")
+            raise RuntimeError(
+                f"on {name}: {' '.join(command)[:200]} ended with "
+                f"{'no end in time' if code == -1 else code}:\n{said}"
+            )
         return out.read_text()
 
     def close(self) -> None:
@@ -183,13 +277,18 @@ class Hosts:
         key = self.directory / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         user = pwd.getpwuid(os.getuid()).pw_name
-        hosts = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in self.addresses.items())
+        hosts = "127.0.0.1 localhost\n" + "".join(
+            f"{address} {name}\n" for name, address in self.addresses.items()
+        )
         for name in self.addresses:
             for part in ("tmp", "disk", "home/.ssh", "etc"):
                 (self.directory / name / part).mkdir(parents=True)
             (self.directory / name / "tmp").chmod(0o1777)
             etc, ssh = self.directory / name / "etc", self.directory / name / "home" / ".ssh"
-            (etc / "passwd").write_text(f"{user}:*:{os.getuid()}:{os.getgid()}::/mnt/home:/bin/bash\nsshd:*:65533:65534::/run/sshd:/usr/sbin/nologin\n")
+            (etc / "passwd").write_text(
+                f"{user}:*:{os.getuid()}:{os.getgid()}::/mnt/home:/bin/"
+                f"bash\nsshd:*:65533:65534::/run/sshd:/usr/sbin/nologin\n"
+            )
             (etc / "shadow").write_text(f"{user}:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n")
             (etc / "hosts").write_text(hosts)
             (etc / "sshd_config").write_text(_SSHD_CONFIG)
@@ -201,28 +300,60 @@ class Hosts:
         """The desk has the bridge, every other host one end of a pair of interfaces."""
         address = self.addresses[name]
         if name == DESK:
-            for command in ("link add br0 type bridge", "link set br0 up", f"addr add {address}/24 dev br0"):
+            for command in (
+                "link add br0 type bridge",
+                "link set br0 up",
+                f"addr add {address}/24 dev br0",
+            ):
                 self.run(DESK, ["ip", *command.split()])
             return
         desk = self._running[DESK][1]
         subprocess.run(
-            ["nsenter", f"--target={desk}", "--net", "ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(first)], check=True
+            [
+                "nsenter",
+                f"--target={desk}",
+                "--net",
+                "ip",
+                "link",
+                "add",
+                f"v-{name}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                str(first),
+            ],
+            check=True,
         )
         self.run(DESK, ["ip", "link", "set", f"v-{name}", "master", "br0", "up"])
-        # The same hardware address after every boot, as machines have: neighbours remember it for a minute. Without a default route Ray
-        # takes 127.0.0.1 for the node's address.
+        # The same hardware address after every boot, as machines have: neighbours remember it for a
+        # minute. Without a default route Ray takes 127.0.0.1 for the node's address.
         hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
-        for command in (f"link set eth0 address {hardware}", f"addr add {address}/24 dev eth0", "link set eth0 up", f"route add default via {DESK_ADDRESS}"):
+        for command in (
+            f"link set eth0 address {hardware}",
+            f"addr add {address}/24 dev eth0",
+            "link set eth0 up",
+            f"route add default via {DESK_ADDRESS}",
+        ):
             self.run(name, ["ip", *command.split()])
 
     def _await_sshd(self, name: str) -> None:
         deadline = time.monotonic() + BOOT_S
         while True:
-            said = self.run(DESK, ["bash", "-c", f"exec 3<>/dev/tcp/{self.addresses[name]}/22 && head -c 4 <&3"], check=False)
+            said = self.run(
+                DESK,
+                ["bash", "-c", f"exec 3<>/dev/tcp/{self.addresses[name]}/22 && head -c 4 <&3"],
+                check=False,
+            )
             if said.startswith("SSH-"):
                 return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"sshd of {name} does not answer: {(self.directory / name / 'sshd.log').read_text()[-500:]}")
+                raise RuntimeError(
+                    f"sshd of {name} does not answer: "
+                    f"{(self.directory / name / 'sshd.log').read_text()[-500:]}"
+                )
             time.sleep(0.05)
 
 
@@ -230,7 +361,9 @@ def _child(pid: int) -> int | None:
     """The first process of the namespace that this ``unshare`` made."""
     for directory in Path("/proc").iterdir():
         try:
-            if directory.name.isdigit() and (directory / "stat").read_text().rpartition(")")[2].split()[1] == str(pid):
+            if directory.name.isdigit() and (directory / "stat").read_text().rpartition(")")[
+                2
+            ].split()[1] == str(pid):
                 return int(directory.name)
         except OSError:
             continue

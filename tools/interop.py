@@ -1,10 +1,11 @@
-"""Runs the small Java programs under interop/ beside Apache RocketMQ 4.9.7: builds them once, then starts a JVM for each.
+"""Runs the small Java programs under interop/ beside Apache RocketMQ 4.9.7: builds them once, then
+starts a JVM for each.
 
     python tools/interop.py build            compile and resolve the class path (cached under interop/target)
     python tools/interop.py bench [names]    measure the Java broker and client on this machine, JSON lines
 
-Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a small heap, a limit in time, and
-is ended by its own process id.
+Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a small
+heap, a limit in time, and is ended by its own process id.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ JVM_FLAGS = (
     "-Djava.net.preferIPv4Stack=false",
 )
 SHORT_LIVED = ("-Xmx512m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-LONG_LIVED = ("-Xmx512m", "-Xms512m", "-XX:+UseG1GC", "-Dinterop.log=OFF")  # a broker logs an error for every client that leaves
+LONG_LIVED = (
+    "-Xmx512m",
+    "-Xms512m",
+    "-XX:+UseG1GC",
+    "-Dinterop.log=OFF",
+)  # a broker logs an error for every client that leaves
 
 
 class ToolMissing(RuntimeError):
@@ -46,7 +52,11 @@ class ToolMissing(RuntimeError):
 
 def require_tools() -> None:
     """Raises ``ToolMissing`` when java, javac or mvn is missing."""
-    for tool, package in (("java", "openjdk-17-jdk-headless"), ("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
+    for tool, package in (
+        ("java", "openjdk-17-jdk-headless"),
+        ("javac", "openjdk-17-jdk-headless"),
+        ("mvn", "maven"),
+    ):
         if shutil.which(tool) is None:
             raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
 
@@ -60,10 +70,21 @@ def build() -> str:
         wanted = _sources_hash()
         if not (CLASSPATH.exists() and STAMP.exists() and STAMP.read_text() == wanted):
             STAMP.unlink(missing_ok=True)
-            command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={CLASSPATH}"]
-            done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+            command = [
+                "mvn",
+                "-q",
+                "-B",
+                "compile",
+                "dependency:build-classpath",
+                f"-Dmdep.outputFile={CLASSPATH}",
+            ]
+            done = subprocess.run(
+                command, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+            )
             if done.returncode:
-                raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+                raise RuntimeError(
+                    f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+                )
             STAMP.write_text(wanted)
     return f"{TARGET / 'classes'}:{CLASSPATH.read_text().strip()}"
 
@@ -76,22 +97,38 @@ def _sources_hash() -> str:
 
 
 def command(main: str, *arguments: object, flags: Sequence[str] = SHORT_LIVED) -> list[str]:
-    """The command line of one program, e.g. ``command("StoreReader", directory, geometry, "-")``."""
+    """The command line of one program, e.g. ``command("StoreReader", directory, geometry,
+    "-")``.
+    """
     return ["java", *JVM_FLAGS, *flags, "-cp", build(), f"interop.{main}", *map(str, arguments)]
 
 
 def run(main: str, *arguments: object, timeout_s: float = 120) -> str:
-    """Runs a program to its end and returns what it printed; a failure raises with its complaints."""
-    done = subprocess.run(command(main, *arguments), capture_output=True, text=True, timeout=timeout_s, cwd=TARGET)
+    """Runs a program to its end and returns what it printed; a failure raises with its
+    complaints.
+    """
+    done = subprocess.run(
+        command(main, *arguments), capture_output=True, text=True, timeout=timeout_s, cwd=TARGET
+    )
     if done.returncode:
-        raise RuntimeError(f"{main} ended with {done.returncode}:\n{done.stderr[-4000:]}\n{done.stdout[-1000:]}")
+        raise RuntimeError(
+            f"{main} ended with {done.returncode}:\n{done.stderr[-4000:]}\n{done.stdout[-1000:]}"
+        )
     return done.stdout
 
 
 @contextmanager
-def started(main: str, *arguments: object, flags: Sequence[str] = LONG_LIVED) -> Iterator[subprocess.Popen[str]]:
+def started(
+    main: str, *arguments: object, flags: Sequence[str] = LONG_LIVED
+) -> Iterator[subprocess.Popen[str]]:
     """A program that goes on until the block ends; then it is killed by its process id."""
-    process = subprocess.Popen(command(main, *arguments, flags=flags), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=TARGET)
+    process = subprocess.Popen(
+        command(main, *arguments, flags=flags),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=TARGET,
+    )
     try:
         yield process
     finally:
@@ -102,7 +139,9 @@ def started(main: str, *arguments: object, flags: Sequence[str] = LONG_LIVED) ->
 
 
 def bench(names: Sequence[str]) -> None:
-    """Starts a name server and a broker in one JVM, the client in another; prints the client's JSON lines."""
+    """Starts a name server and a broker in one JVM, the client in another; prints the client's JSON
+    lines.
+    """
     groups = {
         "ASYNC_FLUSH": [name for name in names if not name.startswith("sync_flush")],
         "SYNC_FLUSH": [name for name in names if name.startswith("sync_flush")],
@@ -110,16 +149,32 @@ def bench(names: Sequence[str]) -> None:
     for flush, wanted in groups.items():
         if not wanted:
             continue
-        with tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory, started("PeerServer", directory, flush) as server:
+        with (
+            tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory,
+            started("PeerServer", directory, flush) as server,
+        ):
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             if not address:
                 raise RuntimeError("the Java broker did not start")
             client = command("PeerBench", address, *wanted, flags=LONG_LIVED)
-            subprocess.run(client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout)
+            subprocess.run(
+                client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout
+            )
 
 
-BENCHES = ("sync_1", "sync_64", "async", "batch_100", "batch_1k", "consume", "consume_1k", "consume_one", "latency", "sync_flush_64")
+BENCHES = (
+    "sync_1",
+    "sync_64",
+    "async",
+    "batch_100",
+    "batch_1k",
+    "consume",
+    "consume_1k",
+    "consume_one",
+    "latency",
+    "sync_flush_64",
+)
 
 
 def main() -> None:

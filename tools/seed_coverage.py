@@ -1,12 +1,14 @@
-"""Which statement of the seed documents which tests show: reads the tests' marks by syntax tree, writes docs/seed-coverage.md.
+"""Which statement of the seed documents which tests show: reads the tests' marks by syntax tree,
+writes docs/seed-coverage.md.
 
     python tools/seed_coverage.py            write the page
     python tools/seed_coverage.py --missing  list statements in scope without a test
 
 Source of the statements and of what is set apart: docs/seed-ids.toml. Nothing is imported or run.
 
-The page names files of tests, not tests: it stays right while tests move, change their names or get neighbours. The mark in the file
-says which one it is. A statement that is set apart as "later" may be marked where a part of it is shown already; the others may not.
+The page names files of tests, not tests: it stays right while tests move, change their names or get
+neighbours. The mark in the file says which one it is. A statement that is set apart as "later" may
+be marked where a part of it is shown already; the others may not.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """docs/seed-ids.toml: id -> statement, id -> (kind, reason) of what is set apart, and whether a gap is a failure."""
+    """docs/seed-ids.toml: id -> statement, id -> (kind, reason) of what is set apart, and whether a
+    gap is a failure.
+    """
 
     documents: dict[str, str]
     statements: dict[str, str]
@@ -61,15 +65,29 @@ class Coverage:
 
     def missing(self) -> list[str]:
         """Ids in scope without a test."""
-        return [seed for seed in self.seeds.statements if seed not in self.tests and seed not in self.seeds.apart]
+        return [
+            seed
+            for seed in self.seeds.statements
+            if seed not in self.tests and seed not in self.seeds.apart
+        ]
 
     def contradictions(self) -> list[str]:
         """``id (test)`` of marks on statements that are left out or have nothing to test."""
-        return [f"{seed} ({test})" for seed, tests in sorted(self.tests.items()) if self.seeds.apart.get(seed, ("later",))[0] != "later" for test in tests]
+        return [
+            f"{seed} ({test})"
+            for seed, tests in sorted(self.tests.items())
+            if self.seeds.apart.get(seed, ("later",))[0] != "later"
+            for test in tests
+        ]
 
     def unknown(self) -> list[str]:
         """``id (test)`` of marks whose id no document has."""
-        return [f"{seed} ({test})" for seed, tests in sorted(self.tests.items()) if seed not in self.seeds.statements for test in tests]
+        return [
+            f"{seed} ({test})"
+            for seed, tests in sorted(self.tests.items())
+            if seed not in self.seeds.statements
+            for test in tests
+        ]
 
 
 def read_seeds(path: Path = IDS) -> Seeds:
@@ -116,7 +134,9 @@ def read_marks(tests: Path = TESTS) -> Iterator[Mark]:
                     yield Mark(ids, f"{where}::{name}")
 
 
-def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+def _functions(
+    tree: ast.Module,
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node
@@ -129,7 +149,11 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.As
 
 def _ids(decorator: ast.expr) -> tuple[str, ...]:
     if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("mark.seed"):
-        return tuple(argument.value for argument in decorator.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str))
+        return tuple(
+            argument.value
+            for argument in decorator.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        )
     return ()
 
 
@@ -148,7 +172,8 @@ def render(found: Coverage) -> str:
     lines = [
         "# Seed coverage",
         "",
-        "Written by `tools/seed_coverage.py` from `docs/seed-ids.toml` and the tests' marks; do not edit.",
+        "Written by `tools/seed_coverage.py` from `docs/seed-ids.toml` and the tests' marks; "
+        "do not edit.",
         "",
         "| document | statements | shown by tests | set apart | open |",
         "| --- | --- | --- | --- | --- |",
@@ -157,10 +182,23 @@ def render(found: Coverage) -> str:
         own = [seed for seed in seeds.statements if seed.startswith(document)]
         shown = [seed for seed in own if found.shown(seed)]
         apart = [seed for seed in own if seed in seeds.apart]
-        lines.append(f"| {document} {title} | {len(own)} | {len(shown)} | {len(apart)} | {len(own) - len(shown) - len(apart)} |")
+        lines.append(
+            f"| {document} {title} | {len(own)} | {len(shown)} | {len(apart)} | "
+            f"{len(own) - len(shown) - len(apart)} |"
+        )
     for document, title in seeds.documents.items():
-        lines += ["", f"## {document} {title}", "", "| id | statement | shown by |", "| --- | --- | --- |"]
-        lines += [f"| {seed} | {statement} | {_shown_by(found, seed)} |" for seed, statement in seeds.statements.items() if seed.startswith(document)]
+        lines += [
+            "",
+            f"## {document} {title}",
+            "",
+            "| id | statement | shown by |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| {seed} | {statement} | {_shown_by(found, seed)} |"
+            for seed, statement in seeds.statements.items()
+            if seed.startswith(document)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -175,7 +213,9 @@ def _shown_by(found: Coverage, seed: str) -> str:
 def main() -> None:
     """Writes the page, or lists the gaps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--missing", action="store_true", help="list statements in scope without a test")
+    parser.add_argument(
+        "--missing", action="store_true", help="list statements in scope without a test"
+    )
     arguments = parser.parse_args()
     found = coverage()
     if arguments.missing:
@@ -184,7 +224,10 @@ def main() -> None:
         return
     PAGE.write_text(render(found), "utf-8")
     shown = sum(found.shown(seed) for seed in found.seeds.statements)
-    print(f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {shown} shown, {len(found.missing())} open")
+    print(
+        f"{PAGE.relative_to(ROOT)}: {len(found.seeds.statements)} statements, {shown} shown, "
+        f"{len(found.missing())} open"
+    )
 
 
 if __name__ == "__main__":

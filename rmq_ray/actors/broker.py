@@ -1,4 +1,6 @@
-"""A broker as a Ray actor: a thin shell around ``server.broker.broker.Broker``; recovery runs behind a constructor that returns at once."""
+"""A broker as a Ray actor: a thin shell around ``server.broker.broker.Broker``; recovery runs
+behind a constructor that returns at once.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,49 @@ from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.replication.leadership import Reign
 
-REGISTRATION_WAIT_S = 2.0  # what is asked of name servers right behind the start includes this broker
+REGISTRATION_WAIT_S = (
+    2.0  # what is asked of name servers right behind the start includes this broker
+)
 
 
 class BrokerShell:
-    """``may_create``: whether an empty directory may become a new store; never true for a restarted actor. ``identity``: the store that must be there."""
+    """``may_create``: whether an empty directory may become a new store; never true for a restarted
+    actor. ``identity``: the store that must be there.
+    """
 
-    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None, reign: Reign | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        secret: bytes,
+        may_create: bool,
+        identity: str | None = None,
+        reign: Reign | None = None,
+    ) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
         self._error: RmqError | None = None
         self._started = False
-        self._cluster, self._key, self._identity = config.cluster_name, names.replica_key(config.broker_name, config.broker_id), identity
-        self._broker = Broker(config, SYSTEM_CLOCK, Credentials(config.cluster_name, "broker", secret), on_fatal=exit_hard, reign=reign)
+        self._cluster, self._key, self._identity = (
+            config.cluster_name,
+            names.replica_key(config.broker_name, config.broker_id),
+            identity,
+        )
+        self._broker = Broker(
+            config,
+            SYSTEM_CLOCK,
+            Credentials(config.cluster_name, "broker", secret),
+            on_fatal=exit_hard,
+            reign=reign,
+        )
         spawn(self._start(may_create and not is_restart()), "broker start")
 
     async def _start(self, create: bool) -> None:
         try:
-            learnt = await expected_identity(self._cluster, self._key) if is_restart() and self._identity is None else None
+            learnt = (
+                await expected_identity(self._cluster, self._key)
+                if is_restart() and self._identity is None
+                else None
+            )
             await self._broker.start(create, self._identity or learnt)
             await self._opened()
             self._started = True
@@ -49,13 +76,17 @@ class BrokerShell:
         return "failed" if self._error else "serving" if self._started else "starting"
 
     async def serving(self) -> str | None:
-        """``host:port`` once sends are taken, None while it recovers; raises what keeps it from starting."""
+        """``host:port`` once sends are taken, None while it recovers; raises what keeps it from
+        starting.
+        """
         if self._error is not None:
             raise self._error
         return str(self._broker.address) if self._started else None
 
     async def call(self, frame: bytes) -> bytes:
-        """Serve one remoting frame that came by actor call; a pull is answered at once, never held."""
+        """Serve one remoting frame that came by actor call; a pull is answered at once, never
+        held.
+        """
         return await loopback.call(self._broker, frame)
 
     async def status(self) -> dict[str, object]:

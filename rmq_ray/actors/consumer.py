@@ -1,7 +1,8 @@
-"""A push consumer as a Ray actor: the listener runs inside the actor, several actors of one group share the queues.
+"""A push consumer as a Ray actor: the listener runs inside the actor, several actors of one group
+share the queues.
 
-The listener is a callable ``(messages, ctx)``, or a class of which the actor makes one object with ``listener_args``: then
-it may keep state, and ``ask`` calls its methods.
+The listener is a callable ``(messages, ctx)``, or a class of which the actor makes one object with
+``listener_args``: then it may keep state, and ``ask`` calls its methods.
 """
 
 from __future__ import annotations
@@ -18,15 +19,29 @@ SHUTDOWN_TIMEOUT_MS = 10_000
 
 
 class ConsumerShell:
-    """``ConsumerActor.options(...).remote(group, listener=..., subscriptions={...})``; takes what ``PushConsumer`` takes."""
+    """``ConsumerActor.options(...).remote(group, listener=..., subscriptions={...})``; takes what
+    ``PushConsumer`` takes.
+    """
 
     def __init__(
-        self, group: str, listener: Callable[..., Any], subscriptions: Mapping[str, Any], *, listener_args: Sequence[Any] = (), **settings: Any
+        self,
+        group: str,
+        listener: Callable[..., Any],
+        subscriptions: Mapping[str, Any],
+        *,
+        listener_args: Sequence[Any] = (),
+        **settings: Any,
     ) -> None:
         self._listener = listener(*listener_args) if isinstance(listener, type) else listener
         if not callable(self._listener):
-            raise ClientError(f"listener {listener!r} is not callable: give a function (messages, ctx) or a class with __call__", repr(listener))
-        self._consumer = PushConsumer(group, listener=self._listener, subscriptions=subscriptions, **settings)
+            raise ClientError(
+                f"listener {listener!r} is not callable: give a function (messages, ctx) or "
+                f"a class with __call__",
+                repr(listener),
+            )
+        self._consumer = PushConsumer(
+            group, listener=self._listener, subscriptions=subscriptions, **settings
+        )
         self._consumer.start()
 
     def ping(self) -> str:
@@ -44,11 +59,15 @@ class ConsumerShell:
         return getattr(self._listener, method)(*arguments)
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Finish running listeners, commit their offsets and leave the group. False when one still ran after ``timeout_s``."""
+        """Finish running listeners, commit their offsets and leave the group. False when one still
+        ran after ``timeout_s``.
+        """
         return self._consumer.stop(int(timeout_s * 1000))
 
     def __ray_shutdown__(self) -> None:
-        """Ray ends the actor in good order (out of scope, SIGTERM): leave the group, so that the others take over at once."""
+        """Ray ends the actor in good order (out of scope, SIGTERM): leave the group, so that the
+        others take over at once.
+        """
         self._consumer.stop(SHUTDOWN_TIMEOUT_MS)
 
 

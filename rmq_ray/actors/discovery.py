@@ -1,4 +1,6 @@
-"""Where clients learn their name servers: through the controller actor, or from addresses that are known."""
+"""Where clients learn their name servers: through the controller actor, or from addresses that are
+known.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,31 @@ class RayDiscovery:
 
 
 class StaticDiscovery:
-    """A cluster whose addresses are known: for processes without Ray, and for Apache RocketMQ clusters."""
+    """A cluster whose addresses are known: for processes without Ray, and for Apache RocketMQ
+    clusters.
+    """
 
-    def __init__(self, name_servers: Sequence[str] | str, secret: bytes = b"", cluster: str = DEFAULT_CLUSTER) -> None:
+    def __init__(
+        self, name_servers: Sequence[str] | str, secret: bytes = b"", cluster: str = DEFAULT_CLUSTER
+    ) -> None:
         parts = name_servers.split(";") if isinstance(name_servers, str) else name_servers
         addresses = tuple(part.strip() for part in parts if part.strip())
         if not addresses:
-            raise ConfigError("name_servers is empty: give 'host:port' or several, separated by ';'", name_servers)
+            raise ConfigError(
+                "name_servers is empty: give 'host:port' or several, separated by ';'", name_servers
+            )
         for address in addresses:
             try:
                 Address.parse(address)
             except ValueError as error:
-                raise ConfigError(f"name_servers: {error}; give 'host:port' or several, separated by ';'", address) from None
+                raise ConfigError(
+                    f"name_servers: {error}; give 'host:port' or several, separated by ';'", address
+                ) from None
         if not isinstance(secret, bytes):
-            raise ConfigError(f"secret must be bytes, not {type(secret).__name__}; `Cluster.discovery.lookup().secret` has it where the cluster runs")
+            raise ConfigError(
+                f"secret must be bytes, not {type(secret).__name__}; "
+                f"`Cluster.discovery.lookup().secret` has it where the cluster runs"
+            )
         self._address = ClusterAddress(cluster, addresses, secret)
 
     def lookup(self) -> ClusterAddress:
@@ -52,6 +65,12 @@ class StaticDiscovery:
         return ()
 
 
-def discovery_for(cluster: str, name_servers: Sequence[str] | str | None, secret: bytes) -> RayDiscovery | StaticDiscovery:
+def discovery_for(
+    cluster: str, name_servers: Sequence[str] | str | None, secret: bytes
+) -> RayDiscovery | StaticDiscovery:
     """Static where addresses are given, else through Ray."""
-    return RayDiscovery(cluster) if name_servers is None else StaticDiscovery(name_servers, secret, cluster)
+    return (
+        RayDiscovery(cluster)
+        if name_servers is None
+        else StaticDiscovery(name_servers, secret, cluster)
+    )

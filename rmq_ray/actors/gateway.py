@@ -1,4 +1,5 @@
-"""Everything that asks Ray for something: finding, creating, pinging and killing actors. The only place that awaits ObjectRefs.
+"""Everything that asks Ray for something: finding, creating, pinging and killing actors. The only
+place that awaits ObjectRefs.
 
 Errors of Ray become ours here; no other module names ``ray.exceptions``.
 """
@@ -16,8 +17,8 @@ import ray
 import ray.exceptions
 
 from rmq_ray.actors import names
-from rmq_ray.actors.shell import exit_hard
 from rmq_ray.actors.control.supervise import Ping
+from rmq_ray.actors.shell import exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.server.base.offload import ThreadOffload
@@ -32,23 +33,31 @@ LOOK_UP_TIMEOUT_S = 10.0
 _control_plane: ThreadOffload | None = None  # of this process
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
 _context: Any | None = None
-"""Ray's context of this process, as of its first fork: a forked child asks it, as the way to it leads through a lock that nobody may be left to give back."""
+"""Ray's context of this process, as of its first fork: a forked child asks it, as the way to it
+leads through a lock that nobody may be left to give back.
+"""
 _worker_at_fork: str | None = None
 _parents_worker: str | None = None
-"""In a forked child: the worker id of its parent, whose threads are not here, so that no call to Ray would ever be answered."""
+"""In a forked child: the worker id of its parent, whose threads are not here, so that no call to
+Ray would ever be answered.
+"""
 _addresses: dict[str, ClusterAddress] = {}
-"""Of the clusters that were looked up in this process: what a forked child of it can still reach."""
+"""Of the clusters that were looked up in this process: what a forked child of it can still
+reach.
+"""
 
 
 def require_ray() -> None:
     """``ClusterError`` where this process has no Ray connection, or only its parent's."""
     if not ray.is_initialized():
         raise ClusterError(
-            "Ray is not initialised in this process: call ray.init() first; producers and consumers can do without it: name_servers=... and secret=..."
+            "Ray is not initialised in this process: call ray.init() first; producers and "
+            "consumers can do without it: name_servers=... and secret=..."
         )
     if _is_inherited():
         raise ClusterError(
-            "this process was forked from one that uses Ray, which does not work in it: start it with multiprocessing's 'spawn' or as a Ray task, "
+            "this process was forked from one that uses Ray, which does not work in it: "
+            "start it with multiprocessing's 'spawn' or as a Ray task, "
             "or connect to the cluster before the fork: new producers and consumers of it work then"
         )
 
@@ -66,18 +75,22 @@ def _before_fork() -> None:
     _worker_at_fork = None
     try:
         _worker_at_fork = _worker_id() if ray.is_initialized() else None
-    except Exception:  # noqa: BLE001 - another thread leaves Ray in this moment; the fork itself must go on
+    except Exception:  # noqa: BLE001
         log.debug("forked while Ray was left", exc_info=True)
 
 
 def _after_fork() -> None:
-    """In the child, which holds for ever whatever another thread of the parent held: it must take no lock."""
+    """In the child, which holds for ever whatever another thread of the parent held: it must take
+    no lock.
+    """
     global _parents_worker
     _parents_worker = _worker_at_fork
 
 
 def _is_inherited() -> bool:
-    """Whether what this process has of Ray is its parent's; no more once it has called ``ray.shutdown`` and ``ray.init`` itself."""
+    """Whether what this process has of Ray is its parent's; no more once it has called
+    ``ray.shutdown`` and ``ray.init`` itself.
+    """
     return _parents_worker is not None and ray.is_initialized() and _worker_id() == _parents_worker
 
 
@@ -93,8 +106,17 @@ def find(name: str) -> Any | None:
         return None
 
 
-def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None, group: int = 1000) -> Any:
-    """Create a named detached actor, or attach to the one that has the name. Never retries a call by itself."""
+def create(
+    shell: type,
+    name: str,
+    arguments: tuple[Any, ...],
+    *,
+    resource: str | None = None,
+    group: int = 1000,
+) -> Any:
+    """Create a named detached actor, or attach to the one that has the name. Never retries a call
+    by itself.
+    """
     options: dict[str, Any] = {
         "name": name,
         "namespace": names.NAMESPACE,
@@ -110,22 +132,41 @@ def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str 
     return ray.remote(shell).options(**options).remote(*arguments)
 
 
-def create_worker(shell: type, arguments: tuple[Any, ...], keywords: dict[str, Any], options: dict[str, Any], *, name: str | None = None) -> Any:
-    """Create an actor that ends with its owner, or with ``name`` a detached one; Ray restarts its process. ``ClusterError`` where the name is taken."""
+def create_worker(
+    shell: type,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    name: str | None = None,
+) -> Any:
+    """Create an actor that ends with its owner, or with ``name`` a detached one; Ray restarts its
+    process. ``ClusterError`` where the name is taken.
+    """
     require_ray()
-    settings: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, **{key: value for key, value in options.items() if value is not None}}
+    settings: dict[str, Any] = {
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        **{key: value for key, value in options.items() if value is not None},
+    }
     if name is not None:
         settings |= {"name": name, "namespace": names.NAMESPACE, "lifetime": "detached"}
     try:
         return ray.remote(shell).options(**settings).remote(*arguments, **keywords)
     except ValueError as error:
         if name is not None and find(name) is not None:
-            raise ClusterError(f"an actor {name!r} runs already: attach to it, or stop it first", name) from None
-        raise ConfigError(f"Ray refuses the options of the actor: {error}", str(settings)) from error
+            raise ClusterError(
+                f"an actor {name!r} runs already: attach to it, or stop it first", name
+            ) from None
+        raise ConfigError(
+            f"Ray refuses the options of the actor: {error}", str(settings)
+        ) from error
 
 
 def pack(value: object) -> bytes:
-    """For an actor's constructor: Ray forgets arguments that hold handles or references once the actor runs, and could not restart it."""
+    """For an actor's constructor: Ray forgets arguments that hold handles or references once the
+    actor runs, and could not restart it.
+    """
     return bytes(ray.cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
@@ -142,11 +183,17 @@ def kill_worker(handle: Any) -> None:
 def free_resources() -> dict[str, float]:
     """CPUs, GPUs and custom resources that nobody uses now."""
     found: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return {name: amount for name, amount in found.items() if not name.startswith("node:") and "memory" not in name}
+    return {
+        name: amount
+        for name, amount in found.items()
+        if not name.startswith("node:") and "memory" not in name
+    }
 
 
 def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-    """One actor call from a driver or a thread; our errors come through as they are, Ray's as ``ClusterError``."""
+    """One actor call from a driver or a thread; our errors come through as they are, Ray's as
+    ``ClusterError``.
+    """
     return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
 
 
@@ -154,35 +201,57 @@ def _result(reference: Any, method: str, timeout_s: float) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster out of CPU or the actor stopped?", method) from None
+        raise ClusterError(
+            f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster "
+            f"out of CPU or the actor stopped?",
+            method,
+        ) from None
     except ray.exceptions.RayError as error:
         raise _ours(error, method) from None
 
 
 def _ours(error: ray.exceptions.RayError, method: str) -> RmqError:
-    """What a failed actor call is here: an ``RmqError`` always. What is none of ours stands in the log with the traceback of that process."""
+    """What a failed actor call is here: an ``RmqError`` always. What is none of ours stands in the
+    log with the traceback of that process.
+    """
     if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, RmqError):
             return error.cause
         log.error("actor call %s failed: %s", method, error)
-        return ClusterError(f"actor call {method} failed: {error.cause!r}; the log has its traceback", method)
+        return ClusterError(
+            f"actor call {method} failed: {error.cause!r}; the log has its traceback", method
+        )
     if isinstance(error, ray.exceptions.RayActorError):
-        return ClusterError(f"actor call {method} failed because the actor died or restarts: {error}", method)
-    return ClusterError(f"Ray did not carry out the actor call {method}: {type(error).__name__}: {error}", method)
+        return ClusterError(
+            f"actor call {method} failed because the actor died or restarts: {error}", method
+        )
+    return ClusterError(
+        f"Ray did not carry out the actor call {method}: {type(error).__name__}: {error}", method
+    )
 
 
 def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float) -> dict[str, Any]:
-    """The same call of many actors at once: name -> its answer, or the ``RmqError`` that kept it from answering (no actor: ``ClusterError``)."""
-    references = {name: getattr(handle, method).remote() for name, handle in found.items() if handle is not None}
+    """The same call of many actors at once: name -> its answer, or the ``RmqError`` that kept it
+    from answering (no actor: ``ClusterError``).
+    """
+    references = {
+        name: getattr(handle, method).remote()
+        for name, handle in found.items()
+        if handle is not None
+    }
     answered: set[Any] = set()
     if references:
-        answered = set(ray.wait(list(references.values()), num_returns=len(references), timeout=timeout_s)[0])
+        answered = set(
+            ray.wait(list(references.values()), num_returns=len(references), timeout=timeout_s)[0]
+        )
     answers: dict[str, Any] = {}
     for name in found:
         if name not in references:
             answers[name] = ClusterError(f"there is no actor {name}", name)
         elif references[name] not in answered:
-            answers[name] = ClusterError(f"{name} did not answer {method} within {timeout_s:.0f} s", name)
+            answers[name] = ClusterError(
+                f"{name} did not answer {method} within {timeout_s:.0f} s", name
+            )
         else:
             try:
                 answers[name] = _result(references[name], method, timeout_s)
@@ -191,19 +260,25 @@ def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float)
     return answers
 
 
-async def call_async(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+async def call_async(
+    handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S
+) -> Any:
     """The same on an actor's own loop."""
     try:
         async with asyncio.timeout(timeout_s):
             return await getattr(handle, method).remote(*arguments)
     except TimeoutError:
-        raise ClusterError(f"actor call {method} was not answered within {timeout_s:.0f} s", method) from None
+        raise ClusterError(
+            f"actor call {method} was not answered within {timeout_s:.0f} s", method
+        ) from None
     except ray.exceptions.RayError as error:
         raise _ours(error, method) from None
 
 
 async def expected_identity(cluster: str, key: str) -> str | None:
-    """The store that the controller knows under this key (``names.replica_key``); None where it cannot say in time (it restarts, too, and learns it again)."""
+    """The store that the controller knows under this key (``names.replica_key``); None where it
+    cannot say in time (it restarts, too, and learns it again).
+    """
     handle = find(names.controller(cluster))
     if handle is None:
         return None
@@ -238,23 +313,35 @@ async def ping_handle(handle: Any, timeout_s: float) -> Ping:
 
 
 async def find_again(name: str) -> Any | None:
-    """For an actor that Ray calls dead: the handle of one that has its name now, None where there is none. ``ClusterError`` while Ray cannot say."""
+    """For an actor that Ray calls dead: the handle of one that has its name now, None where there
+    is none. ``ClusterError`` while Ray cannot say.
+    """
     return await _beside(lambda: find(name), LOOK_UP_TIMEOUT_S, f"look-up of {name}")
 
 
-async def create_in_thread(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
+async def create_in_thread(
+    shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None
+) -> Any:
     """``create`` beside the loop: Ray's control plane may not answer. ``ClusterError`` then."""
-    return await _beside(lambda: create(shell, name, arguments, resource=resource), CALL_TIMEOUT_S, f"creation of {name}")
+    return await _beside(
+        lambda: create(shell, name, arguments, resource=resource),
+        CALL_TIMEOUT_S,
+        f"creation of {name}",
+    )
 
 
 async def dead_nodes() -> frozenset[str]:
-    """Ids of nodes that Ray has declared dead. ``ClusterError`` while its control plane cannot say."""
+    """Ids of nodes that Ray has declared dead. ``ClusterError`` while its control plane
+    cannot say.
+    """
     found: list[dict[str, Any]] = await _beside(ray.nodes, LOOK_UP_TIMEOUT_S, "list of nodes")
     return frozenset(str(node["NodeID"]) for node in found if not node.get("Alive"))
 
 
 async def _beside(work: Callable[[], T], timeout_s: float, what: str) -> T:
-    """Ask Ray's control plane in one of two threads of its own: while it is dead they hang, and nothing else does."""
+    """Ask Ray's control plane in one of two threads of its own: while it is dead they hang, and
+    nothing else does.
+    """
     global _control_plane
     if _control_plane is None:
         _control_plane = ThreadOffload("control-plane", exit_hard, threads=2, waiting_max=64)
@@ -262,7 +349,9 @@ async def _beside(work: Callable[[], T], timeout_s: float, what: str) -> T:
         async with asyncio.timeout(timeout_s):
             return await _control_plane.run(work)
     except TimeoutError:
-        raise ClusterError(f"Ray's control plane did not answer within {timeout_s:.0f} s: {what}", what) from None
+        raise ClusterError(
+            f"Ray's control plane did not answer within {timeout_s:.0f} s: {what}", what
+        ) from None
     except (ray.exceptions.RayError, OSError, RuntimeError, BrokerBusy) as error:
         raise ClusterError(f"Ray's control plane does not answer: {what}: {error}", what) from None
 
@@ -283,7 +372,9 @@ def kill_handle(handle: Any) -> None:
 
 
 def kill(name: str, *, for_good: bool) -> bool:
-    """End an actor's process; Ray restarts it unless ``for_good``. False where there is no such actor."""
+    """End an actor's process; Ray restarts it unless ``for_good``. False where there is no such
+    actor.
+    """
     handle = find(name)
     if handle is None:
         return False
@@ -292,7 +383,9 @@ def kill(name: str, *, for_good: bool) -> bool:
 
 
 def cluster_address(cluster: str) -> ClusterAddress:
-    """Name servers and secret of a cluster, from its controller; in a forked child as its parent knew them. ``ClusterError`` where it does not run."""
+    """Name servers and secret of a cluster, from its controller; in a forked child as its parent
+    knew them. ``ClusterError`` where it does not run.
+    """
     if cluster in _addresses and _is_inherited():
         return _addresses[cluster]
     address = call(_controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
@@ -302,15 +395,25 @@ def cluster_address(cluster: str) -> ClusterAddress:
 
 
 def broker_names(cluster: str) -> tuple[str, ...]:
-    """The brokers that a cluster consists of, those included that are down. ``ClusterError`` where it does not run."""
-    return tuple(broker.broker_name for broker in call(_controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers)
+    """The brokers that a cluster consists of, those included that are down. ``ClusterError`` where
+    it does not run.
+    """
+    return tuple(
+        broker.broker_name
+        for broker in call(_controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers
+    )
 
 
 def clusters() -> list[str]:
     """Names of the message clusters that run in this Ray cluster."""
     require_ray()
     found = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(cluster for actor in found if actor["namespace"] == names.NAMESPACE and (cluster := names.cluster_of_controller(actor["name"])))
+    return sorted(
+        cluster
+        for actor in found
+        if actor["namespace"] == names.NAMESPACE
+        and (cluster := names.cluster_of_controller(actor["name"]))
+    )
 
 
 def gcs_address() -> str:
@@ -333,7 +436,9 @@ def nodes_alive() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node of the Ray cluster. ``resources``: its custom ones, without those that Ray gives every node."""
+    """A living node of the Ray cluster. ``resources``: its custom ones, without those that Ray
+    gives every node.
+    """
 
     address: str
     resources: frozenset[str]
@@ -345,7 +450,11 @@ def nodes() -> list[Node]:
     require_ray()
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     alive = [
-        Node(str(node["NodeManagerAddress"]), frozenset(filter(_is_custom, node["Resources"])), HEAD in node["Resources"])
+        Node(
+            str(node["NodeManagerAddress"]),
+            frozenset(filter(_is_custom, node["Resources"])),
+            HEAD in node["Resources"],
+        )
         for node in found
         if node.get("Alive")
     ]
@@ -353,23 +462,44 @@ def nodes() -> list[Node]:
 
 
 def _is_custom(resource: str) -> bool:
-    return resource not in ("CPU", "GPU", "memory", "object_store_memory") and not resource.startswith(("node:", "accelerator_type:"))
+    return resource not in (
+        "CPU",
+        "GPU",
+        "memory",
+        "object_store_memory",
+    ) and not resource.startswith(("node:", "accelerator_type:"))
 
 
-def run_on(resource: str | None, function: Callable[..., T], arguments: tuple[Any, ...], *, timeout_s: float) -> T:
-    """Call a function once, on the node that offers this resource (None = any); our errors come through, Ray's as ``ClusterError``."""
+def run_on(
+    resource: str | None,
+    function: Callable[..., T],
+    arguments: tuple[Any, ...],
+    *,
+    timeout_s: float,
+) -> T:
+    """Call a function once, on the node that offers this resource (None = any); our errors come
+    through, Ray's as ``ClusterError``.
+    """
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
     if resource is not None:
         options["resources"] = {resource: 0.001}
     what = f"{function.__name__} on the node with {resource!r}"
     try:
-        found: T = ray.get(ray.remote(function).options(**options).remote(*arguments), timeout=timeout_s)
+        found: T = ray.get(
+            ray.remote(function).options(**options).remote(*arguments), timeout=timeout_s
+        )
     except ray.exceptions.GetTimeoutError:
-        raise ClusterError(f"{what} did not end within {timeout_s:.0f} s; does the node live, and answers its disk?", what) from None
+        raise ClusterError(
+            f"{what} did not end within {timeout_s:.0f} s; does the node live, and answers "
+            f"its disk?",
+            what,
+        ) from None
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RmqError):
             raise error.cause from None
-        raise ClusterError(f"{what} failed: {error.cause}; is rmq_ray of this version installed there?", what) from None
+        raise ClusterError(
+            f"{what} failed: {error.cause}; is rmq_ray of this version installed there?", what
+        ) from None
     except ray.exceptions.RayError as error:
         raise ClusterError(f"{what} failed: {error}", what) from None
     return found
@@ -383,5 +513,9 @@ def node_address() -> str:
 def _controller(cluster: str) -> Any:
     handle = find(names.controller(cluster))
     if handle is None:
-        raise ClusterError(f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or `rmq-ray up`", cluster)
+        raise ClusterError(
+            f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or "
+            f"`rmq-ray up`",
+            cluster,
+        )
     return handle

@@ -1,4 +1,6 @@
-"""The PullRequestHoldService as a Ray actor: keeps a broker's parked pulls beside it, nothing on disk."""
+"""The PullRequestHoldService as a Ray actor: keeps a broker's parked pulls beside it, nothing on
+disk.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A name server as a Ray actor. Routes live in memory: they come back with the brokers' next registration."""
+"""A name server as a Ray actor. Routes live in memory: they come back with the brokers' next
+registration.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class NameServerShell:
     def __init__(self, config: NameServerConfig, secret: bytes, again: bool = False) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
-        self._runner = NameServerRunner(config, secret, SYSTEM_CLOCK, restarted=again or is_restart())
+        self._runner = NameServerRunner(
+            config, secret, SYSTEM_CLOCK, restarted=again or is_restart()
+        )
         spawn(self._runner.run(), "name server")
 
     async def ping(self) -> str:

@@ -1,4 +1,6 @@
-"""Names of the system's actors: one fixed Ray namespace, cluster and role in the name, so that two clusters never meet."""
+"""Names of the system's actors: one fixed Ray namespace, cluster and role in the name, so that two
+clusters never meet.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def check_cluster_name(cluster: str) -> str:
     """The name itself; ``ConfigError`` where it does not fit."""
     if not isinstance(cluster, str):
-        raise ConfigError(f"cluster must be a cluster's name, like 'default', not {cluster!r:.80}; of a Cluster give its name", repr(cluster)[:80])
+        raise ConfigError(
+            f"cluster must be a cluster's name, like 'default', not {cluster!r:.80}; of a "
+            f"Cluster give its name",
+            repr(cluster)[:80],
+        )
     if not _CLUSTER.fullmatch(cluster):
-        raise ConfigError(f"cluster name {cluster!r} must be 1 to 64 letters, digits, '_' or '-'", cluster)
+        raise ConfigError(
+            f"cluster name {cluster!r} must be 1 to 64 letters, digits, '_' or '-'", cluster
+        )
     return cluster
 
 
@@ -61,5 +69,7 @@ def replica_key(broker_name: str, replica: int) -> str:
 def fleet(cluster: str, name: str) -> str:
     """A deployed group of consumer actors."""
     if not _CLUSTER.fullmatch(name):
-        raise ConfigError(f"name of workers {name!r} must be 1 to 64 letters, digits, '_' or '-'", name)
+        raise ConfigError(
+            f"name of workers {name!r} must be 1 to 64 letters, digits, '_' or '-'", name
+        )
     return f"{check_cluster_name(cluster)}/workers/{name}"

@@ -1,7 +1,9 @@
-"""A producer as a Ray actor: for scripts that want sending off their own process, and for many senders on many nodes.
+"""A producer as a Ray actor: for scripts that want sending off their own process, and for many
+senders on many nodes.
 
-Methods take and return plain values; message bodies travel once, as bytes, over the actor call. Work that can run inside
-the actor goes there with ``run``: the function gets the producer and sends as fast as it can encode. Futures and transactions live there only.
+Methods take and return plain values; message bodies travel once, as bytes, over the actor call.
+Work that can run inside the actor goes there with ``run``: the function gets the producer and sends
+as fast as it can encode. Futures and transactions live there only.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class ProducerShell:
         return self._producer.send_batch(messages, **options)
 
     def send_arrow(self, topic: str, data: Any, **options: Any) -> list[SendResult]:
-        """The rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a copy; see ``Producer.send_arrow``."""
+        """The rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a copy;
+        see ``Producer.send_arrow``.
+        """
         return self._producer.send_arrow(topic, data, **options)
 
     def request(self, topic: str, body: bytes, **options: Any) -> MessageExt:
@@ -48,7 +52,9 @@ class ProducerShell:
         return self._producer.recall_message(topic, recall_handle, **options)
 
     def run(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call ``work(producer, *arguments, **options)`` inside the actor and return its result, which must be picklable."""
+        """Call ``work(producer, *arguments, **options)`` inside the actor and return its result,
+        which must be picklable.
+        """
         return work(self._producer, *arguments, **options)
 
     def close(self) -> None:

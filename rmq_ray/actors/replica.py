@@ -1,10 +1,12 @@
-"""A copy of a broker with slaves, as a Ray actor: a broker's shell that does what the controller has decided.
+"""A copy of a broker with slaves, as a Ray actor: a broker's shell that does what the controller
+has decided.
 
-Decides nothing. The controller calls ``attend`` and ``fence`` every 300 ms and hands its own handle over with each call, so that this actor needs no
-look-up to propose another sync state set.
+Decides nothing. The controller calls ``attend`` and ``fence`` every 300 ms and hands its own handle
+over with each call, so that this actor needs no look-up to propose another sync state set.
 
-Invariants: one proposal is under way at a time, the newest; it carries the version of the assignment that the broker has taken, not of one that it
-was told and ignores, and the controller takes none of an older version.
+Invariants: one proposal is under way at a time, the newest; it carries the version of the
+assignment that the broker has taken, not of one that it was told and ignores, and the controller
+takes none of an older version.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ PROPOSAL_TIMEOUT_S = 2.0
 class ReplicaShell(BrokerShell):
     """``config.broker_id`` is the replica's number: the same store for ever, whoever is master."""
 
-    def __init__(self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None) -> None:
+    def __init__(
+        self, config: BrokerConfig, secret: bytes, may_create: bool, identity: str | None = None
+    ) -> None:
         self._broker_name, self._replica = config.broker_name, config.broker_id
         self._controller: Any = None
         self._reign = Reign(config.broker_id, self._propose)
@@ -68,7 +72,11 @@ class ReplicaShell(BrokerShell):
 
     def _with_fault(self, report: ReplicaReport) -> ReplicaReport:
         """A disk that cannot be opened at all is a fault of the shell's start."""
-        return replace(report, error=f"{type(self._error).__name__}: {self._error}") if self._error is not None and not report.error else report
+        return (
+            replace(report, error=f"{type(self._error).__name__}: {self._error}")
+            if self._error is not None and not report.error
+            else report
+        )
 
     def _propose(self, master_epoch: int, wanted: tuple[int, ...]) -> None:
         known = self._reign.assignment
@@ -84,8 +92,19 @@ class ReplicaShell(BrokerShell):
             if wanted is None or controller is None:
                 continue
             try:
-                told = await call_async(controller, "propose", self._broker_name, self._replica, *wanted, timeout_s=PROPOSAL_TIMEOUT_S)
+                told = await call_async(
+                    controller,
+                    "propose",
+                    self._broker_name,
+                    self._replica,
+                    *wanted,
+                    timeout_s=PROPOSAL_TIMEOUT_S,
+                )
                 if isinstance(told, Assignment):
                     await self._take(told)
             except (ClusterError, RmqError) as error:
-                log.info("the controller did not take a proposal of %s, the next one follows: %s", self._broker_name, error)
+                log.info(
+                    "the controller did not take a proposal of %s, the next one follows: %s",
+                    self._broker_name,
+                    error,
+                )

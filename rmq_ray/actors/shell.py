@@ -1,7 +1,8 @@
-"""What every actor shell shares: constructors that neither raise nor block, coroutines whose surprise ends the process hard.
+"""What every actor shell shares: constructors that neither raise nor block, coroutines whose
+surprise ends the process hard.
 
-A coroutine that dies silently leaves an actor that answers nothing for ever; a process that dies is restarted by Ray
-within a second. Called by the role shells only.
+A coroutine that dies silently leaves an actor that answers nothing for ever; a process that dies is
+restarted by Ray within a second. Called by the role shells only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 def exit_hard(reason: object) -> None:
     """Log and end the process without hooks; Ray starts the actor again."""
-    log.critical("actor ends itself: %s", reason, exc_info=reason if isinstance(reason, BaseException) else None)
+    log.critical(
+        "actor ends itself: %s",
+        reason,
+        exc_info=reason if isinstance(reason, BaseException) else None,
+    )
     logging.shutdown()
     os._exit(EXIT_SURPRISE)
 
@@ -42,15 +47,22 @@ def _finished(task: asyncio.Task[Any]) -> None:
 
 
 def be_urgent() -> None:
-    """Ray's workers run at niceness 15; a broker that has to wait for a core is back seconds later. Works as root only."""
+    """Ray's workers run at niceness 15; a broker that has to wait for a core is back seconds later.
+    Works as root only.
+    """
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
-        log.info("niceness stays %d: start Ray with RAY_worker_niceness=0 for quick restarts", os.getpriority(os.PRIO_PROCESS, 0))
+        log.info(
+            "niceness stays %d: start Ray with RAY_worker_niceness=0 for quick restarts",
+            os.getpriority(os.PRIO_PROCESS, 0),
+        )
 
 
 def is_restart() -> bool:
     """True in an actor that Ray has restarted: it must find its store and never make a new one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own code asks a deprecated property of its own
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Ray's own code asks a deprecated property of its own
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)

@@ -1,6 +1,8 @@
-"""``bench produce | consume | e2e``: quick figures of the running cluster, in messages a second and milliseconds.
+"""``bench produce | consume | e2e``: quick figures of the running cluster, in messages a second and
+milliseconds.
 
-Made to answer "is it fast here?"; comparisons with floors and peers are the project's ``make bench``.
+Made to answer "is it fast here?"; comparisons with floors and peers are the project's ``make
+bench``.
 """
 
 from __future__ import annotations
@@ -27,8 +29,16 @@ def bench() -> None:
     """Quick figures of the running cluster."""
 
 
-_messages = click.option("--messages", default=100_000, show_default=True, type=click.IntRange(min=1), help="How many.")
-_size = click.option("--size", default=100, show_default=True, type=click.IntRange(1, 4 << 20), help="Bytes of each body.")
+_messages = click.option(
+    "--messages", default=100_000, show_default=True, type=click.IntRange(min=1), help="How many."
+)
+_size = click.option(
+    "--size",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, 4 << 20),
+    help="Bytes of each body.",
+)
 _topic = click.option("--topic", default=TOPIC, show_default=True, help="Topic to use.")
 
 
@@ -42,7 +52,9 @@ def produce(options: Options, messages: int, size: int, topic: str) -> None:
     """Send as fast as one process can, self-batched."""
     options.connect()
     rate = _produce(options.cluster, topic, messages, size)
-    output.record({"messages": messages, "size": size, "messages_per_s": round(rate)}, options.style)
+    output.record(
+        {"messages": messages, "size": size, "messages_per_s": round(rate)}, options.style
+    )
 
 
 @bench.command()
@@ -58,17 +70,35 @@ def consume(options: Options, messages: int, size: int, topic: str) -> None:
     counter = _Counter(messages)
     group = f"rmq-ray-bench-{SYSTEM_CLOCK.now_ms()}"
     begin = SYSTEM_CLOCK.monotonic_ms()
-    with rmq_ray.PushConsumer(group, listener=counter, subscriptions={topic: "*"}, start_from="first", batch_size=32, cluster=options.cluster):
+    with rmq_ray.PushConsumer(
+        group,
+        listener=counter,
+        subscriptions={topic: "*"},
+        start_from="first",
+        batch_size=32,
+        cluster=options.cluster,
+    ):
         complete = counter.complete.wait(PATIENCE_S)
         seconds = (SYSTEM_CLOCK.monotonic_ms() - begin) / 1000
     if not complete:
-        raise click.ClickException(f"only {counter.count} of {messages} messages came within {PATIENCE_S:.0f} s")
-    output.record({"messages": counter.count, "size": size, "messages_per_s": round(counter.count / seconds)}, options.style)
+        raise click.ClickException(
+            f"only {counter.count} of {messages} messages came within {PATIENCE_S:.0f} s"
+        )
+    output.record(
+        {"messages": counter.count, "size": size, "messages_per_s": round(counter.count / seconds)},
+        options.style,
+    )
     _forget(options, group)
 
 
 @bench.command()
-@click.option("--messages", default=1_000, show_default=True, type=click.IntRange(min=10), help="How many, one at a time.")
+@click.option(
+    "--messages",
+    default=1_000,
+    show_default=True,
+    type=click.IntRange(min=10),
+    help="How many, one at a time.",
+)
 @_size
 @_topic
 @pass_options
@@ -88,7 +118,13 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
     times = []
     with (
         rmq_ray.Producer("rmq-ray-bench-e2e", cluster=options.cluster) as producer,
-        rmq_ray.PushConsumer(group, listener=listener, subscriptions={topic: "*"}, start_from="first", cluster=options.cluster),
+        rmq_ray.PushConsumer(
+            group,
+            listener=listener,
+            subscriptions={topic: "*"},
+            start_from="first",
+            cluster=options.cluster,
+        ),
     ):
         for _ in range(messages):
             begin = SYSTEM_CLOCK.monotonic_ms()
@@ -99,14 +135,21 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
             SYSTEM_CLOCK.sleep_ms(1)
     times.sort()
     output.record(
-        {"messages": messages, "p50_ms": round(times[len(times) // 2], 3), "p99_ms": round(times[int(len(times) * 0.99)], 3), "max_ms": round(times[-1], 3)},
+        {
+            "messages": messages,
+            "p50_ms": round(times[len(times) // 2], 3),
+            "p99_ms": round(times[int(len(times) * 0.99)], 3),
+            "max_ms": round(times[-1], 3),
+        },
         options.style,
     )
     _forget(options, group, topic)
 
 
 def _forget(options: Options, group: str, *topics: str) -> None:
-    """Leave nothing behind but the benchmark's topic. A consumer that is still being unregistered keeps its group: no reason to fail."""
+    """Leave nothing behind but the benchmark's topic. A consumer that is still being unregistered
+    keeps its group: no reason to fail.
+    """
     with suppress(AdminError, TopicNotFound):
         options.admin.delete_group(group)
         for topic in (*topics, retry_topic(group)):

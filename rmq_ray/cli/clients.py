@@ -26,7 +26,9 @@ def client() -> None:
 def list_clients(options: Options, only: str | None, system: bool) -> None:
     """Consumers that run now, a line for each group that a client consumes with."""
     groups = [only] if only is not None else sorted(options.admin.groups(system=system))
-    output.rows([row for group in groups for row in _of_group(options, group)], COLUMNS, options.style)
+    output.rows(
+        [row for group in groups for row in _of_group(options, group)], COLUMNS, options.style
+    )
 
 
 @client.command()
@@ -35,7 +37,9 @@ def list_clients(options: Options, only: str | None, system: bool) -> None:
 @pass_options
 @told
 def describe(options: Options, group: str, client_id: str) -> None:
-    """What the consumer CLIENT_ID of GROUP says of itself: subscriptions, queues, what waits in it."""
+    """What the consumer CLIENT_ID of GROUP says of itself: subscriptions, queues, what waits
+    in it.
+    """
     output.record(options.admin.running_info(group, client_id), options.style)
 
 
@@ -44,4 +48,8 @@ def _of_group(options: Options, group: str) -> Iterator[dict[str, Any]]:
     found = options.admin.group_clients(group)
     for client_id in dict.fromkeys(row["client_id"] for row in found):
         mine = [row for row in found if row["client_id"] == client_id]
-        yield {"group": group, **{key: mine[0][key] for key in COLUMNS[1:4]}, "brokers": sorted(row["broker"] for row in mine)}
+        yield {
+            "group": group,
+            **{key: mine[0][key] for key in COLUMNS[1:4]},
+            "brokers": sorted(row["broker"] for row in mine),
+        }

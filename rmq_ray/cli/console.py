@@ -1,6 +1,8 @@
-"""``console``: commands one after the other in one process that has joined the cluster already; each answers at once.
+"""``console``: commands one after the other in one process that has joined the cluster already;
+each answers at once.
 
-A line is what stands behind ``rmq-ray``. From a pipe the lines are a script: its exit code is 1 when one of them failed. Called by ``main``.
+A line is what stands behind ``rmq-ray``. From a pipe the lines are a script: its exit code is 1
+when one of them failed. Called by ``main``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ END = ("exit", "quit")
 @pass_options
 @told
 def console(options: Options, ctx: click.Context) -> None:
-    """Read commands from standard input, as they stand behind `rmq-ray`: `topic list`, `group lag billing`. `exit` or Ctrl-D ends."""
+    """Read commands from standard input, as they stand behind `rmq-ray`: `topic list`, `group lag
+    billing`. `exit` or Ctrl-D ends.
+    """
     options.connect()
     typed = sys.stdin.isatty()
     if typed:
@@ -58,8 +62,21 @@ def _words(line: str) -> list[str] | None:
 
 def _run(root: click.Context, options: Options, words: list[str]) -> bool:
     """Whether the command worked; what is wrong it says itself."""
-    general = ["--address", options.address, "--cluster", options.cluster, "--format", options.style, "--timeout", str(options.timeout_s)]
+    general = [
+        "--address",
+        options.address,
+        "--cluster",
+        options.cluster,
+        "--format",
+        options.style,
+        "--timeout",
+        str(options.timeout_s),
+    ]
     try:
-        root.command.main([*general, *(["-y"] if options.yes else []), *words], prog_name="rmq-ray", standalone_mode=True)
+        root.command.main(
+            [*general, *(["-y"] if options.yes else []), *words],
+            prog_name="rmq-ray",
+            standalone_mode=True,
+        )
     except SystemExit as ended:
         return not ended.code

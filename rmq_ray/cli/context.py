@@ -1,6 +1,8 @@
-"""What every command shares: which Ray cluster, which message cluster, how to print; and how errors become exit codes.
+"""What every command shares: which Ray cluster, which message cluster, how to print; and how errors
+become exit codes.
 
-Invariant of the command line: Ray is imported only once a command joins a cluster: help is quick, and Ray learns its token mode in time.
+Invariant of the command line: Ray is imported only once a command joins a cluster: help is quick,
+and Ray learns its token mode in time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _WORDS_MAX = 300
 
 @dataclass
 class Options:
-    """The options before the noun. ``address``: of the Ray cluster, "auto" = the one that runs on this machine."""
+    """The options before the noun. ``address``: of the Ray cluster, "auto" = the one that runs on
+    this machine.
+    """
 
     address: str = ray_head.AUTO
     cluster: str = DEFAULT_CLUSTER
@@ -41,13 +45,18 @@ class Options:
         return max(1, int(self.timeout_s * 1000))
 
     def connect_ray(self, port: int | None = None) -> None:
-        """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none runs."""
+        """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none
+        runs.
+        """
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             return
         address = ray_head.find(self.address, port)
         if address is None:
             where = "on this machine" if port is None else f"on port {port} of this machine"
-            raise ClusterError(f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`", self.address)
+            raise ClusterError(
+                f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`",
+                self.address,
+            )
         if ray_head.needs_token(address):
             put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
         streams.keep_ray_out()
@@ -59,7 +68,9 @@ class Options:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             remedy = "if it demands a token, set RAY_AUTH_MODE=token"
-            raise ClusterError(f"Ray at {address} refused this command: {first_line(error)}; {remedy}", address) from error
+            raise ClusterError(
+                f"Ray at {address} refused this command: {first_line(error)}; {remedy}", address
+            ) from error
 
     def connect(self) -> rmq_ray.Cluster:
         """Join Ray and attach to the message cluster."""
@@ -68,14 +79,18 @@ class Options:
 
     @property
     def admin(self) -> Admin:
-        """Administration of the message cluster, answers awaited for --timeout seconds; closed when the command ends."""
+        """Administration of the message cluster, answers awaited for --timeout seconds; closed when
+        the command ends.
+        """
         if self._admin is None:
             self._admin = Admin(self.connect().discovery, timeout_ms=self.timeout_ms)
             click.get_current_context().call_on_close(self._admin.close)
         return self._admin
 
     def confirm(self, question: str) -> None:
-        """Ask before something is deleted, unless -y was given; "no" ends the command with exit code 1."""
+        """Ask before something is deleted, unless -y was given; "no" ends the command with exit
+        code 1.
+        """
         if not self.yes:
             click.confirm(question, abort=True, err=True)
 
@@ -84,7 +99,9 @@ pass_options = click.make_pass_decorator(Options, ensure=True)
 
 
 def told(command: F) -> F:
-    """Turn our errors into one line on stderr: exit code 2 for values that can never be right, 1 for everything else."""
+    """Turn our errors into one line on stderr: exit code 2 for values that can never be right, 1
+    for everything else.
+    """
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> Any:

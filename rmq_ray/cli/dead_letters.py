@@ -32,47 +32,98 @@ def dlq() -> None:
 def list_groups(options: Options) -> None:
     """Groups with dead letters: how many lie there, and how many of them were not resent."""
     rows = [{**row, "last": _time(row["last_ms"])} for row in _dead(options).dead_letter_groups()]
-    output.rows(rows, ["group", "messages", "left", "last"] + (["last_ms"] if options.style == "json" else []), options.style)
+    output.rows(
+        rows,
+        ["group", "messages", "left", "last"] + (["last_ms"] if options.style == "json" else []),
+        options.style,
+    )
 
 
 @dlq.command()
 @click.argument("group")
-@click.option("--max", "limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many, oldest first.")
+@click.option(
+    "--max",
+    "limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="How many, oldest first.",
+)
 @click.option("--new", is_flag=True, help=NEW)
 @pass_options
 @told
 def show(options: Options, group: str, limit: int, new: bool) -> None:
     """Dead letters of GROUP, with the topic that each was sent to at first."""
-    rows = [_row(message) for message in islice(_dead(options).dead_letters(group, all_of_them=not new), limit)]
+    rows = [
+        _row(message)
+        for message in islice(_dead(options).dead_letters(group, all_of_them=not new), limit)
+    ]
     output.rows(rows, COLUMNS if options.style == "table" else COLUMNS + DETAILS, options.style)
 
 
 @dlq.command()
 @click.argument("group")
-@click.option("--id", "message_ids", multiple=True, metavar="MESSAGE_ID", help="Only this one, resent before or not; may be given several times.")
-@click.option("--max", "limit", default=None, type=click.IntRange(min=1), help="At most so many, oldest first.")
+@click.option(
+    "--id",
+    "message_ids",
+    multiple=True,
+    metavar="MESSAGE_ID",
+    help="Only this one, resent before or not; may be given several times.",
+)
+@click.option(
+    "--max",
+    "limit",
+    default=None,
+    type=click.IntRange(min=1),
+    help="At most so many, oldest first.",
+)
 @click.option("--again", is_flag=True, help="Also those that were resent before.")
-@click.option("--execute", is_flag=True, help="Send them; without this only what would happen is shown.")
+@click.option(
+    "--execute", is_flag=True, help="Send them; without this only what would happen is shown."
+)
 @pass_options
 @told
-def resend(options: Options, group: str, message_ids: tuple[str, ...], limit: int | None, again: bool, execute: bool) -> None:
-    """Send dead letters of GROUP to the topics that they came from, as new messages: every group of these gets them. A dry run unless --execute."""
+def resend(
+    options: Options,
+    group: str,
+    message_ids: tuple[str, ...],
+    limit: int | None,
+    again: bool,
+    execute: bool,
+) -> None:
+    """Send dead letters of GROUP to the topics that they came from, as new messages: every group of
+    these gets them. A dry run unless --execute.
+    """
     if message_ids and (again or limit is not None):
         raise click.UsageError("--id names the messages: leave --again and --max out")
-    counts = _dead(options).resend_dead_letters(group, message_ids=message_ids, again=again, limit=limit, execute=execute)
-    output.rows([{"topic": topic, "messages": counts[topic]} for topic in sorted(counts)], ["topic", "messages"], options.style)
+    counts = _dead(options).resend_dead_letters(
+        group, message_ids=message_ids, again=again, limit=limit, execute=execute
+    )
+    output.rows(
+        [{"topic": topic, "messages": counts[topic]} for topic in sorted(counts)],
+        ["topic", "messages"],
+        options.style,
+    )
     if not execute:
         click.echo("nothing was sent: say --execute to do it", err=True)
 
 
 @dlq.command()
 @click.argument("group")
-@click.option("--out", default="-", show_default=True, type=click.File("w", encoding="utf-8", lazy=True), help="File to write; - = standard output.")
+@click.option(
+    "--out",
+    default="-",
+    show_default=True,
+    type=click.File("w", encoding="utf-8", lazy=True),
+    help="File to write; - = standard output.",
+)
 @click.option("--new", is_flag=True, help=NEW)
 @pass_options
 @told
 def export(options: Options, group: str, out: IO[str], new: bool) -> None:
-    """Every dead letter of GROUP as an object a line (JSON); a body that is not UTF-8 as base64:..."""
+    """Every dead letter of GROUP as an object a line (JSON); a body that is not UTF-8 as
+    base64:...
+    """
     for message in _dead(options).dead_letters(group, all_of_them=not new):
         out.write(json.dumps(output.plain(_row(message)), ensure_ascii=False) + "\n")
 

@@ -1,7 +1,8 @@
-"""``run module:consumer`` and ``workers status | scale | stop``: consumers written with ``@rmq.consumer``, started from a shell.
+"""``run module:consumer`` and ``workers status | scale | stop``: consumers written with
+``@rmq.consumer``, started from a shell.
 
-``run`` stays in the foreground and drains the group on Ctrl-C or SIGTERM; with ``--detach`` the group outlives the command and
-``workers`` finds it by its name.
+``run`` stays in the foreground and drains the group on Ctrl-C or SIGTERM; with ``--detach`` the
+group outlives the command and ``workers`` finds it by its name.
 """
 
 from __future__ import annotations
@@ -25,29 +26,82 @@ LOOK_MS = 500
 
 @click.command("run", short_help="Run a @rmq.consumer as a group of actors.")
 @click.argument("target", metavar="MODULE:CONSUMER")
-@click.option("--actors", default=1, show_default=True, type=click.IntRange(1, 10_000), help="How many consumer actors.")
-@click.option("--actors-max", type=click.IntRange(1, 10_000), help="Scale up to so many by the group's lag.")
-@click.option("--lag-per-actor", default=10_000, show_default=True, type=click.IntRange(1), help="With --actors-max: backlog that asks for one more.")
-@click.option("--cpus", default=1.0, show_default=True, type=click.FloatRange(0), help="CPUs of each actor.")
-@click.option("--gpus", default=0.0, show_default=True, type=click.FloatRange(0), help="GPUs of each actor.")
+@click.option(
+    "--actors",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="How many consumer actors.",
+)
+@click.option(
+    "--actors-max", type=click.IntRange(1, 10_000), help="Scale up to so many by the group's lag."
+)
+@click.option(
+    "--lag-per-actor",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="With --actors-max: backlog that asks for one more.",
+)
+@click.option(
+    "--cpus", default=1.0, show_default=True, type=click.FloatRange(0), help="CPUs of each actor."
+)
+@click.option(
+    "--gpus", default=0.0, show_default=True, type=click.FloatRange(0), help="GPUs of each actor."
+)
 @click.option("--name", help="Name under which `workers` finds the group.")
-@click.option("--detach", is_flag=True, help="Return when the actors have joined; the group goes on. Needs --name.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return when the actors have joined; the group goes on. Needs --name.",
+)
 @pass_options
 @told
 def run(  # noqa: PLR0913 - its options
-    options: Options, target: str, actors: int, actors_max: int | None, lag_per_actor: int, cpus: float, gpus: float, name: str | None, detach: bool
+    options: Options,
+    target: str,
+    actors: int,
+    actors_max: int | None,
+    lag_per_actor: int,
+    cpus: float,
+    gpus: float,
+    name: str | None,
+    detach: bool,
 ) -> None:
-    """Run a consumer that was written with @rmq.consumer, for example `rmq-ray run billing:bill --actors 2`.
+    """Run a consumer that was written with @rmq.consumer, for example `rmq-ray run billing:bill
+    --actors 2`.
 
-    MODULE is imported from the current directory or from what is installed. Ctrl-C lets running handlers end.
+    MODULE is imported from the current directory or from what is installed. Ctrl-C lets running
+    handlers end.
     """
     if detach and not name:
-        raise click.UsageError("--detach needs --name: without one nothing could stop the group again")
+        raise click.UsageError(
+            "--detach needs --name: without one nothing could stop the group again"
+        )
     app = load(target)
     options.connect_ray()
-    autoscale = {"actors_min": actors, "actors_max": actors_max, "lag_per_actor": lag_per_actor} if actors_max else None
-    workers = app.deploy(actors, cluster=options.cluster, num_cpus=cpus, num_gpus=gpus, name=name, autoscale=autoscale)
-    output.record({"group": app.group, "topics": sorted(app.subscriptions), "actors": actors, "name": name or ""}, options.style)
+    autoscale = (
+        {"actors_min": actors, "actors_max": actors_max, "lag_per_actor": lag_per_actor}
+        if actors_max
+        else None
+    )
+    workers = app.deploy(
+        actors,
+        cluster=options.cluster,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        name=name,
+        autoscale=autoscale,
+    )
+    output.record(
+        {
+            "group": app.group,
+            "topics": sorted(app.subscriptions),
+            "actors": actors,
+            "name": name or "",
+        },
+        options.style,
+    )
     if detach:
         return
     sys.stdout.flush()
@@ -58,7 +112,9 @@ def run(  # noqa: PLR0913 - its options
     except KeyboardInterrupt:
         click.echo("draining", err=True)
         if not workers.stop():
-            raise click.ClickException("some handlers did not end within 60 s; their messages come again") from None
+            raise click.ClickException(
+                "some handlers did not end within 60 s; their messages come again"
+            ) from None
 
 
 @click.group()
@@ -74,8 +130,19 @@ def status(options: Options, name: str) -> None:
     """A line for each actor of the group."""
     found = _named(options, name).status()
     columns = ["client_id", "state", "queues", "consumed_ok", "consumed_failed", "in_flight", "lag"]
-    rows = [{**worker, "queues": len(worker.get("queues", ())), "state": worker.get("state", worker.get("error", ""))} for worker in found["workers"]]
-    output.rows([{column: row.get(column, "") for column in columns} for row in rows], columns, options.style)
+    rows = [
+        {
+            **worker,
+            "queues": len(worker.get("queues", ())),
+            "state": worker.get("state", worker.get("error", "")),
+        }
+        for worker in found["workers"]
+    ]
+    output.rows(
+        [{column: row.get(column, "") for column in columns} for row in rows],
+        columns,
+        options.style,
+    )
 
 
 @workers.command()
@@ -90,13 +157,21 @@ def scale(options: Options, name: str, actors: int) -> None:
 
 @workers.command()
 @click.argument("name")
-@click.option("--no-drain", is_flag=True, help="Do not wait for running handlers; their messages come again.")
+@click.option(
+    "--no-drain", is_flag=True, help="Do not wait for running handlers; their messages come again."
+)
 @pass_options
 @told
 def stop(options: Options, name: str, no_drain: bool) -> None:
     """End the group."""
     ended = _named(options, name).stop(drain=not no_drain)
-    output.record({"name": name, "state": "stopped" if ended else "stopped, some handlers did not end in time"}, options.style)
+    output.record(
+        {
+            "name": name,
+            "state": "stopped" if ended else "stopped, some handlers did not end in time",
+        },
+        options.style,
+    )
 
 
 def load(target: str) -> rmq_ray.ConsumerApp:
@@ -109,9 +184,15 @@ def load(target: str) -> rmq_ray.ConsumerApp:
     try:
         found: Any = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
-        raise ConfigError(f"module {module_name!r} cannot be imported: {first_line(error)}", target) from error
+        raise ConfigError(
+            f"module {module_name!r} cannot be imported: {first_line(error)}", target
+        ) from error
     if not isinstance(found, rmq_ray.ConsumerApp):
-        raise ConfigError(f"{attribute!r} of {module_name!r} is {'missing' if found is None else 'no consumer'}: decorate it with @rmq.consumer", target)
+        raise ConfigError(
+            f"{attribute!r} of {module_name!r} is "
+            f"{'missing' if found is None else 'no consumer'}: decorate it with @rmq.consumer",
+            target,
+        )
     return found
 
 

@@ -1,6 +1,8 @@
-"""``doctor``: what on this machine keeps the queue from running, or from running well, each with its remedy.
+"""``doctor``: what on this machine keeps the queue from running, or from running well, each with
+its remedy.
 
-Reads only, joins no cluster. ``fail`` = does not work so (exit code 1), ``warn`` = works worse or only without an extra, ``ok``.
+Reads only, joins no cluster. ``fail`` = does not work so (exit code 1), ``warn`` = works worse or
+only without an extra, ``ok``.
 """
 
 from __future__ import annotations
@@ -31,13 +33,33 @@ Check = tuple[str, str, str, str]
 
 
 @click.command(short_help="Check this machine, with remedies.")
-@click.option("--store", "store_path", default="rmq-data", show_default=True, type=click.Path(), help="Directory of the stores, for its disk.")
+@click.option(
+    "--store",
+    "store_path",
+    default="rmq-data",
+    show_default=True,
+    type=click.Path(),
+    help="Directory of the stores, for its disk.",
+)
 @pass_options
 @told
 def doctor(options: Options, store_path: str) -> None:
-    """Check this machine: Python, packages, Ray, niceness, Java, disk, limits. Exit code 1 if something cannot work."""
-    checks = [_python(), *_packages(), *_ray(options.address), _token(), _java(), _disk(Path(store_path)), _open_files()]
-    rows = [{"check": what, "state": state, "found": found, "remedy": remedy} for what, state, found, remedy in checks]
+    """Check this machine: Python, packages, Ray, niceness, Java, disk, limits. Exit code 1 if
+    something cannot work.
+    """
+    checks = [
+        _python(),
+        *_packages(),
+        *_ray(options.address),
+        _token(),
+        _java(),
+        _disk(Path(store_path)),
+        _open_files(),
+    ]
+    rows = [
+        {"check": what, "state": state, "found": found, "remedy": remedy}
+        for what, state, found, remedy in checks
+    ]
     output.rows(rows, ["check", "state", "found", "remedy"], options.style)
     if any(state == FAIL for _, state, _, _ in checks):
         raise click.exceptions.Exit(1)
@@ -45,16 +67,31 @@ def doctor(options: Options, store_path: str) -> None:
 
 def _python() -> Check:
     fits = sys.version_info[:2] in PYTHONS and platform.system() == "Linux"
-    return "python", OK if fits else FAIL, f"{platform.python_version()} on {platform.system()}", "" if fits else "use Python 3.11 or 3.12 on Linux"
+    return (
+        "python",
+        OK if fits else FAIL,
+        f"{platform.python_version()} on {platform.system()}",
+        "" if fits else "use Python 3.11 or 3.12 on Linux",
+    )
 
 
 def _packages() -> list[Check]:
     found: list[Check] = []
-    for names, state, remedy in ((NEEDED, FAIL, "pip install rmq_ray"), (SPARK, WARN, "only for Spark: pip install 'rmq_ray[spark]'")):
+    for names, state, remedy in (
+        (NEEDED, FAIL, "pip install rmq_ray"),
+        (SPARK, WARN, "only for Spark: pip install 'rmq_ray[spark]'"),
+    ):
         versions = {name: _version(name) for name in names}
         missing = [name for name, version in versions.items() if version is None]
         said = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-        found.append(("packages" if state == FAIL else "spark", state if missing else OK, said, remedy if missing else ""))
+        found.append(
+            (
+                "packages" if state == FAIL else "spark",
+                state if missing else OK,
+                said,
+                remedy if missing else "",
+            )
+        )
     return found
 
 
@@ -78,16 +115,39 @@ def _ray(address: str) -> list[Check]:
     nice = {head.address: ray_head.worker_niceness(head) for head in heads}.get(meant)
     if nice == 0:
         return [("ray", OK, said, ""), ("niceness", OK, "0", "")]
-    remedy = "start Ray with RAY_worker_niceness=0 in its environment, as `rmq-ray up` does: brokers restart three times as quick"
-    return [("ray", OK, said, ""), ("niceness", WARN, "unknown: it runs on another machine" if nice is None else str(nice), remedy)]
+    remedy = (
+        "start Ray with RAY_worker_niceness=0 in its environment, as `rmq-ray up` does: brokers "
+        "restart three times as quick"
+    )
+    return [
+        ("ray", OK, said, ""),
+        (
+            "niceness",
+            WARN,
+            "unknown: it runs on another machine" if nice is None else str(nice),
+            remedy,
+        ),
+    ]
 
 
 def _token() -> Check:
     mode = environment("RAY_AUTH_MODE") or "Ray's default"
     path = Path(environment("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     there = path.is_file() or bool(environment("RAY_AUTH_TOKEN"))
-    remedy = "" if there else f"made by the first ray.init() or `ray start` here; other machines need a copy of {path}"
-    return "token", OK if there or mode != "token" else FAIL, f"mode {mode}, token {'there' if there else 'not there'}", remedy
+    remedy = (
+        ""
+        if there
+        else (
+            f"made by the first ray.init() or `ray start` here; other machines need a copy of "
+            f"{path}"
+        )
+    )
+    return (
+        "token",
+        OK if there or mode != "token" else FAIL,
+        f"mode {mode}, token {'there' if there else 'not there'}",
+        remedy,
+    )
 
 
 def _java() -> Check:
@@ -108,15 +168,39 @@ def _disk(store: Path) -> Check:
     used = usage.used / usage.total
     said = f"{usage.free / GIB:.1f} GiB free at {there}, {used:.0%} used"
     if not os.access(there, os.W_OK):
-        return "disk", FAIL, f"{there} cannot be written", "choose another --store, or give this user write permission"
+        return (
+            "disk",
+            FAIL,
+            f"{there} cannot be written",
+            "choose another --store, or give this user write permission",
+        )
     if used >= limits.disk_full_ratio or usage.free < FREE_BYTES_MIN:
-        return "disk", FAIL, said, f"brokers refuse sends from {limits.disk_full_ratio:.0%} on and need {FREE_BYTES_MIN // GIB} GiB: free space"
+        return (
+            "disk",
+            FAIL,
+            said,
+            f"brokers refuse sends from {limits.disk_full_ratio:.0%} on and need "
+            f"{FREE_BYTES_MIN // GIB} GiB: free space",
+        )
     if used >= limits.disk_delete_ratio:
-        return "disk", WARN, said, f"from {limits.disk_delete_ratio:.0%} on the oldest segments are deleted early: free space"
+        return (
+            "disk",
+            WARN,
+            said,
+            f"from {limits.disk_delete_ratio:.0%} on the oldest segments are deleted early: "
+            f"free space",
+        )
     return "disk", OK, said, ""
 
 
 def _open_files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft < OPEN_FILES_MIN
-    return "open files", WARN if few else OK, f"{soft} at most", f"ulimit -n {OPEN_FILES_MIN} before Ray is started, for many queues and clients" if few else ""
+    return (
+        "open files",
+        WARN if few else OK,
+        f"{soft} at most",
+        f"ulimit -n {OPEN_FILES_MIN} before Ray is started, for many queues and clients"
+        if few
+        else "",
+    )

@@ -24,7 +24,9 @@ def group() -> None:
 @told
 def list_groups(options: Options, system: bool) -> None:
     """Names of all groups that the brokers know."""
-    output.rows([{"group": name} for name in options.admin.groups(system=system)], ["group"], options.style)
+    output.rows(
+        [{"group": name} for name in options.admin.groups(system=system)], ["group"], options.style
+    )
 
 
 @group.command()
@@ -32,13 +34,19 @@ def list_groups(options: Options, system: bool) -> None:
 @pass_options
 @told
 def describe(options: Options, name: str) -> None:
-    """Running consumers of a group, a line for each broker that they are connected to; who subscribes differently, if they do."""
+    """Running consumers of a group, a line for each broker that they are connected to; who
+    subscribes differently, if they do.
+    """
     found = options.admin.group_clients(name)
     output.rows(found, ["broker", "client_id", "address", "language"], options.style)
     if not found:
         click.echo(f"nobody consumes with {name} now", err=True)
     for conflict in options.admin.group_conflicts(name) if found else ():
-        click.echo(f"subscribed differently: {conflict['topic']} as {conflict['expression']} by {', '.join(conflict['client_ids'])}", err=True)
+        click.echo(
+            f"subscribed differently: {conflict['topic']} as {conflict['expression']} by "
+            f"{', '.join(conflict['client_ids'])}",
+            err=True,
+        )
 
 
 @group.command()
@@ -47,22 +55,32 @@ def describe(options: Options, name: str) -> None:
 @told
 def lag(options: Options, name: str) -> None:
     """How far a group is behind, a line each queue."""
-    output.rows(options.admin.group_lag(name), ["topic", "broker", "queue", "max_offset", "committed", "lag"], options.style)
+    output.rows(
+        options.admin.group_lag(name),
+        ["topic", "broker", "queue", "max_offset", "committed", "lag"],
+        options.style,
+    )
 
 
 @group.command()
 @click.argument("name")
 @click.argument("topic")
 @click.option(
-    "--to", required=True, metavar="first|last|TIME|offset:N|group:NAME", help="TIME like 2024-05-01T12:00:00 (local, or with +02:00), or ms since the epoch."
+    "--to",
+    required=True,
+    metavar="first|last|TIME|offset:N|group:NAME",
+    help="TIME like 2024-05-01T12:00:00 (local, or with +02:00), or ms since the epoch.",
 )
-@click.option("--execute", is_flag=True, help="Move it; without this only what would happen is shown.")
+@click.option(
+    "--execute", is_flag=True, help="Move it; without this only what would happen is shown."
+)
 @pass_options
 @told
 def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> None:
     """Move where a group goes on in a topic. A dry run unless --execute.
 
-    Running push consumers are told and go on there about 10 s later; members that pull or pop must be stopped first.
+    Running push consumers are told and go on there about 10 s later; members that pull or pop must
+    be stopped first.
     """
     target = _target(to)  # before anything is connected
     _moved(options, options.admin.seek_group(name, topic, target, execute=execute), execute)
@@ -71,11 +89,15 @@ def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> Non
 @group.command()
 @click.argument("name")
 @click.argument("topic")
-@click.option("--execute", is_flag=True, help="Do it; without this only what would happen is shown.")
+@click.option(
+    "--execute", is_flag=True, help="Do it; without this only what would happen is shown."
+)
 @pass_options
 @told
 def skip(options: Options, name: str, topic: str, execute: bool) -> None:
-    """Give up a group's backlog in a topic: it goes on behind the last message. A dry run unless --execute."""
+    """Give up a group's backlog in a topic: it goes on behind the last message. A dry run unless
+    --execute.
+    """
     _moved(options, options.admin.skip_group(name, topic, execute=execute), execute)
 
 
@@ -83,11 +105,15 @@ def skip(options: Options, name: str, topic: str, execute: bool) -> None:
 @click.argument("source")
 @click.argument("target")
 @click.argument("topic")
-@click.option("--execute", is_flag=True, help="Do it; without this only what would happen is shown.")
+@click.option(
+    "--execute", is_flag=True, help="Do it; without this only what would happen is shown."
+)
 @pass_options
 @told
 def clone(options: Options, source: str, target: str, topic: str, execute: bool) -> None:
-    """Let group TARGET go on where SOURCE is in a topic; nobody may consume with TARGET. A dry run unless --execute."""
+    """Let group TARGET go on where SOURCE is in a topic; nobody may consume with TARGET. A dry run
+    unless --execute.
+    """
     _moved(options, options.admin.clone_group(source, target, topic, execute=execute), execute)
 
 
@@ -122,5 +148,7 @@ def _target(text: str) -> SeekTarget:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is neither first, last, offset:N, group:NAME, ms since the epoch nor a time like 2024-05-01T12:00:00", param_hint="--to"
+            f"{text!r} is neither first, last, offset:N, group:NAME, ms since the epoch nor "
+            f"a time like 2024-05-01T12:00:00",
+            param_hint="--to",
         ) from None

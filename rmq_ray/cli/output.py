@@ -1,6 +1,7 @@
 """How commands print: tables for people, JSON for programs; errors go to stderr elsewhere.
 
-Invariant: with "json" every call prints one valid JSON text, whatever the values hold. A cell of a table is one line of at most 100 characters.
+Invariant: with "json" every call prints one valid JSON text, whatever the values hold. A cell of a
+table is one line of at most 100 characters.
 """
 
 from __future__ import annotations
@@ -21,12 +22,26 @@ CELL_CHARS_MAX = 100
 def rows(found: Sequence[Mapping[str, Any]], columns: Sequence[str], style: str) -> None:
     """Print rows; a column that a row does not have is empty (JSON: null)."""
     if style == "json":
-        click.echo(json.dumps([{column: plain(row.get(column)) for column in columns} for row in found], indent=1, ensure_ascii=False))
+        click.echo(
+            json.dumps(
+                [{column: plain(row.get(column)) for column in columns} for row in found],
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
         return
     cells = [[cell(row.get(column)) for column in columns] for row in found]
-    widths = [max([_width(column), *(_width(line[i]) for line in cells)]) for i, column in enumerate(columns)]
+    widths = [
+        max([_width(column), *(_width(line[i]) for line in cells)])
+        for i, column in enumerate(columns)
+    ]
     for line in [list(columns), *cells]:
-        click.echo("  ".join(value + " " * (width - _width(value)) for value, width in zip(line, widths, strict=True)).rstrip())
+        click.echo(
+            "  ".join(
+                value + " " * (width - _width(value))
+                for value, width in zip(line, widths, strict=True)
+            ).rstrip()
+        )
 
 
 def record(found: Mapping[str, Any], style: str) -> None:
@@ -40,7 +55,8 @@ def record(found: Mapping[str, Any], style: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can carry: bytes as text, or as ``base64:...`` where they are not UTF-8; keys as strings; no NaN.
+    """What JSON can carry: bytes as text, or as ``base64:...`` where they are not UTF-8; keys as
+    strings; no NaN.
 
     >>> plain({"a": b"x", 1: b"\\xff", "b": {2}})
     {'a': 'x', '1': 'base64:/w==', 'b': [2]}
@@ -82,10 +98,16 @@ def cell(value: Any) -> str:
     >>> cell(b"two\\nlines"), len(cell("x" * 1000))
     ('two\\\\nlines', 100)
     """
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text(value)[: CELL_CHARS_MAX + 1])
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode()
+        for c in text(value)[: CELL_CHARS_MAX + 1]
+    )
     return shown if len(shown) <= CELL_CHARS_MAX else shown[: CELL_CHARS_MAX - 1] + "…"
 
 
 def _width(shown: str) -> int:
     """Columns on a terminal: East Asian wide characters take two, combining ones none."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in shown
+    )

@@ -1,12 +1,15 @@
-"""Ray heads on this machine: which one a command means, starting one, stopping exactly the one that was started.
+"""Ray heads on this machine: which one a command means, starting one, stopping exactly the one that
+was started.
 
     <temporary directory>/rmq_ray-heads-<uid>/<port>.json      {"port": 6379, "session_id": 4711}, one for each head that ``up`` started
 
-``ray stop`` ends every Ray process of the machine, other people's clusters too; so a head is started in a session of the operating
-system's own (``setsid``), and stopping ends that session. ``ray.init(address="auto")`` waits for minutes where a head was killed and its
-address file stayed behind; so addresses are looked up and tried here first.
+``ray stop`` ends every Ray process of the machine, other people's clusters too; so a head is
+started in a session of the operating system's own (``setsid``), and stopping ends that session.
+``ray.init(address="auto")`` waits for minutes where a head was killed and its address file stayed
+behind; so addresses are looked up and tried here first.
 
-Decides: that. Does not decide: when a head may be stopped (``running``). Called by: the commands. Linux only (reads ``/proc``).
+Decides: that. Does not decide: when a head may be stopped (``running``). Called by: the commands.
+Linux only (reads ``/proc``).
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ _PORT_TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A running head. ``session_id``: of the operating system, shared by everything that belongs to a head that ``start``
-    started; ``directory``: Ray's session directory.
+    """A running head. ``session_id``: of the operating system, shared by everything that belongs to
+    a head that ``start`` started; ``directory``: Ray's session directory.
     """
 
     host: str
@@ -63,7 +66,9 @@ class Head:
     def is_at(self, address: str) -> bool:
         """Whether this address of it, or of this machine, is meant."""
         host, _, port = address.rpartition(":")
-        return address == self.address or (host in ("127.0.0.1", "localhost") and port == str(self.port))
+        return address == self.address or (
+            host in ("127.0.0.1", "localhost") and port == str(self.port)
+        )
 
 
 def running() -> list[Head]:
@@ -73,19 +78,32 @@ def running() -> list[Head]:
         arguments = process.arguments
         if not arguments or not arguments[0].endswith("/gcs_server"):
             continue
-        options = dict(argument[2:].split("=", 1) for argument in arguments[1:] if argument.startswith("--") and "=" in argument)
+        options = dict(
+            argument[2:].split("=", 1)
+            for argument in arguments[1:]
+            if argument.startswith("--") and "=" in argument
+        )
         port, host = options.get("gcs_server_port", ""), options.get("node-ip-address", "127.0.0.1")
         if port.isdigit() and int(port):
             demands_token = _setting(process.pid, "RAY_AUTH_MODE") == "token"
-            found.append(Head(host, int(port), process.session_id, options.get("session-dir", ""), demands_token))
+            found.append(
+                Head(
+                    host,
+                    int(port),
+                    process.session_id,
+                    options.get("session-dir", ""),
+                    demands_token,
+                )
+            )
     return sorted(found, key=lambda head: head.port)
 
 
 def find(address: str, port: int | None = None) -> str | None:
     """The address of the Ray cluster that is meant, None where none runs here.
 
-    An explicit address; else ``port`` on this machine; else RAY_ADDRESS; else what ``ray start`` wrote down last; else the only head that runs.
-    ``ClusterError`` where an address does not answer, or several heads could be meant.
+    An explicit address; else ``port`` on this machine; else RAY_ADDRESS; else what ``ray start``
+    wrote down last; else the only head that runs. ``ClusterError`` where an address does not
+    answer, or several heads could be meant.
     """
     if address != AUTO:
         return _answering(address)
@@ -99,26 +117,49 @@ def find(address: str, port: int | None = None) -> str | None:
     if latest and (any(head.address == latest for head in heads) or _reaches(latest)):
         return latest
     if len(heads) > 1:
-        raise ClusterError(f"several Ray clusters run on this machine: choose one with --address, of {', '.join(head.address for head in heads)}")
+        raise ClusterError(
+            f"several Ray clusters run on this machine: choose one with --address, of "
+            f"{', '.join(head.address for head in heads)}"
+        )
     return heads[0].address if heads else None
 
 
 def needs_token(address: str) -> bool:
-    """Whether a head on this machine demands Ray's token (RAY_AUTH_MODE=token), and this process was not told to send one."""
-    return environment("RAY_AUTH_MODE") is None and any(head.is_at(address) and head.demands_token for head in running())
+    """Whether a head on this machine demands Ray's token (RAY_AUTH_MODE=token), and this process
+    was not told to send one.
+    """
+    return environment("RAY_AUTH_MODE") is None and any(
+        head.is_at(address) and head.demands_token for head in running()
+    )
 
 
 def start(port: int | None) -> Head:
-    """Start a head and write down that it is ours. ``port`` None: 6379, or any free one where that is taken.
+    """Start a head and write down that it is ours. ``port`` None: 6379, or any free one where that
+    is taken.
 
-    Called inside ``alone``. Niceness 0 for its workers: restarts of a killed broker are three times as quick. Raises ``ClusterError`` with Ray's
-    own words where it fails.
+    Called inside ``alone``. Niceness 0 for its workers: restarts of a killed broker are three times
+    as quick. Raises ``ClusterError`` with Ray's own words where it fails.
     """
     chosen = _checked_port(port)
     put_environment("RAY_worker_niceness", "0")
-    command = [_ray(), "start", "--head", f"--port={chosen}", "--disable-usage-stats", "--include-dashboard=false"]
-    with tempfile.TemporaryFile("w+") as output:  # not a pipe: what Ray leaves running would hold its other end
-        starter = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    command = [
+        _ray(),
+        "start",
+        "--head",
+        f"--port={chosen}",
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+    ]
+    with tempfile.TemporaryFile(
+        "w+"
+    ) as output:  # not a pipe: what Ray leaves running would hold its other end
+        starter = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code = starter.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -128,7 +169,10 @@ def start(port: int | None) -> Head:
     head = next((head for head in running() if head.port == chosen), None)
     if code or head is None:
         _end_session(starter.pid)
-        raise ClusterError(f"`{' '.join(command[1:])}` failed ({'no end within 120 s' if code == -1 else code}): {said[-500:]}")
+        raise ClusterError(
+            f"`{' '.join(command[1:])}` failed "
+            f"({'no end within 120 s' if code == -1 else code}): {said[-500:]}"
+        )
     _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
     return head
 
@@ -144,7 +188,10 @@ def alone() -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                    raise ClusterError(f"another `rmq-ray up` has been starting Ray for {START_TIMEOUT_S} s: end it, then try again") from None
+                    raise ClusterError(
+                        f"another `rmq-ray up` has been starting Ray for {START_TIMEOUT_S} "
+                        f"s: end it, then try again"
+                    ) from None
                 SYSTEM_CLOCK.sleep_ms(_POLL_MS)
             else:
                 break
@@ -171,7 +218,9 @@ def stop(head: Head) -> None:
 
 
 def worker_niceness(head: Head) -> int | None:
-    """Niceness that a head gives its workers, None where that cannot be read. Ray's default is 15."""
+    """Niceness that a head gives its workers, None where that cannot be read. Ray's default
+    is 15.
+    """
     for process in _processes():
         if (
             process.session_id == head.session_id
@@ -210,13 +259,21 @@ def _processes() -> list[_Process]:
 
 def _end_session(session_id: int) -> None:
     """The raylet first, with its workers; then the rest; what does not end by itself is killed."""
-    for kind, number, limit_ms in (("/raylet", signal.SIGTERM, TERMINATE_MS), ("", signal.SIGTERM, TERMINATE_MS), ("", signal.SIGKILL, KILL_MS)):
+    for kind, number, limit_ms in (
+        ("/raylet", signal.SIGTERM, TERMINATE_MS),
+        ("", signal.SIGTERM, TERMINATE_MS),
+        ("", signal.SIGKILL, KILL_MS),
+    ):
         members = [process for process in _processes() if process.session_id == session_id]
         for process in members:
             if process.arguments[0].endswith(kind):
                 _signal(process.pid, number)
         deadline = SYSTEM_CLOCK.monotonic_ms() + limit_ms
-        while any(p.session_id == session_id and (not kind or p.arguments[0].endswith(kind) or p.arguments[0].startswith("ray::")) for p in _processes()):
+        while any(
+            p.session_id == session_id
+            and (not kind or p.arguments[0].endswith(kind) or p.arguments[0].startswith("ray::"))
+            for p in _processes()
+        ):
             if SYSTEM_CLOCK.monotonic_ms() > deadline:
                 break
             SYSTEM_CLOCK.sleep_ms(_POLL_MS)
@@ -225,10 +282,17 @@ def _end_session(session_id: int) -> None:
 def _setting(pid: int, name: str) -> str | None:
     """A variable of the environment that a process was started with."""
     try:
-        settings = (Path("/proc") / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+        settings = (
+            (Path("/proc") / str(pid) / "environ")
+            .read_bytes()
+            .decode("utf-8", "replace")
+            .split("\0")
+        )
     except OSError:
         return None
-    return next((setting.partition("=")[2] for setting in settings if setting.startswith(f"{name}=")), None)
+    return next(
+        (setting.partition("=")[2] for setting in settings if setting.startswith(f"{name}=")), None
+    )
 
 
 def _signal(pid: int, number: int) -> None:
@@ -242,9 +306,15 @@ def _checked_port(port: int | None) -> int:
     if port is None:
         return DEFAULT_PORT if _is_free(DEFAULT_PORT) else _free_port()
     if not 1024 <= port < 65536 or port in WORKER_PORTS:
-        raise ConfigError(f"--ray-port must be 1024 to 65535 and outside of Ray's worker ports 10002 to 19999, not {port}", port)
+        raise ConfigError(
+            f"--ray-port must be 1024 to 65535 and outside of Ray's worker ports 10002 to "
+            f"19999, not {port}",
+            port,
+        )
     if not _is_free(port):
-        raise ClusterError(f"port {port} is taken by another program: choose another --ray-port", port)
+        raise ClusterError(
+            f"port {port} is taken by another program: choose another --ray-port", port
+        )
     return port
 
 
@@ -255,7 +325,9 @@ def _free_port() -> int:
             port: int = probe.getsockname()[1]
         if port not in WORKER_PORTS:
             return port
-    raise ClusterError("no free port outside of 10002 to 19999 was found for Ray: give one with --ray-port")
+    raise ClusterError(
+        "no free port outside of 10002 to 19999 was found for Ray: give one with --ray-port"
+    )
 
 
 def _is_free(port: int) -> bool:
@@ -270,7 +342,11 @@ def _is_free(port: int) -> bool:
 
 def _answering(address: str) -> str:
     if "://" not in address and not _reaches(address):
-        raise ClusterError(f"no Ray cluster answers at {address}: check --address and RAY_ADDRESS, or start one with `rmq-ray up`", address)
+        raise ClusterError(
+            f"no Ray cluster answers at {address}: check --address and RAY_ADDRESS, or start "
+            f"one with `rmq-ray up`",
+            address,
+        )
     return address
 
 
@@ -297,11 +373,17 @@ def _address_file(directory: Path) -> Path:
 
 
 def _note(port: int) -> Path:
-    """Where it is written down that a head on this port is ours. ``ClusterError`` where somebody else could write there."""
+    """Where it is written down that a head on this port is ours. ``ClusterError`` where somebody
+    else could write there.
+    """
     directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise ClusterError(f"{directory} belongs to another user: remove it, or set TMPDIR to a directory of your own", str(directory))
+        raise ClusterError(
+            f"{directory} belongs to another user: remove it, or set TMPDIR to a directory "
+            f"of your own",
+            str(directory),
+        )
     return directory / f"{port}.json"
 
 
@@ -309,5 +391,8 @@ def _ray() -> str:
     beside = Path(sys.executable).with_name("ray")
     program = str(beside) if beside.exists() else shutil.which("ray")
     if program is None:
-        raise ClusterError("the program `ray` is not beside this python and not on PATH: install rmq_ray into this environment")
+        raise ClusterError(
+            "the program `ray` is not beside this python and not on PATH: install rmq_ray "
+            "into this environment"
+        )
     return program

@@ -15,7 +15,9 @@ def topic() -> None:
 
 
 @topic.command("list")
-@click.option("--system", is_flag=True, help="Also the system's own topics, retry and dead-letter topics.")
+@click.option(
+    "--system", is_flag=True, help="Also the system's own topics, retry and dead-letter topics."
+)
 @pass_options
 @told
 def list_topics(options: Options, system: bool) -> None:
@@ -26,8 +28,21 @@ def list_topics(options: Options, system: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", default=4, show_default=True, type=click.IntRange(1, QUEUES_MAX), help="Queues on each broker.")
-@click.option("--perm", "permission", default="6", show_default=True, type=click.Choice(["2", "4", "6"]), help="2 = write, 4 = read, 6 = both.")
+@click.option(
+    "--queues",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, QUEUES_MAX),
+    help="Queues on each broker.",
+)
+@click.option(
+    "--perm",
+    "permission",
+    default="6",
+    show_default=True,
+    type=click.Choice(["2", "4", "6"]),
+    help="2 = write, 4 = read, 6 = both.",
+)
 @pass_options
 @told
 def create(options: Options, name: str, queues: int, permission: str) -> None:
@@ -42,7 +57,11 @@ def create(options: Options, name: str, queues: int, permission: str) -> None:
 @told
 def describe(options: Options, name: str) -> None:
     """Queues of a topic: where they are and what they hold."""
-    output.rows(options.admin.describe_topic(name), ["broker", "queue", "min_offset", "max_offset", "messages"], options.style)
+    output.rows(
+        options.admin.describe_topic(name),
+        ["broker", "queue", "min_offset", "max_offset", "messages"],
+        options.style,
+    )
 
 
 @topic.command()

@@ -1,7 +1,9 @@
-"""Which rows and columns of a chunk a bulk read hands out: predicates where the rows are, and the columns of Spark's Kafka source.
+"""Which rows and columns of a chunk a bulk read hands out: predicates where the rows are, and the
+columns of Spark's Kafka source.
 
-Decides nothing of where rows come from. Called in Spark's, Ray Data's and other readers' processes, after ``arrow_reader`` has cut the columns.
-Pure. Invariant: a predicate's columns are decoded for it and left out again where nobody asked for them.
+Decides nothing of where rows come from. Called in Spark's, Ray Data's and other readers' processes,
+after ``arrow_reader`` has cut the columns. Pure. Invariant: a predicate's columns are decoded for
+it and left out again where nobody asked for them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.model.arrow import TIME
 from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.model.arrow import TIME
 
 KAFKA_NEEDS = ("keys", "body", "topic", "queue_id", "queue_offset", "store_ts")
 LOG_APPEND_TIME = 1
@@ -21,20 +23,34 @@ LOG_APPEND_TIME = 1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is wanted: columns in their order; messages with one of ``tags`` (None = any), with ``key`` among their keys (None = any)."""
+    """What is wanted: columns in their order; messages with one of ``tags`` (None = any), with
+    ``key`` among their keys (None = any).
+    """
 
     columns: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     key: str | None = None
 
 
-def to_rows(topic: str, broker: str, records: bytes | bytearray | memoryview, sizes: Any, rows: Rows) -> Any:
-    """``pyarrow.RecordBatch`` of the wanted rows and columns of valid records of one topic of one broker."""
+def to_rows(
+    topic: str, broker: str, records: bytes | bytearray | memoryview, sizes: Any, rows: Rows
+) -> Any:
+    """``pyarrow.RecordBatch`` of the wanted rows and columns of valid records of one topic of one
+    broker.
+    """
     needed = [*rows.columns]
-    needed += [name for name, asked in (("tag", rows.tags), ("keys", rows.key)) if asked is not None and name not in needed]
+    needed += [
+        name
+        for name, asked in (("tag", rows.tags), ("keys", rows.key))
+        if asked is not None and name not in needed
+    ]
     batch = to_batch(topic, broker, records, sizes, needed)
     if rows.tags is not None:
-        batch = batch.filter(pc.fill_null(pc.is_in(batch.column("tag"), pa.array(list(rows.tags), pa.string())), False))
+        batch = batch.filter(
+            pc.fill_null(
+                pc.is_in(batch.column("tag"), pa.array(list(rows.tags), pa.string())), False
+            )
+        )
     if rows.key is not None:
         batch = batch.filter(_has_key(batch.column("keys"), rows.key))
     return batch if len(needed) == len(rows.columns) else batch.select(list(rows.columns))
@@ -44,7 +60,11 @@ def kafka_columns(batch: Any) -> Any:
     """The columns of Spark's Kafka source from those of ``KAFKA_NEEDS``."""
     keys = batch.column("keys")
     empty = pc.equal(pc.list_value_length(keys), 0)
-    first = pc.list_element(pc.if_else(empty, pa.scalar([None], keys.type), keys), 0) if len(keys) else pa.array([], pa.string())
+    first = (
+        pc.list_element(pc.if_else(empty, pa.scalar([None], keys.type), keys), 0)
+        if len(keys)
+        else pa.array([], pa.string())
+    )
     columns: dict[str, Any] = {
         "key": first.cast(pa.binary()),
         "value": batch.column("body"),

@@ -1,12 +1,15 @@
-"""Bodies made smaller by the sender and restored by readers (store-format 2.3): zlib, LZ4 frames, Zstandard.
+"""Bodies made smaller by the sender and restored by readers (store-format 2.3): zlib, LZ4 frames,
+Zstandard.
 
     SYSFLAG   0x1 = compressed     bits 8-10: 1 LZ4, 2 ZSTD, 3 ZLIB; 0 = zlib too, from clients before 5
 
-Apache RocketMQ's consumers of 4.9 read zlib only, those of 5 all three. Decides bytes and flags. Does not decide which bodies are worth it
-(``client.outgoing.compressing``) or what follows when one cannot be read. Pure. Called by producers, consumers, ``arrow_reader``, ``record_rows``.
+Apache RocketMQ's consumers of 4.9 read zlib only, those of 5 all three. Decides bytes and flags.
+Does not decide which bodies are worth it (``client.outgoing.compressing``) or what follows when one
+cannot be read. Pure. Called by producers, consumers, ``arrow_reader``, ``record_rows``.
 
-Invariant: ``decompress`` of what ``compress`` made is the body; of anything else it raises ``BodyUnreadable`` and holds ``bytes_max`` bytes
-at most. LZ4 and Zstandard are pyarrow's, which is loaded when one of them is first used.
+Invariant: ``decompress`` of what ``compress`` made is the body; of anything else it raises
+``BodyUnreadable`` and holds ``bytes_max`` bytes at most. LZ4 and Zstandard are pyarrow's, which is
+loaded when one of them is first used.
 """
 
 from __future__ import annotations
@@ -34,23 +37,34 @@ def sys_flag_of(codec: str) -> int:
 
 
 def compress(body: bytes, codec: str, level: int | None = None) -> bytes:
-    """The body in the codec's own framing; ``level`` None = 5 for zlib, else the codec's default. LZ4 has no levels here."""
+    """The body in the codec's own framing; ``level`` None = 5 for zlib, else the codec's default.
+    LZ4 has no levels here.
+    """
     if codec == "zlib":
         return zlib.compress(body, ZLIB_LEVEL if level is None else level)
     import pyarrow as pa
 
-    made = pa.Codec(codec) if level is None or codec == "lz4" else pa.Codec(codec, compression_level=level)
+    made = (
+        pa.Codec(codec)
+        if level is None or codec == "lz4"
+        else pa.Codec(codec, compression_level=level)
+    )
     packed: bytes = made.compress(body, asbytes=True)
     return packed
 
 
 def decompress(body: bytes, sys_flag: int, bytes_max: int) -> bytes:
-    """The body as it was sent. ``BodyUnreadable``: other bytes than the flag says, cut short, of an unknown type, or longer than ``bytes_max``."""
+    """The body as it was sent. ``BodyUnreadable``: other bytes than the flag says, cut short, of an
+    unknown type, or longer than ``bytes_max``.
+    """
     kind = sys_flag & _TYPE_MASK
     if kind in _ZLIB_TYPES:
         return _inflated(body, bytes_max)
     if kind not in _STREAMS:
-        raise BodyUnreadable(f"a body of {len(body)} bytes is compressed by type {kind >> 8}, which is none of 1 LZ4, 2 ZSTD, 3 ZLIB; upgrade this reader")
+        raise BodyUnreadable(
+            f"a body of {len(body)} bytes is compressed by type {kind >> 8}, which is none "
+            f"of 1 LZ4, 2 ZSTD, 3 ZLIB; upgrade this reader"
+        )
     import pyarrow as pa
 
     codec = _STREAMS[kind]
@@ -82,4 +96,7 @@ def _within(opened: bytes, bytes_max: int, body: bytes, codec: str) -> bytes:
 
 
 def _unreadable(body: bytes, codec: str, why: str) -> BodyUnreadable:
-    return BodyUnreadable(f"a body of {len(body)} bytes is marked as compressed by {codec} but cannot be read ({why}); its sender or its log is at fault")
+    return BodyUnreadable(
+        f"a body of {len(body)} bytes is marked as compressed by {codec} but cannot be read "
+        f"({why}); its sender or its log is at fault"
+    )

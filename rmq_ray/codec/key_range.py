@@ -1,9 +1,11 @@
-"""Unique keys in a row: 28 characters that they share and 4 hexadecimal digits that count (store-format 2.5).
+"""Unique keys in a row: 28 characters that they share and 4 hexadecimal digits that count
+(store-format 2.5).
 
     7F000001 4D2A 5EED0001 00000000 | 0000 .. FFFF          a key as text, only when somebody asks for it
                                                             all keys as uint8[n, 32] for the encoder
 
-Decides nothing: producers say where the count begins. Called by producers' identities, encoders and results. Pure and immutable.
+Decides nothing: producers say where the count begins. Called by producers' identities, encoders and
+results. Pure and immutable.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class KeyRange(Sequence[str]):
         keys[:, :HEAD_CHARS] = np.frombuffer(self._head.encode(), np.uint8)
         begin, end = self._first & COUNT_MASK, (self._first & COUNT_MASK) + self._count
         digits = _digits()
-        keys[:, HEAD_CHARS:] = digits[begin:end] if end <= len(digits) else digits[np.arange(begin, end) & COUNT_MASK]
+        keys[:, HEAD_CHARS:] = (
+            digits[begin:end] if end <= len(digits) else digits[np.arange(begin, end) & COUNT_MASK]
+        )
         return keys
 
     def joined(self) -> str:

@@ -1,10 +1,12 @@
-"""The producer's side of a frame for many messages: what ``frame_encoder`` makes, with columns instead of a loop.
+"""The producer's side of a frame for many messages: what ``frame_encoder`` makes, with columns
+instead of a loop.
 
     row i of one matrix     end of record i-1 (topic, property text, UNIQ_KEY)  |  head of record i
     the frame               row 0, body 0, row 1, body 1, ... row n             one join, each body is copied once
 
-Where property texts differ, a record's end is two rows with the text between them. Decides nothing that ``frame_encoder`` does not; both give
-the same bytes. Called by ``client.sending.batching``. Pure.
+Where property texts differ, a record's end is two rows with the text between them. Decides nothing
+that ``frame_encoder`` does not; both give the same bytes. Called by ``client.sending.batching``.
+Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +16,29 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.key_range import KeyRange
+from rmq_ray.codec.record import (
+    CRC_MASK,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    PROPERTIES_BYTES_MAX,
+    RECORD_HEADER,
+    TOPIC_BYTES_MAX,
+)
+from rmq_ray.codec.record_batch import (
+    FRAME_RECORDS_MAX,
+    UNIQUE_KEY_CHARS,
+    UNIQUE_KEY_PREFIX,
+    UNIQUE_TAIL_BYTES,
+    Array,
+    pack_mark,
+)
 from rmq_ray.errors import MessageIllegal
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
-from rmq_ray.codec.frame_encoder import encode_frame
-from rmq_ray.codec.key_range import KeyRange
-from rmq_ray.codec.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, RECORD_HEADER, TOPIC_BYTES_MAX
-from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX, UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array, pack_mark
 
 _FEW = 12  # below, numpy's fixed cost is more than a loop's
 _NO_HOST = bytes(8)
@@ -40,28 +58,49 @@ def encode_keyed(  # noqa: PLR0913 - everything that a frame is
 ) -> tuple[bytes, Array]:
     """(records back to back, their sizes as big-endian int32).
 
-    ``texts``: what precedes UNIQ_KEY in each property string, empty or ended by 0x02; ``keys``: as many. The rest as for ``encode_frame``, which
-    words the refusals (``MessageIllegal``).
+    ``texts``: what precedes UNIQ_KEY in each property string, empty or ended by 0x02; ``keys``: as
+    many. The rest as for ``encode_frame``, which words the refusals (``MessageIllegal``).
     """
     count = len(bodies)
     topic_bytes = topic.encode()
-    if not _FEW <= count <= FRAME_RECORDS_MAX or not count == len(texts) == len(keys) or not 0 < len(topic_bytes) <= TOPIC_BYTES_MAX:
+    if (
+        not _FEW <= count <= FRAME_RECORDS_MAX
+        or not count == len(texts) == len(keys)
+        or not 0 < len(topic_bytes) <= TOPIC_BYTES_MAX
+    ):
         properties = [f"{text}UNIQ_KEY\x01{key}" for text, key in zip(texts, keys, strict=True)]
-        return encode_frame(topic, queue_id, bodies, properties, born_ms, frame_id, sys_flags, flags)
+        return encode_frame(
+            topic, queue_id, bodies, properties, born_ms, frame_id, sys_flags, flags
+        )
     mark = pack_mark(frame_id, count) + b"\x02"
     topic_part = bytes((len(topic_bytes),)) + topic_bytes
     body_lengths = np.fromiter(map(len, bodies), np.int64, count)
-    fields = {"sys_flag": sys_flags, "flag": 0 if flags is None else flags, "crc": np.fromiter(map(crc32, bodies), np.uint32, count) & CRC_MASK}
+    fields = {
+        "sys_flag": sys_flags,
+        "flag": 0 if flags is None else flags,
+        "crc": np.fromiter(map(crc32, bodies), np.uint32, count) & CRC_MASK,
+    }
     common = HEADER.pack(0, MAGIC, 0, queue_id, 0, 0, 0, 0, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, 0)
     if texts.count(texts[0]) == count:
-        parts, sizes = _same_texts(bodies, texts[0].encode(), keys, topic_part, mark, common, body_lengths, fields)
+        parts, sizes = _same_texts(
+            bodies, texts[0].encode(), keys, topic_part, mark, common, body_lengths, fields
+        )
     else:
-        parts, sizes = _own_texts(bodies, texts, keys, topic_part, mark, common, body_lengths, fields)
+        parts, sizes = _own_texts(
+            bodies, texts, keys, topic_part, mark, common, body_lengths, fields
+        )
     return b"".join(parts), sizes
 
 
 def _same_texts(  # noqa: PLR0913 - the parts of a record
-    bodies: Sequence[bytes], text: bytes, keys: KeyRange, topic_part: bytes, mark: bytes, common: bytes, body_lengths: Array, fields: dict[str, Any]
+    bodies: Sequence[bytes],
+    text: bytes,
+    keys: KeyRange,
+    topic_part: bytes,
+    mark: bytes,
+    common: bytes,
+    body_lengths: Array,
+    fields: dict[str, Any],
 ) -> tuple[list[bytes], Array]:
     count, text_length = len(bodies), len(text) + UNIQUE_TAIL_BYTES
     _check_length(text_length + len(mark), 0)
@@ -82,7 +121,14 @@ def _same_texts(  # noqa: PLR0913 - the parts of a record
 
 
 def _own_texts(  # noqa: PLR0913 - the parts of a record
-    bodies: Sequence[bytes], texts: Sequence[str], keys: KeyRange, topic_part: bytes, mark: bytes, common: bytes, body_lengths: Array, fields: dict[str, Any]
+    bodies: Sequence[bytes],
+    texts: Sequence[str],
+    keys: KeyRange,
+    topic_part: bytes,
+    mark: bytes,
+    common: bytes,
+    body_lengths: Array,
+    fields: dict[str, Any],
 ) -> tuple[list[bytes], Array]:
     count = len(bodies)
     encoded = [text.encode() for text in texts]
@@ -98,14 +144,27 @@ def _own_texts(  # noqa: PLR0913 - the parts of a record
     between["topic"] = np.void(topic_part)
     between["length"] = text_lengths
     parts: list[bytes] = [b""] * (4 * count + 1)
-    parts[0::4], parts[1::4], parts[2::4], parts[3::4] = _pieces(rows), bodies, _pieces(between), encoded
+    parts[0::4], parts[1::4], parts[2::4], parts[3::4] = (
+        _pieces(rows),
+        bodies,
+        _pieces(between),
+        encoded,
+    )
     _trim(parts, UNIQUE_TAIL_BYTES)
     return parts, sizes.astype(">i4")
 
 
 def _rows(end: bytes, common: bytes, count: int) -> Array:
-    """``count`` + 1 rows that begin with a record's end, which ends with its key, and end with the next one's head."""
-    row = np.dtype([("end", f"V{len(end) - UNIQUE_KEY_CHARS}"), ("key", "u1", UNIQUE_KEY_CHARS), ("head", RECORD_HEADER)])
+    """``count`` + 1 rows that begin with a record's end, which ends with its key, and end with the
+    next one's head.
+    """
+    row = np.dtype(
+        [
+            ("end", f"V{len(end) - UNIQUE_KEY_CHARS}"),
+            ("key", "u1", UNIQUE_KEY_CHARS),
+            ("head", RECORD_HEADER),
+        ]
+    )
     rows = np.empty(count + 1, f"V{row.itemsize}")
     rows[:] = np.void(end + common)
     return rows.view(row)
@@ -130,4 +189,7 @@ def _trim(parts: list[bytes], end_bytes: int) -> None:
 
 def _check_length(text_length: int, record: int) -> None:
     if text_length > PROPERTIES_BYTES_MAX:
-        raise MessageIllegal(f"properties of {text_length} bytes in record {record}; {PROPERTIES_BYTES_MAX} fit, shorten keys or user properties")
+        raise MessageIllegal(
+            f"properties of {text_length} bytes in record {record}; {PROPERTIES_BYTES_MAX} "
+            f"fit, shorten keys or user properties"
+        )

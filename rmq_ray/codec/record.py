@@ -6,11 +6,13 @@
      12 QUEUEID i32         40 BORNTIMESTAMP i64                                 TOPICLEN i8, topic, PROPLEN i16, properties
      16 FLAG i32
 
-All big-endian. Version 1 only (what Apache RocketMQ 4.9 writes and accepts). A host of 16 bytes sets a bit of SYSFLAG and
-moves everything after it by 12. A blank record (i32 rest of the segment, u32 ``BLANK_MAGIC``) ends every full segment.
+All big-endian. Version 1 only (what Apache RocketMQ 4.9 writes and accepts). A host of 16 bytes
+sets a bit of SYSFLAG and moves everything after it by 12. A blank record (i32 rest of the segment,
+u32 ``BLANK_MAGIC``) ends every full segment.
 
-Decides: the layout and its validity. Does not decide: what a client may send (``frame_check``), where records go.
-Called by: the rest of ``store``, and clients that encode or decode records. Invariant: pure functions, no I/O, no clock.
+Decides: the layout and its validity. Does not decide: what a client may send (``frame_check``),
+where records go. Called by: the rest of ``store``, and clients that encode or decode records.
+Invariant: pure functions, no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -30,11 +32,39 @@ from rmq_ray.model.hashing import java_hash, tags_code
 from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
 
 __all__ = [
-    "BLANK", "BLANK_BYTES_MIN", "BLANK_MAGIC", "CRC_MASK", "HEADER", "HEADER_BYTES", "MAGIC", "OVERHEAD_BYTES", "PROPERTIES_BYTES_MAX",
-    "RECORD_BYTES_OVER_BODY_MAX", "RECORD_HEADER", "TOPIC_BYTES_MAX", "Record", "RecordParts", "UniqueKeys", "body_crc", "decode_record", "encode_record",
-    "find_fault", "headers", "headers_at", "host_lengths", "java_hash", "offset_message_id", "pack_host", "pack_host_v4", "parse_offset_message_id",
-    "property_value", "record_parts", "tag_of", "tags_code", "unpack_host",
-]  # fmt: skip
+    "BLANK",
+    "BLANK_BYTES_MIN",
+    "BLANK_MAGIC",
+    "CRC_MASK",
+    "HEADER",
+    "HEADER_BYTES",
+    "MAGIC",
+    "OVERHEAD_BYTES",
+    "PROPERTIES_BYTES_MAX",
+    "RECORD_BYTES_OVER_BODY_MAX",
+    "RECORD_HEADER",
+    "TOPIC_BYTES_MAX",
+    "Record",
+    "RecordParts",
+    "UniqueKeys",
+    "body_crc",
+    "decode_record",
+    "encode_record",
+    "find_fault",
+    "headers",
+    "headers_at",
+    "host_lengths",
+    "java_hash",
+    "offset_message_id",
+    "pack_host",
+    "pack_host_v4",
+    "parse_offset_message_id",
+    "property_value",
+    "record_parts",
+    "tag_of",
+    "tags_code",
+    "unpack_host",
+]
 
 MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
@@ -52,30 +82,53 @@ BLANK = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 
-RECORD_HEADER = np.dtype([
-    ("total", ">i4"), ("magic", ">u4"), ("crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("log_offset", ">i8"),
-    ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", "V8"), ("store_ms", ">i8"), ("store_host", "V8"), ("reconsume_times", ">i4"),
-    ("prepared_offset", ">i8"), ("body_len", ">i4"),
-])  # fmt: skip
+RECORD_HEADER = np.dtype(
+    [
+        ("total", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("log_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+        ("born_host", "V8"),
+        ("store_ms", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared_offset", ">i8"),
+        ("body_len", ">i4"),
+    ]
+)
 """The same as a numpy type of 88 bytes."""
 
 
 def headers(buffer: bytes | bytearray | memoryview | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Element ``i`` is the header that begins at byte ``i`` (strides of 1): ``headers(b)[starts]`` gathers all fixed parts,
-    ``headers(b)["queue_offset"][starts] = x`` patches them in place. Empty when the buffer is shorter than a header.
+    """Element ``i`` is the header that begins at byte ``i`` (strides of 1): ``headers(b)[starts]``
+    gathers all fixed parts, ``headers(b)["queue_offset"][starts] = x`` patches them in place. Empty
+    when the buffer is shorter than a header.
     """
     return np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), RECORD_HEADER, buffer, 0, (1,))
 
 
-def headers_at(buffer: bytes | bytearray | memoryview, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy of the fixed parts that begin at ``starts``; all of them inside of the buffer. Copying whole headers is three times as fast as by field."""
-    found: np.ndarray[Any, Any] = np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), f"V{HEADER_BYTES}", buffer, 0, (1,))[starts].view(RECORD_HEADER)
+def headers_at(
+    buffer: bytes | bytearray | memoryview, starts: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """A copy of the fixed parts that begin at ``starts``; all of them inside of the buffer. Copying
+    whole headers is three times as fast as by field.
+    """
+    found: np.ndarray[Any, Any] = np.ndarray(
+        (max(0, len(buffer) - HEADER_BYTES + 1),), f"V{HEADER_BYTES}", buffer, 0, (1,)
+    )[starts].view(RECORD_HEADER)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record with every field. Hosts are (address, port); offsets: ``queue_offset`` counts records, ``log_offset`` bytes."""
+    """One record with every field. Hosts are (address, port); offsets: ``queue_offset`` counts
+    records, ``log_offset`` bytes.
+    """
 
     topic: str
     queue_id: int
@@ -106,7 +159,8 @@ def body_crc(body: bytes | bytearray | memoryview) -> int:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str, port: int) -> bytes:
-    """Address bytes and port: 8 bytes for IPv4, 20 for IPv6; an IPv4 address written as IPv6 counts as IPv4.
+    """Address bytes and port: 8 bytes for IPv4, 20 for IPv6; an IPv4 address written as IPv6 counts
+    as IPv4.
 
     >>> pack_host("10.0.0.1", 10911).hex()
     '0a00000100002a9f'
@@ -119,7 +173,9 @@ def pack_host(host: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def pack_host_v4(host: str, port: int) -> bytes:
-    """8 bytes, for records whose layout is fixed to IPv4: any other kind of address becomes 0.0.0.0."""
+    """8 bytes, for records whose layout is fixed to IPv4: any other kind of address becomes
+    0.0.0.0.
+    """
     try:
         packed = pack_host(host, port)
     except ValueError:
@@ -134,25 +190,50 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
 
 
 def encode_record(record: Record) -> bytes:
-    """The record's bytes. SYSFLAG gets the bits of the hosts' kinds. ``ValueError`` when a length does not fit its field."""
+    """The record's bytes. SYSFLAG gets the bits of the hosts' kinds. ``ValueError`` when a length
+    does not fit its field.
+    """
     topic, properties = record.topic.encode(), record.properties.encode()
     if not 0 < len(topic) <= TOPIC_BYTES_MAX or len(properties) > PROPERTIES_BYTES_MAX:
-        raise ValueError(f"topic of {len(topic)} bytes (1 to 127) or properties of {len(properties)} bytes (to 32767) do not fit a record")
+        raise ValueError(
+            f"topic of {len(topic)} bytes (1 to 127) or properties of {len(properties)} "
+            f"bytes (to 32767) do not fit a record"
+        )
     born, stored = pack_host(*record.born_host), pack_host(*record.store_host)
     sys_flag = record.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-    sys_flag |= (SysFlag.BORN_HOST_V6 if len(born) == 20 else 0) | (SysFlag.STORE_HOST_V6 if len(stored) == 20 else 0)
+    sys_flag |= (SysFlag.BORN_HOST_V6 if len(born) == 20 else 0) | (
+        SysFlag.STORE_HOST_V6 if len(stored) == 20 else 0
+    )
     body = record.body
     total = OVERHEAD_BYTES - 16 + len(born) + len(stored) + len(body) + len(topic) + len(properties)
     head = struct.pack(
-        f">iIIiiqqiq{len(born)}sq{len(stored)}siqi", total, MAGIC, body_crc(body), record.queue_id, record.flag, record.queue_offset, record.log_offset,
-        sys_flag, record.born_ms, born, record.store_ms, stored, record.reconsume_times, record.prepared_offset, len(body),
-    )  # fmt: skip
-    return b"".join((head, body, bytes((len(topic),)), topic, _I16.pack(len(properties)), properties))
+        f">iIIiiqqiq{len(born)}sq{len(stored)}siqi",
+        total,
+        MAGIC,
+        body_crc(body),
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.log_offset,
+        sys_flag,
+        record.born_ms,
+        born,
+        record.store_ms,
+        stored,
+        record.reconsume_times,
+        record.prepared_offset,
+        len(body),
+    )
+    return b"".join(
+        (head, body, bytes((len(topic),)), topic, _I16.pack(len(properties)), properties)
+    )
 
 
-def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, sound: bool = False) -> Record:
-    """The record that begins at byte ``at``. ``StoreCorrupt`` when lengths contradict one another, the magic or the CRC is wrong; not looked at where
-    the caller knows that it is ``sound``.
+def decode_record(
+    buffer: bytes | bytearray | memoryview, at: int = 0, *, sound: bool = False
+) -> Record:
+    """The record that begins at byte ``at``. ``StoreCorrupt`` when lengths contradict one another,
+    the magic or the CRC is wrong; not looked at where the caller knows that it is ``sound``.
     """
     fault = None if sound else find_fault(buffer, at)
     if fault is not None:
@@ -161,20 +242,51 @@ def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, sound:
     sys_flag = _I32.unpack_from(view, at + 36)[0]
     born_len, store_len = host_lengths(sys_flag)
     fields = struct.unpack_from(f">iIIiiqqiq{born_len}sq{store_len}siqi", view, at)
-    total, _, _, queue_id, flag, queue_offset, log_offset, _, born_ms, born, store_ms, stored, reconsume, prepared, body_len = fields
+    (
+        total,
+        _,
+        _,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        _,
+        born_ms,
+        born,
+        store_ms,
+        stored,
+        reconsume,
+        prepared,
+        body_len,
+    ) = fields
     body_at = at + HEADER_BYTES - 16 + born_len + store_len
     topic_at = body_at + body_len
     properties_at = topic_at + 1 + view[topic_at] + 2
     topic = str(view[topic_at + 1 : properties_at - 2], "utf-8", "replace")
     properties = str(view[properties_at : at + total], "utf-8", "replace")
     return Record(
-        topic, queue_id, bytes(view[body_at:topic_at]), properties, flag, queue_offset, log_offset, sys_flag, born_ms,
-        unpack_host(born), store_ms, unpack_host(stored), reconsume, prepared, total,
-    )  # fmt: skip
+        topic,
+        queue_id,
+        bytes(view[body_at:topic_at]),
+        properties,
+        flag,
+        queue_offset,
+        log_offset,
+        sys_flag,
+        born_ms,
+        unpack_host(born),
+        store_ms,
+        unpack_host(stored),
+        reconsume,
+        prepared,
+        total,
+    )
 
 
 class RecordParts(NamedTuple):
-    """What a copy of a record keeps, and where the record lies; ``text``: its property string. A quarter of what a ``Record`` costs."""
+    """What a copy of a record keeps, and where the record lies; ``text``: its property string. A
+    quarter of what a ``Record`` costs.
+    """
 
     topic: bytes
     queue_offset: int
@@ -194,24 +306,50 @@ def record_parts(raw: bytes) -> RecordParts:
     if sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6):
         it = decode_record(raw, sound=True)
         return RecordParts(
-            it.topic.encode(), it.queue_offset, it.log_offset, it.body, it.properties.encode(), it.flag, sys_flag, it.born_ms, it.born_host, it.reconsume_times
+            it.topic.encode(),
+            it.queue_offset,
+            it.log_offset,
+            it.body,
+            it.properties.encode(),
+            it.flag,
+            sys_flag,
+            it.born_ms,
+            it.born_host,
+            it.reconsume_times,
         )
-    _, _, _, _, flag, queue_offset, log_offset, _, born_ms, born, _, _, reconsume, _, body_len = HEADER.unpack_from(raw)
+    _, _, _, _, flag, queue_offset, log_offset, _, born_ms, born, _, _, reconsume, _, body_len = (
+        HEADER.unpack_from(raw)
+    )
     topic_at = HEADER_BYTES + body_len + 1
     text_at = topic_at + raw[topic_at - 1] + 2
     return RecordParts(
-        raw[topic_at : text_at - 2], queue_offset, log_offset, raw[HEADER_BYTES : topic_at - 1], raw[text_at:], flag, sys_flag, born_ms, unpack_host(born),
+        raw[topic_at : text_at - 2],
+        queue_offset,
+        log_offset,
+        raw[HEADER_BYTES : topic_at - 1],
+        raw[text_at:],
+        flag,
+        sys_flag,
+        born_ms,
+        unpack_host(born),
         reconsume,
-    )  # fmt: skip
+    )
 
 
 def host_lengths(sys_flag: int) -> tuple[int, int]:
     """Bytes of born host and store host."""
-    return 20 if sys_flag & SysFlag.BORN_HOST_V6 else 8, 20 if sys_flag & SysFlag.STORE_HOST_V6 else 8
+    return (
+        20 if sys_flag & SysFlag.BORN_HOST_V6 else 8,
+        20 if sys_flag & SysFlag.STORE_HOST_V6 else 8,
+    )
 
 
-def find_fault(buffer: bytes | bytearray | memoryview, at: int, check_crc: bool = True) -> str | None:
-    """What is wrong with the record at byte ``at``, or None: magic, lengths against TOTALSIZE, text, body CRC (store-format 2.1)."""
+def find_fault(
+    buffer: bytes | bytearray | memoryview, at: int, check_crc: bool = True
+) -> str | None:
+    """What is wrong with the record at byte ``at``, or None: magic, lengths against TOTALSIZE,
+    text, body CRC (store-format 2.1).
+    """
     have = len(buffer) - at
     if have < OVERHEAD_BYTES:
         return f"only {have} bytes"
@@ -276,8 +414,9 @@ def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
 
 
 class UniqueKeys:
-    """RocketMQ's UNIQ_KEY: 4 address bytes, 2 of the process id, 4 that tell instances apart, 4 of time, 2 of a counter,
-    as 32 upper-case hex digits (store-format 9.2). Time is ms since the local month began. Not thread-safe.
+    """RocketMQ's UNIQ_KEY: 4 address bytes, 2 of the process id, 4 that tell instances apart, 4 of
+    time, 2 of a counter, as 32 upper-case hex digits (store-format 9.2). Time is ms since the local
+    month began. Not thread-safe.
 
     >>> UniqueKeys("192.168.0.10", 15956, 0x18B4AAC2).fixed
     'C0A8000A3E5418B4AAC2'
@@ -287,7 +426,11 @@ class UniqueKeys:
 
     def __init__(self, host: str, process_id: int, discriminator: int) -> None:
         address = pack_host_v4(host, 0)[:4]
-        self.fixed = (address + (process_id & 0xFFFF).to_bytes(2) + (discriminator & 0xFFFFFFFF).to_bytes(4)).hex().upper()
+        self.fixed = (
+            (address + (process_id & 0xFFFF).to_bytes(2) + (discriminator & 0xFFFFFFFF).to_bytes(4))
+            .hex()
+            .upper()
+        )
         self._counter = 0
         self._month_start_ms = self._month_end_ms = 0
 

@@ -1,14 +1,19 @@
-"""A frame: n records of one topic and queue from one producer, that are stored whole or not at all. What marks it in the log.
+"""A frame: n records of one topic and queue from one producer, that are stored whole or not at all.
+What marks it in the log.
 
-The property string of a frame's first record begins with the mark (82 bytes, then 0x02 if more properties follow):
+The property string of a frame's first record begins with the mark (82 bytes, then 0x02 if more
+properties follow):
 
-    R M Q _ F R A M E 0x01 | producer id, hex 32 | sequence, hex 16 | count, hex 8 | own log offset, hex 16
+    R M Q _ F R A M E 0x01 | producer id, hex 32 | sequence, hex 16 | count, hex 8 | own log offset,
+    hex 16
 
-all lower case. A producer writes ``ffffffffffffffff`` as the offset, the broker its real value. Where that offset is not the
-record's own, the mark is void: the record is a copy (sent back, delayed, committed, made by a foreign client).
+all lower case. A producer writes ``ffffffffffffffff`` as the offset, the broker its real value.
+Where that offset is not the record's own, the mark is void: the record is a copy (sent back,
+delayed, committed, made by a foreign client).
 
-Decides: the form of the mark and of the frame's CRC. Does not decide: validity of records (``frame_check``), what a repeat
-is answered (``deduplication``). Called by: encoder, checker, recovery, the single-message path. Pure functions.
+Decides: the form of the mark and of the frame's CRC. Does not decide: validity of records
+(``frame_check``), what a repeat is answered (``deduplication``). Called by: encoder, checker,
+recovery, the single-message path. Pure functions.
 """
 
 from __future__ import annotations
@@ -39,7 +44,9 @@ Array = np.ndarray[Any, Any]
 
 
 class FrameMark(NamedTuple):
-    """The mark as found in a record. ``log_offset`` is -1 where the producer left it to the broker."""
+    """The mark as found in a record. ``log_offset`` is -1 where the producer left it to the
+    broker.
+    """
 
     frame_id: FrameId
     records: int
@@ -47,7 +54,9 @@ class FrameMark(NamedTuple):
 
 
 class KeyHashes(NamedTuple):
-    """Business keys of records, one each, as what the index needs: which record, Java's hash of the key (uint32), its length in UTF-16 units."""
+    """Business keys of records, one each, as what the index needs: which record, Java's hash of the
+    key (uint32), its length in UTF-16 units.
+    """
 
     rows: Array
     hashes: Array
@@ -56,12 +65,15 @@ class KeyHashes(NamedTuple):
 
 @dataclass(slots=True)
 class CheckedFrame:
-    """What the checker learnt about records that lie back to back in one buffer, and what dispatch needs of them.
+    """What the checker learnt about records that lie back to back in one buffer, and what dispatch
+    needs of them.
 
-    ``sizes``, ``starts`` (bytes, relative to the first record) and ``tag_codes``: lists when there are few records, numpy int64
-    arrays when there are many. ``unique``: uint8[m, 32], the unique keys of the records ``unique_rows`` (None = of all). ``keys``:
-    (record, key) of other keys to index, and of unique keys where ``unique`` is None; ``hashed_keys``: of those that were not looked at as
-    text. ``mark_at``: byte of the mark's offset digits, -1 without a mark. ``crc``: of sizes and BODYCRCs, the same before and after patching.
+    ``sizes``, ``starts`` (bytes, relative to the first record) and ``tag_codes``: lists when there
+    are few records, numpy int64 arrays when there are many. ``unique``: uint8[m, 32], the unique
+    keys of the records ``unique_rows`` (None = of all). ``keys``: (record, key) of other keys to
+    index, and of unique keys where ``unique`` is None; ``hashed_keys``: of those that were not
+    looked at as text. ``mark_at``: byte of the mark's offset digits, -1 without a mark. ``crc``: of
+    sizes and BODYCRCs, the same before and after patching.
     """
 
     topic: str
@@ -86,19 +98,35 @@ def pack_mark(frame_id: FrameId, count: int) -> bytes:
     >>> pack_mark(FrameId(bytes(16), 7), 2)[42:66]
     b'000000000000000700000002'
     """
-    return b"%s%s%016x%08x%s" % (MARK_PREFIX, frame_id.producer_id.hex().encode(), frame_id.sequence, count, UNKNOWN_OFFSET)
+    return b"%s%s%016x%08x%s" % (
+        MARK_PREFIX,
+        frame_id.producer_id.hex().encode(),
+        frame_id.sequence,
+        count,
+        UNKNOWN_OFFSET,
+    )
 
 
 def read_mark(properties: bytes) -> FrameMark | None:
-    """The mark at the beginning of a property string; None when there is none, or not in this form."""
-    if properties[:_DIGITS_AT] != MARK_PREFIX or len(properties) < MARK_BYTES or (len(properties) > MARK_BYTES and properties[MARK_BYTES] != 2):
+    """The mark at the beginning of a property string; None when there is none, or not in this
+    form.
+    """
+    if (
+        properties[:_DIGITS_AT] != MARK_PREFIX
+        or len(properties) < MARK_BYTES
+        or (len(properties) > MARK_BYTES and properties[MARK_BYTES] != 2)
+    ):
         return None
     digits = properties[_DIGITS_AT:MARK_BYTES]
     if digits.strip(b"0123456789abcdef"):
         return None
     offset = digits[56:]
     log_offset = -1 if offset == UNKNOWN_OFFSET else int(offset, 16)
-    return FrameMark(FrameId(bytes.fromhex(digits[:32].decode()), int(digits[32:48], 16)), int(digits[48:56], 16), log_offset)
+    return FrameMark(
+        FrameId(bytes.fromhex(digits[:32].decode()), int(digits[32:48], 16)),
+        int(digits[48:56], 16),
+        log_offset,
+    )
 
 
 def strip_mark(properties: str) -> str:
@@ -110,9 +138,13 @@ def strip_mark(properties: str) -> str:
     if FRAME not in properties:
         return properties
     name = FRAME + NAME_SEPARATOR
-    return PROPERTY_SEPARATOR.join(part for part in properties.split(PROPERTY_SEPARATOR) if not part.startswith(name))
+    return PROPERTY_SEPARATOR.join(
+        part for part in properties.split(PROPERTY_SEPARATOR) if not part.startswith(name)
+    )
 
 
 def frame_crc(sizes: bytes, body_crcs: bytes) -> int:
-    """Identity of a frame's content: both as big-endian 4-byte integers back to back. Patching does not change it."""
+    """Identity of a frame's content: both as big-endian 4-byte integers back to back. Patching does
+    not change it.
+    """
     return crc32(sizes + body_crcs)

@@ -1,8 +1,10 @@
-"""Where the parts of many records lie that stand back to back in one buffer, found with numpy for all of them at once.
+"""Where the parts of many records lie that stand back to back in one buffer, found with numpy for
+all of them at once.
 
-Decides nothing; it is the layout of ``record`` (store-format 2.1) for arrays. Called by: ``arrow_reader``, ``split_reader``.
-Each part is computed when it is first asked for. Positions are bytes of the buffer, int64. Lengths inside the records are
-believed, but positions stay inside the buffer, so that damaged records can be looked at.
+Decides nothing; it is the layout of ``record`` (store-format 2.1) for arrays. Called by:
+``arrow_reader``, ``split_reader``. Each part is computed when it is first asked for. Positions are
+bytes of the buffer, int64. Lengths inside the records are believed, but positions stay inside the
+buffer, so that damaged records can be looked at.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rmq_ray.model.message import SysFlag
 from rmq_ray.codec.record import HEADER_BYTES, headers_at
 from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+from rmq_ray.model.message import SysFlag
 
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _V6_EXTRA = 12
@@ -23,7 +25,9 @@ _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 
 class RecordLayout:
-    """``sizes``: int64, one a record, summing up to the buffer's length; no record is shorter than its fixed part."""
+    """``sizes``: int64, one a record, summing up to the buffer's length; no record is shorter than
+    its fixed part.
+    """
 
     def __init__(self, records: bytes | bytearray | memoryview, sizes: Array) -> None:
         self.count = len(sizes)
@@ -48,7 +52,9 @@ class RecordLayout:
 
     @cached_property
     def heads(self) -> Array:
-        """The fixed parts (``RECORD_HEADER``); what stands behind BORNHOST is right without IPv6 hosts only."""
+        """The fixed parts (``RECORD_HEADER``); what stands behind BORNHOST is right without IPv6
+        hosts only.
+        """
         return headers_at(self.buffer, self.starts)
 
     @cached_property
@@ -68,13 +74,23 @@ class RecordLayout:
 
     @cached_property
     def after_born(self) -> Array:
-        """Add a field's offset behind BORNHOST to this: it lies 12 bytes further behind an IPv6 address."""
-        return self.starts + _V6_EXTRA * ((self.sys_flags & SysFlag.BORN_HOST_V6) != 0) if self.has_v6 else self.starts
+        """Add a field's offset behind BORNHOST to this: it lies 12 bytes further behind an IPv6
+        address.
+        """
+        return (
+            self.starts + _V6_EXTRA * ((self.sys_flags & SysFlag.BORN_HOST_V6) != 0)
+            if self.has_v6
+            else self.starts
+        )
 
     @cached_property
     def after_store(self) -> Array:
         """The same for fields behind STOREHOST."""
-        return self.after_born + _V6_EXTRA * ((self.sys_flags & SysFlag.STORE_HOST_V6) != 0) if self.has_v6 else self.starts
+        return (
+            self.after_born + _V6_EXTRA * ((self.sys_flags & SysFlag.STORE_HOST_V6) != 0)
+            if self.has_v6
+            else self.starts
+        )
 
     @cached_property
     def body_begins(self) -> Array:
@@ -95,10 +111,16 @@ class RecordLayout:
 
     @cached_property
     def unique_keys(self) -> tuple[Array, Array]:
-        """(which property strings end with a unique key of 32 visible characters, those keys as uint8[n, 32])."""
+        """(which property strings end with a unique key of 32 visible characters, those keys as
+        uint8[n, 32]).
+        """
         lengths = self.ends - self.text_begins
         at = np.maximum(self.ends - UNIQUE_TAIL_BYTES, 0)
-        has: Array = (lengths >= UNIQUE_TAIL_BYTES) & (self.field(">u8", at) == _TAIL_NAME) & (self.data[at + 8] == 1)
+        has: Array = (
+            (lengths >= UNIQUE_TAIL_BYTES)
+            & (self.field(">u8", at) == _TAIL_NAME)
+            & (self.data[at + 8] == 1)
+        )
         has &= (lengths == UNIQUE_TAIL_BYTES) | (self.data[at - 1] == 2)
         keys = self.bytes_at(self.ends - UNIQUE_KEY_CHARS, UNIQUE_KEY_CHARS)
         if keys.min() <= 0x20 or keys.max() >= 0x7F:

@@ -1,11 +1,14 @@
-"""What dispatch needs of property strings: tag codes and keys, many records at a time, without parsing what repeats.
+"""What dispatch needs of property strings: tag codes and keys, many records at a time, without
+parsing what repeats.
 
-Decides: which properties a pre-encoded frame may carry (``frame_facts``), what is read from records that are in the log already
-(``stored_facts``, which refuses nothing). Does not decide: record structure, hashing of index keys.
-Called by: ``frame_check`` and ``log_scan``. Pure but for two bounded caches of parsed strings.
+Decides: which properties a pre-encoded frame may carry (``frame_facts``), what is read from records
+that are in the log already (``stored_facts``, which refuses nothing). Does not decide: record
+structure, hashing of index keys. Called by: ``frame_check`` and ``log_scan``. Pure but for two
+bounded caches of parsed strings.
 
-Our producers end a property string with ``UNIQ_KEY 0x01`` and 32 characters. What stands before that (the head) is mostly empty
-or the same in many records; it is parsed once. Strings without that ending are parsed whole.
+Our producers end a property string with ``UNIQ_KEY 0x01`` and 32 characters. What stands before
+that (the head) is mostly empty or the same in many records; it is parsed once. Strings without that
+ending are parsed whole.
 """
 
 from __future__ import annotations
@@ -16,14 +19,29 @@ from functools import lru_cache
 
 import numpy as np
 
-from rmq_ray.errors import MessageIllegal
-from rmq_ray.model.hashing import java_hash
-from rmq_ray.model.message import DELAY, KEYS, PREENCODED_PROPERTIES, RESERVED_PROPERTIES, TAGS, TIMER_OUT_MS, UNIQUE_KEY, decode_properties
-from rmq_ray.model.message import FRAME as MARK
 from rmq_ray.codec.alike_properties import ROWS_MIN, alike_facts
 from rmq_ray.codec.label_columns import read_labels
 from rmq_ray.codec.record import tags_code
-from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array, KeyHashes
+from rmq_ray.codec.record_batch import (
+    UNIQUE_KEY_CHARS,
+    UNIQUE_KEY_PREFIX,
+    UNIQUE_TAIL_BYTES,
+    Array,
+    KeyHashes,
+)
+from rmq_ray.errors import MessageIllegal
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.model.message import (
+    DELAY,
+    KEYS,
+    PREENCODED_PROPERTIES,
+    RESERVED_PROPERTIES,
+    TAGS,
+    TIMER_OUT_MS,
+    UNIQUE_KEY,
+    decode_properties,
+)
+from rmq_ray.model.message import FRAME as MARK
 
 _SHARED_MIN = 64  # records that must share a head before it is worth a numpy call
 _SHARED_HEADS_MAX = 16
@@ -36,7 +54,9 @@ _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 @dataclass(frozen=True, slots=True)
 class PropertyFacts:
-    """Of one property string: the tag's code, the unique key, the business keys, the due time or else the delay level as written."""
+    """Of one property string: the tag's code, the unique key, the business keys, the due time or
+    else the delay level as written.
+    """
 
     tag_code: int = 0
     unique: str | None = None
@@ -49,7 +69,9 @@ _NOTHING = PropertyFacts()
 
 @dataclass(slots=True)
 class ManyFacts:
-    """Of many: see ``CheckedFrame`` for the fields (``hashed`` is its ``hashed_keys``). ``delays``: (record, level as written) where there is one."""
+    """Of many: see ``CheckedFrame`` for the fields (``hashed`` is its ``hashed_keys``). ``delays``:
+    (record, level as written) where there is one.
+    """
 
     tag_codes: Array
     unique: Array | None
@@ -61,26 +83,38 @@ class ManyFacts:
 
 @lru_cache(maxsize=8192)
 def frame_facts(text: bytes) -> PropertyFacts:
-    """Of a string that a client sent in a frame. ``MessageIllegal`` for malformed parts and reserved names that need the other path."""
+    """Of a string that a client sent in a frame. ``MessageIllegal`` for malformed parts and
+    reserved names that need the other path.
+    """
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
         raise MessageIllegal("the properties are not UTF-8") from error
     if "\0" in decoded:
-        raise MessageIllegal("the properties hold a zero character; recovery takes that for a torn write")
+        raise MessageIllegal(
+            "the properties hold a zero character; recovery takes that for a torn write"
+        )
     if decoded:
         for part in decoded.removesuffix("\x02").split("\x02"):
             name, separator, value = part.partition("\x01")
             if not name or not separator or not value:
                 raise MessageIllegal(f"property {part[:64]!r} is not name 0x01 value")
             if name in _REFUSED:
-                raise MessageIllegal(f"the reserved property {name} may not come in a frame; send this message by itself")
+                raise MessageIllegal(
+                    f"the reserved property {name} may not come in a frame; send this "
+                    f"message by itself"
+                )
     return _facts(decoded)
 
 
 def split_facts(text: bytes) -> tuple[str | None, PropertyFacts]:
-    """(unique key, facts of the rest) of one string that a client sent; raises as ``frame_facts``, which sees the part that repeats only."""
-    if text[-UNIQUE_TAIL_BYTES:-UNIQUE_KEY_CHARS] == UNIQUE_KEY_PREFIX and (key := text[-UNIQUE_KEY_CHARS:]).isalnum():
+    """(unique key, facts of the rest) of one string that a client sent; raises as ``frame_facts``,
+    which sees the part that repeats only.
+    """
+    if (
+        text[-UNIQUE_TAIL_BYTES:-UNIQUE_KEY_CHARS] == UNIQUE_KEY_PREFIX
+        and (key := text[-UNIQUE_KEY_CHARS:]).isalnum()
+    ):
         if len(text) == UNIQUE_TAIL_BYTES:
             return key.decode("ascii"), _NOTHING
         if text[-UNIQUE_TAIL_BYTES - 1] == 2:
@@ -90,8 +124,13 @@ def split_facts(text: bytes) -> tuple[str | None, PropertyFacts]:
 
 
 def stored_parts(text: bytes) -> tuple[str | None, PropertyFacts]:
-    """``split_facts`` of a string that the broker stores: nothing is refused, ``PropertyFacts.unique`` is of no account."""
-    if text[-UNIQUE_TAIL_BYTES - 1 : -UNIQUE_KEY_CHARS] == _UNIQUE_PART and (key := text[-UNIQUE_KEY_CHARS:]).isalnum():
+    """``split_facts`` of a string that the broker stores: nothing is refused,
+    ``PropertyFacts.unique`` is of no account.
+    """
+    if (
+        text[-UNIQUE_TAIL_BYTES - 1 : -UNIQUE_KEY_CHARS] == _UNIQUE_PART
+        and (key := text[-UNIQUE_KEY_CHARS:]).isalnum()
+    ):
         return key.decode("ascii"), stored_facts(text[: -UNIQUE_TAIL_BYTES - 1])
     facts = stored_facts(text)
     return facts.unique, facts
@@ -106,11 +145,20 @@ def stored_facts(text: bytes) -> PropertyFacts:
 def _facts(text: str) -> PropertyFacts:
     found = decode_properties(text)
     keys = tuple(key for key in found.get(KEYS, "").split(" ") if key)
-    return PropertyFacts(tags_code(found.get(TAGS)), found.get(UNIQUE_KEY), keys, found.get(TIMER_OUT_MS) or found.get(DELAY))
+    return PropertyFacts(
+        tags_code(found.get(TAGS)),
+        found.get(UNIQUE_KEY),
+        keys,
+        found.get(TIMER_OUT_MS) or found.get(DELAY),
+    )
 
 
-def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callable[[bytes], PropertyFacts]) -> ManyFacts:
-    """Facts of the property strings at bytes [begins, ends) of ``view`` (int64 arrays of one length, at least one)."""
+def collect_facts(
+    view: memoryview, begins: Array, ends: Array, facts_of: Callable[[bytes], PropertyFacts]
+) -> ManyFacts:
+    """Facts of the property strings at bytes [begins, ends) of ``view`` (int64 arrays of one
+    length, at least one).
+    """
     data = np.frombuffer(view, np.uint8)
     has, unique = _unique_tails(data, begins, ends)
     heads_end = np.where(has, np.maximum(ends - UNIQUE_TAIL_BYTES - 1, begins), ends)
@@ -118,7 +166,9 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
     count = len(begins)
     all_unique = bool(has.all())
     rows = None if all_unique else np.flatnonzero(has)
-    found = ManyFacts(np.zeros(count, np.int64), unique if all_unique else unique[has], rows, [], [])
+    found = ManyFacts(
+        np.zeros(count, np.int64), unique if all_unique else unique[has], rows, [], []
+    )
     same = _same_head(data, begins, lengths) if all_unique else None
     if same is not None:
         facts = facts_of(same)
@@ -132,7 +182,9 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
         rest = _take_layouts(view, found, rest, (begins, heads_end, has))
         rest = _take_shared(view, data, found, rest, (begins, heads_end, has), facts_of)
         rest = _take_alike(view, found, rest, (begins, heads_end, has))
-    for row, begin, end in zip(rest.tolist(), begins[rest].tolist(), heads_end[rest].tolist(), strict=True):
+    for row, begin, end in zip(
+        rest.tolist(), begins[rest].tolist(), heads_end[rest].tolist(), strict=True
+    ):
         _take_one(found, row, facts_of(bytes(view[begin:end])))
     return found
 
@@ -140,7 +192,9 @@ def collect_facts(view: memoryview, begins: Array, ends: Array, facts_of: Callab
 def same_key(rows: Array, key: str) -> KeyHashes:
     """The same business key for all these records."""
     units = len(key) if key.isascii() else len(key.encode("utf-16-be", "surrogatepass")) // 2
-    return KeyHashes(rows, np.full(len(rows), java_hash(key) & 0xFFFFFFFF, np.uint32), np.full(len(rows), units))
+    return KeyHashes(
+        rows, np.full(len(rows), java_hash(key) & 0xFFFFFFFF, np.uint32), np.full(len(rows), units)
+    )
 
 
 def _take_one(found: ManyFacts, row: int, facts: PropertyFacts) -> None:
@@ -154,7 +208,9 @@ def _take_one(found: ManyFacts, row: int, facts: PropertyFacts) -> None:
         found.delays.append((row, facts.delay))
 
 
-def _take_layouts(view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]) -> Array:
+def _take_layouts(
+    view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]
+) -> Array:
     """Heads of one layout, length by length; returns the rows that remain."""
     begins, ends, has = where
     plain = rest[has[rest]]
@@ -163,7 +219,11 @@ def _take_layouts(view: memoryview, found: ManyFacts, rest: Array, where: tuple[
     left[rest] = True
     for length in np.flatnonzero(np.bincount(lengths) >= _LAYOUT_MIN).tolist():
         rows = plain[lengths == length]
-        texts = np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[begins[rows]].view(np.uint8).reshape(len(rows), length)
+        texts = (
+            np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[begins[rows]]
+            .view(np.uint8)
+            .reshape(len(rows), length)
+        )
         labels = read_labels(texts)
         if labels is None:
             break  # the other lengths are hardly better
@@ -175,9 +235,16 @@ def _take_layouts(view: memoryview, found: ManyFacts, rest: Array, where: tuple[
 
 
 def _take_shared(
-    view: memoryview, data: Array, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array], facts_of: Callable[[bytes], PropertyFacts]
+    view: memoryview,
+    data: Array,
+    found: ManyFacts,
+    rest: Array,
+    where: tuple[Array, Array, Array],
+    facts_of: Callable[[bytes], PropertyFacts],
 ) -> Array:
-    """Heads that many records share, without a loop over those records; returns the rows that remain."""
+    """Heads that many records share, without a loop over those records; returns the rows that
+    remain.
+    """
     begins, ends, has = where
     for _ in range(_SHARED_HEADS_MAX):
         if len(rest) < _SHARED_MIN:
@@ -186,19 +253,29 @@ def _take_shared(
         begin, end = int(begins[row]), int(ends[row])
         same = rest[(ends[rest] - begins[rest] == end - begin) & has[rest]]
         head = bytes(view[begin:end])
-        heads = np.ndarray((len(data) - len(head) + 1, len(head)), np.uint8, data, 0, (1, 1))[begins[same]] if head else np.empty((len(same), 0), np.uint8)
+        heads = (
+            np.ndarray((len(data) - len(head) + 1, len(head)), np.uint8, data, 0, (1, 1))[
+                begins[same]
+            ]
+            if head
+            else np.empty((len(same), 0), np.uint8)
+        )
         same = same[(heads == np.frombuffer(head, np.uint8)).all(axis=1)]
         if len(same) < _SHARED_MIN:
             break
         facts = facts_of(head)
         found.tag_codes[same] = facts.tag_code
         found.hashed += [same_key(same, key) for key in facts.keys]
-        found.delays += [(member, facts.delay) for member in same.tolist()] if facts.delay is not None else []
+        found.delays += (
+            [(member, facts.delay) for member in same.tolist()] if facts.delay is not None else []
+        )
         rest = np.setdiff1d(rest, same, assume_unique=True)
     return rest
 
 
-def _take_alike(view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]) -> Array:
+def _take_alike(
+    view: memoryview, found: ManyFacts, rest: Array, where: tuple[Array, Array, Array]
+) -> Array:
     """Heads that differ in values only; returns the rows that remain."""
     begins, ends, has = where
     plain = rest[has[rest]]
@@ -217,15 +294,23 @@ def _take_alike(view: memoryview, found: ManyFacts, rest: Array, where: tuple[Ar
 
 
 def _unique_tails(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:
-    """(which strings end with a unique key of 32 visible characters, those keys as uint8[n, 32])."""
+    """(which strings end with a unique key of 32 visible characters, those keys as uint8[n,
+    32]).
+    """
     count = len(begins)
     if len(data) < UNIQUE_TAIL_BYTES:
         return np.zeros(count, np.bool_), np.zeros((count, UNIQUE_KEY_CHARS), np.uint8)
     lengths = ends - begins
     at = np.where(lengths >= UNIQUE_TAIL_BYTES, ends - UNIQUE_TAIL_BYTES, 0)
-    tails = np.ndarray((len(data) - UNIQUE_TAIL_BYTES + 1,), f"V{UNIQUE_TAIL_BYTES}", data, 0, (1,))[at].view(_TAIL)
-    has: Array = (lengths >= UNIQUE_TAIL_BYTES) & (tails["name"] == _TAIL_NAME) & (tails["one"] == 1)
-    has &= (lengths == UNIQUE_TAIL_BYTES) | ((lengths > UNIQUE_TAIL_BYTES + 1) & (data[at - 1] == 2))
+    tails = np.ndarray(
+        (len(data) - UNIQUE_TAIL_BYTES + 1,), f"V{UNIQUE_TAIL_BYTES}", data, 0, (1,)
+    )[at].view(_TAIL)
+    has: Array = (
+        (lengths >= UNIQUE_TAIL_BYTES) & (tails["name"] == _TAIL_NAME) & (tails["one"] == 1)
+    )
+    has &= (lengths == UNIQUE_TAIL_BYTES) | (
+        (lengths > UNIQUE_TAIL_BYTES + 1) & (data[at - 1] == 2)
+    )
     keys = np.ascontiguousarray(tails["key"]).view(np.uint8).reshape(count, UNIQUE_KEY_CHARS)
     if keys.min() <= 0x20 or keys.max() >= 0x7F:
         has &= (keys > 0x20).all(axis=1) & (keys < 0x7F).all(axis=1)

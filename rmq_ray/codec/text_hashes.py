@@ -1,6 +1,8 @@
-"""Java's string hash of many ASCII texts that lie in one buffer (store-format 3, 5), without a string for each.
+"""Java's string hash of many ASCII texts that lie in one buffer (store-format 3, 5), without a
+string for each.
 
-Pure. Called by ``alike_properties`` (tags, keys) and ``index_service`` (``topic#key``). Numbers are uint32: the bits of Java's int.
+Pure. Called by ``alike_properties`` (tags, keys) and ``index_service`` (``topic#key``). Numbers are
+uint32: the bits of Java's int.
 """
 
 from __future__ import annotations
@@ -15,13 +17,19 @@ _SHIFTS_MAX = 32_768  # no property is longer
 
 
 def hash_texts_at(data: Array, begins: Array, ends: Array) -> Array:
-    """``String.hashCode`` of the texts at bytes [begins, ends) of ``data`` (uint8): uint32[n]. Texts of one length are hashed together."""
+    """``String.hashCode`` of the texts at bytes [begins, ends) of ``data`` (uint8): uint32[n].
+    Texts of one length are hashed together.
+    """
     lengths = ends - begins
     hashes = np.zeros(len(begins), np.uint32)
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
         if length:
             rows = np.flatnonzero(lengths == length)
-            texts = np.ndarray((len(data) - length + 1,), f"V{length}", data, 0, (1,))[begins[rows]].view(np.uint8).reshape(len(rows), length)
+            texts = (
+                np.ndarray((len(data) - length + 1,), f"V{length}", data, 0, (1,))[begins[rows]]
+                .view(np.uint8)
+                .reshape(len(rows), length)
+            )
             hashes[rows] = texts.astype(np.uint32) @ powers(length)
     return hashes
 

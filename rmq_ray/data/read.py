@@ -1,8 +1,10 @@
-"""A topic as a Ray Data dataset: one read task for each split of a plan, Arrow blocks, no object per row.
+"""A topic as a Ray Data dataset: one read task for each split of a plan, Arrow blocks, no object
+per row.
 
-Decides: how a plan becomes read tasks. Does not decide where a split is read (``client.scan.scan_plan``: beside the log where the worker sits
-on the broker's host, else through the broker's scan stream). Invariant: the rows of a dataset are fixed when it is made;
-every execution reads them again from the log.
+Decides: how a plan becomes read tasks. Does not decide where a split is read
+(``client.scan.scan_plan``: beside the log where the worker sits on the broker's host, else through
+the broker's scan stream). Invariant: the rows of a dataset are fixed when it is made; every
+execution reads them again from the log.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.actors.gateway import require_ray
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
+from rmq_ray.codec.arrow_rows import Rows
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.ports import Split
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan.scan_positions import Where
-from rmq_ray.codec.arrow_rows import Rows
 
 CHUNK_BYTES = 8 << 20
 SPLITS_PER_CPU = 2
@@ -49,26 +51,38 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     splits: int | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
-    """What one or several topics hold now, as a dataset with the columns of ``rmq_ray.model.arrow.SCHEMA``.
+    """What one or several topics hold now, as a dataset with the columns of
+    ``rmq_ray.model.arrow.SCHEMA``.
 
-    ``topic``: a name or several; or ``pattern``: a regular expression that whole names must match. ``start``, ``end``: "earliest", "latest", a time, a
-    group's position or offsets, see ``rmq_ray.protocol.scan.scan_positions``. ``columns``: only these are decoded. ``tags``: only messages with one of these
-    tags ("a || b"); ``key``: only messages with this key; both are applied where the rows are read. ``fail_on_data_loss`` False: where retention has
-    overtaken the start, what is left is read. ``splits``: how many pieces at least; default two for each CPU of the Ray cluster. ``options`` go to
-    ``ray.data.read_datasource``. The segments are kept from retention for an hour. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``,
+    ``topic``: a name or several; or ``pattern``: a regular expression that whole names must match.
+    ``start``, ``end``: "earliest", "latest", a time, a group's position or offsets, see
+    ``rmq_ray.protocol.scan.scan_positions``. ``columns``: only these are decoded. ``tags``: only
+    messages with one of these tags ("a || b"); ``key``: only messages with this key; both are
+    applied where the rows are read. ``fail_on_data_loss`` False: where retention has overtaken the
+    start, what is left is read. ``splits``: how many pieces at least; default two for each CPU of
+    the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The segments are kept from
+    retention for an hour. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``,
     ``ClientError``, ``ClusterError`` as ``rmq_ray.spark.read_topic`` does.
     """
     require_ray()
     unknown = sorted(options.keys() - inspect.signature(ray.data.read_datasource).parameters.keys())
     if unknown:
-        raise ClientError(f"read_topic of Ray Data has no argument {unknown[0]!r}; ray.data.read_datasource has none of that name, either", unknown[0])
+        raise ClientError(
+            f"read_topic of Ray Data has no argument {unknown[0]!r}; "
+            f"ray.data.read_datasource has none of that name, either",
+            unknown[0],
+        )
     name = topic_or_pattern(topic, pattern, ClientError)
     rows = Rows(tuple(checked_columns(columns, ClientError)), tags_of_rows(tags), key)
-    wanted = splits if splits is not None else SPLITS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+    if splits is None:
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        splits = SPLITS_PER_CPU * max(1, int(resources.get("CPU", 1)))
     discovery = discovery_for(cluster, name_servers, secret)
     options_of_plan = ScanOptions(fail_on_data_loss=fail_on_data_loss, pattern=pattern is not None)
-    plan = plan_scan(discovery, name, start, end, wanted, discovery.broker_names(), options_of_plan)
-    dataset: ray.data.Dataset = ray.data.read_datasource(TopicDatasource(plan, rows), override_num_blocks=max(1, len(plan.splits)), **options)
+    plan = plan_scan(discovery, name, start, end, splits, discovery.broker_names(), options_of_plan)
+    dataset: ray.data.Dataset = ray.data.read_datasource(
+        TopicDatasource(plan, rows), override_num_blocks=max(1, len(plan.splits)), **options
+    )
     return dataset
 
 
@@ -88,7 +102,9 @@ class TopicDatasource(Datasource):
         """A guess in bytes."""
         return self._plan.rows * ROW_BYTES_GUESS
 
-    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
         """One task for each split; the splits were cut for the parallelism that was asked for."""
         import pyarrow as pa
 
@@ -97,8 +113,14 @@ class TopicDatasource(Datasource):
         tasks = []
         for number, split in enumerate(self._plan.splits):
             rows = split.end - split.start
-            metadata = BlockMetadata(None if chosen else rows, rows * ROW_BYTES_GUESS, None)  # Ray Data counts by what is said here
-            tasks.append(ReadTask(_reader(self._plan, number, self._rows), metadata, schema, per_task_row_limit))
+            metadata = BlockMetadata(
+                None if chosen else rows, rows * ROW_BYTES_GUESS, None
+            )  # Ray Data counts by what is said here
+            tasks.append(
+                ReadTask(
+                    _reader(self._plan, number, self._rows), metadata, schema, per_task_row_limit
+                )
+            )
         if not tasks:
             empty = schema.empty_table()
             tasks.append(ReadTask(lambda: [empty], BlockMetadata(0, 0, None), schema))
@@ -116,7 +138,9 @@ def _reader(plan: ScanPlan, number: int, rows: Rows) -> Any:
         reader = open_reader(plan)
         try:
             for records, sizes in reader.read(split, CHUNK_BYTES):
-                yield pa.Table.from_batches([to_rows(split.queue.topic, split.queue.broker_name, records, sizes, rows)])
+                yield pa.Table.from_batches(
+                    [to_rows(split.queue.topic, split.queue.broker_name, records, sizes, rows)]
+                )
         finally:
             reader.close()
 

@@ -4,9 +4,10 @@
     shard=(2, 4) ───┴─> queues of this worker ──poll──> table ──> the loop ──┤
                                                                              └ model saved ──> batches.commit(), batches.position
 
-Decides: which queues a worker reads, when a table counts as done, and where the reading ends. Does not decide how queues are shared by a group
-(rebalance does), nor where a model is kept. Called by users, in any process that Ray or name servers can be reached from. Invariants: what was not
-handed out is never committed; rows before ``after`` are never handed out.
+Decides: which queues a worker reads, when a table counts as done, and where the reading ends. Does
+not decide how queues are shared by a group (rebalance does), nor where a model is kept. Called by
+users, in any process that Ray or name servers can be reached from. Invariants: what was not handed
+out is never committed; rows before ``after`` are never handed out.
 """
 
 from __future__ import annotations
@@ -54,20 +55,24 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
 ) -> TopicBatches:
     """``pyarrow.Table`` after table, each of at most ``batch_size`` messages, as they come in.
 
-    ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``; ``start_from``: where a group that is new begins. A table
-    that is not full is handed out after ``max_wait_s``. Ends when nothing came for ``idle_s``; None = never.
+    ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``;
+    ``start_from``: where a group that is new begins. A table that is not full is handed out after
+    ``max_wait_s``. Ends when nothing came for ``idle_s``; None = never.
 
-    Who reads what: members of ``group`` share the queues, and share them anew when one comes or goes (rows that were not committed come again, to
-    the new reader). ``shard`` = (rank, workers) gives this worker every ``workers``-th queue for good: nothing moves, and queues that are added later
-    are not read.
+    Who reads what: members of ``group`` share the queues, and share them anew when one comes or
+    goes (rows that were not committed come again, to the new reader). ``shard`` = (rank, workers)
+    gives this worker every ``workers``-th queue for good: nothing moves, and queues that are added
+    later are not read.
 
-    When a table is done: ``commit`` "next" = when the next one is asked for (what a loop was working on when it died comes again); "manual" = when
-    you call ``.commit()``, as after a model was saved. ``.position`` is where each queue goes on, as JSON text: keep it in the same
-    checkpoint and give it back as ``after`` (one text, or one of each worker). Rows before it are left out; with ``shard`` reading begins exactly
-    there, so that the model has each row once.
+    When a table is done: ``commit`` "next" = when the next one is asked for (what a loop was
+    working on when it died comes again); "manual" = when you call ``.commit()``, as after a model
+    was saved. ``.position`` is where each queue goes on, as JSON text: keep it in the same
+    checkpoint and give it back as ``after`` (one text, or one of each worker). Rows before it are
+    left out; with ``shard`` reading begins exactly there, so that the model has each row once.
 
-    Further settings are those of ``PullConsumer``. Raises ``ClientError`` for wrong values; the first table raises ``TopicNotFound``, and
-    ``OffsetOutOfRange`` where retention has overtaken ``after``.
+    Further settings are those of ``PullConsumer``. Raises ``ClientError`` for wrong values; the
+    first table raises ``TopicNotFound``, and ``OffsetOutOfRange`` where retention has overtaken
+    ``after``.
     """
     check_topic(topic)
     check_group(group)
@@ -79,29 +84,56 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
 
     def open_consumer() -> PullConsumer:
-        return PullConsumer(group, cluster=cluster, name_servers=name_servers, secret=secret, **options)
+        return PullConsumer(
+            group, cluster=cluster, name_servers=name_servers, secret=secret, **options
+        )
 
-    return TopicBatches(_Run(open_consumer, topic, batch_size, chosen, tags, max_wait_s, idle_s, commit == "next", furthest(after), _checked(shard)))
+    return TopicBatches(
+        _Run(
+            open_consumer,
+            topic,
+            batch_size,
+            chosen,
+            tags,
+            max_wait_s,
+            idle_s,
+            commit == "next",
+            furthest(after),
+            _checked(shard),
+        )
+    )
 
 
 def furthest(positions: After | Sequence[After] | None) -> Offsets:
-    """The greatest offset of each queue in one or several positions. ``ClientError`` for what is no position.
+    """The greatest offset of each queue in one or several positions. ``ClientError`` for what is no
+    position.
 
     >>> furthest(['{"t": {"b": {"0": 5}}}', '{"t": {"b": {"0": 7}}}'])
     {MessageQueue(topic='t', broker_name='b', queue_id=0): 7}
     """
     found: Offsets = {}
-    for given in [] if positions is None else [positions] if isinstance(positions, str | Mapping) else positions:
+    for given in (
+        []
+        if positions is None
+        else [positions]
+        if isinstance(positions, str | Mapping)
+        else positions
+    ):
         offsets = normal(given)
         if not isinstance(offsets, dict) or any(offset < 0 for offset in offsets.values()):
-            raise ClientError(f"after must be what .position was, or several of them, not {given!r:.80}", repr(given)[:80])
+            raise ClientError(
+                f"after must be what .position was, or several of them, not {given!r:.80}",
+                repr(given)[:80],
+            )
         for queue, offset in offsets.items():
             found[queue] = max(offset, found.get(queue, 0))
     return found
 
 
 class TopicBatches(Iterator[Any]):
-    """An iterator of tables, made by ``iter_batches``; a context manager, too: what leaves a loop early closes it, or drops it."""
+    """An iterator of tables, made by ``iter_batches``; a context manager, too: what leaves a loop
+    early closes it, or drops it.
+    """
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -109,12 +141,24 @@ class TopicBatches(Iterator[Any]):
 
     @property
     def position(self) -> str:
-        """Where each queue goes on behind all tables that were handed out, as JSON: ``{"orders": {"broker-a": {"0": 23}}}``; with what ``after`` said."""
+        """Where each queue goes on behind all tables that were handed out, as JSON: ``{"orders":
+        {"broker-a": {"0": 23}}}``; with what ``after`` said.
+        """
         after = self._run.after
-        return offsets_json({**after, **{queue: max(offset, after.get(queue, 0)) for queue, offset in self._run.behind.items()}})
+        return offsets_json(
+            {
+                **after,
+                **{
+                    queue: max(offset, after.get(queue, 0))
+                    for queue, offset in self._run.behind.items()
+                },
+            }
+        )
 
     def commit(self) -> None:
-        """The group is through with all tables that were handed out. A queue that moved to another member meanwhile is left to it."""
+        """The group is through with all tables that were handed out. A queue that moved to another
+        member meanwhile is left to it.
+        """
         self._run.commit()
 
     def close(self) -> None:
@@ -132,14 +176,19 @@ class TopicBatches(Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 @dataclass(eq=False)
 class _Run:
-    """What one loop knows. ``behind``: where each queue goes on behind the tables that were handed out. Does not know its ``TopicBatches``: a loop that
-    drops that one closes the consumer.
+    """What one loop knows. ``behind``: where each queue goes on behind the tables that were handed
+    out. Does not know its ``TopicBatches``: a loop that drops that one closes the consumer.
     """
 
     open_consumer: Callable[[], PullConsumer]
@@ -158,14 +207,19 @@ class _Run:
     heard_ms: float = 0.0
 
     def tables(self) -> Any:
-        """A generator of tables; None where nothing came for ``idle_s``: whoever commits by hand may do so then, and may ask for more."""
+        """A generator of tables; None where nothing came for ``idle_s``: whoever commits by hand
+        may do so then, and may ask for more.
+        """
         wait_s = self.max_wait_s if self.idle_s is None else min(self.max_wait_s, self.idle_s)
         with self.open_consumer() as self.consumer:
             self._begin(self.consumer)
             self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
             while True:  # ends: with the loop that asks
                 table = self._collect(self.consumer, wait_s)
-                over = self.idle_s is not None and SYSTEM_CLOCK.monotonic_ms() - self.heard_ms >= self.idle_s * 1_000
+                over = (
+                    self.idle_s is not None
+                    and SYSTEM_CLOCK.monotonic_ms() - self.heard_ms >= self.idle_s * 1_000
+                )
                 if table is not None or over:
                     yield table
                     self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -174,29 +228,40 @@ class _Run:
 
     def commit(self) -> None:
         """What moved since the last time."""
-        news = {queue: offset for queue, offset in self.behind.items() if self.told.get(queue) != offset}
+        news = {
+            queue: offset for queue, offset in self.behind.items() if self.told.get(queue) != offset
+        }
         if self.consumer is None or not news:
             return
         try:
             self.consumer.commit(news)
             self.told.update(news)
-        except CommitFailed as error:  # a member that came or went may have taken a queue over; it gets these rows again
+        except CommitFailed as error:
+            # a member that came or went may have taken a queue over; it gets these rows again
             log.warning("a batch may come again, here or to another member of the group: %s", error)
 
     def _begin(self, consumer: PullConsumer) -> None:
-        queues = sorted(consumer.fetch_message_queues(self.topic))  # a group would wait for a topic that there is not
+        queues = sorted(
+            consumer.fetch_message_queues(self.topic)
+        )  # a group would wait for a topic that there is not
         if self.shard is None:
             consumer.subscribe(self.topic, self.tags)
             return
         rank, workers = self.shard
         if len(queues) < workers:
-            raise ClientError(f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: give it more queues, or take fewer workers", workers)
+            raise ClientError(
+                f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: "
+                f"give it more queues, or take fewer workers",
+                workers,
+            )
         mine = queues[rank::workers]
         consumer.assign(mine, self.tags)
         for queue in mine:
             if queue in self.after:
                 consumer.seek(queue, self.after[queue])
-            self.behind[queue] = consumer.position(queue)  # so that a position names queues, too, of which nothing has come
+            self.behind[queue] = consumer.position(
+                queue
+            )  # so that a position names queues, too, of which nothing has come
 
     def _collect(self, consumer: PullConsumer, wait_s: float) -> Any:
         """A table; None: nothing came."""
@@ -215,7 +280,9 @@ class _Run:
                     rows += table.num_rows
                 self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
             left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
-        self.behind.update(seen)  # not before: after an error in a later poll these rows are handed to nobody
+        self.behind.update(
+            seen
+        )  # not before: after an error in a later poll these rows are handed to nobody
         return pa.concat_tables(tables) if tables else None
 
     def _table(self, batch: Any) -> Any:
@@ -226,10 +293,15 @@ class _Run:
         import pyarrow.compute as pc
 
         wanted = self.columns
-        table = batch.to_arrow(None if wanted is None else [*wanted, *(name for name in PLACE if name not in wanted)])
+        table = batch.to_arrow(
+            None if wanted is None else [*wanted, *(name for name in PLACE if name not in wanted)]
+        )
         keep: Any = pa.array([True] * table.num_rows)
         for queue, offset in self.after.items():
-            here = pc.and_(pc.equal(table["broker"], queue.broker_name), pc.equal(table["queue_id"], queue.queue_id))
+            here = pc.and_(
+                pc.equal(table["broker"], queue.broker_name),
+                pc.equal(table["queue_id"], queue.queue_id),
+            )
             keep = pc.and_not(keep, pc.and_(here, pc.less(table["queue_offset"], offset)))
         fresh = table.filter(keep)
         return fresh if wanted is None else fresh.select(wanted)
@@ -241,5 +313,8 @@ def _checked(shard: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
     rank, workers = shard
     if not 0 <= rank < workers:
-        raise ClientError(f"shard must be (rank, workers) with 0 <= rank < workers, not {shard!r}", repr(shard)[:80])
+        raise ClientError(
+            f"shard must be (rank, workers) with 0 <= rank < workers, not {shard!r}",
+            repr(shard)[:80],
+        )
     return int(rank), int(workers)

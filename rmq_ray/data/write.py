@@ -1,10 +1,12 @@
-"""A Ray Data dataset into a topic: each write task sends its blocks by columns over connections of its own.
+"""A Ray Data dataset into a topic: each write task sends its blocks by columns over connections of
+its own.
 
     block ──to Arrow──> Producer.send_arrow ──frames──> brokers         ``once``: frame ids follow from the write's name, the task and the frame's number
 
-Decides: what a task does when it is run again (it sends again: at least once; with ``once`` the brokers recognise what they have). Does not decide how
-rows become messages (``client.sending.arrow_columns``) or what a worker does (``client.scan.partition_sink``). Workers need no name of a cluster: name
-servers and the secret travel with the task.
+Decides: what a task does when it is run again (it sends again: at least once; with ``once`` the
+brokers recognise what they have). Does not decide how rows become messages
+(``client.sending.arrow_columns``) or what a worker does (``client.scan.partition_sink``). Workers
+need no name of a cluster: name servers and the secret travel with the task.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import Target, send_partition
 from rmq_ray.client.scan.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.protocol.validators import check_bulk_topic
@@ -47,30 +49,46 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 ) -> int:
     """Send every row of a dataset as a message and wait; returns how many were stored.
 
-    ``body``, ``key``, ``tag``, ``properties``: names of columns, as for ``Producer.send_arrow``. ``timeout``: s, for each frame of up to 1 MiB.
-    ``concurrency``, ``ray_remote_args``: of the write tasks.
+    ``body``, ``key``, ``tag``, ``properties``: names of columns, as for ``Producer.send_arrow``.
+    ``timeout``: s, for each frame of up to 1 MiB. ``concurrency``, ``ray_remote_args``: of the
+    write tasks.
 
-    At least once: a task that Ray runs again sends its rows again. ``once``: a name for this write, the same when it is repeated and used for nothing
-    else (such as "totals/17", job and day): the brokers recognise the frames of a repeat within 10 minutes and store nothing twice. The topic must exist
-    and keep its queues. A task that Ray runs again has the same rows, if what made them gives the same rows again. For a call that is repeated the blocks
-    must be the same, too: those of ``read_topic`` between offsets, of files, of ``repartition`` are; the dataset's ``preserve_order`` is set while it
-    runs. Other rows under the same name are ``DuplicateMismatch``, as far as a frame differs.
+    At least once: a task that Ray runs again sends its rows again. ``once``: a name for this write,
+    the same when it is repeated and used for nothing else (such as "totals/17", job and day): the
+    brokers recognise the frames of a repeat within 10 minutes and store nothing twice. The topic
+    must exist and keep its queues. A task that Ray runs again has the same rows, if what made them
+    gives the same rows again. For a call that is repeated the blocks must be the same, too: those
+    of ``read_topic`` between offsets, of files, of ``repartition`` are; the dataset's
+    ``preserve_order`` is set while it runs. Other rows under the same name are
+    ``DuplicateMismatch``, as far as a frame differs.
 
-    Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``, ``ClusterError`` where there is no cluster, and what a task raised.
+    Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``,
+    ``ClusterError`` where there is no cluster, and what a task raised.
     """
     if not isinstance(dataset, ray.data.Dataset):
-        raise ClientError(f"write_topic takes a ray.data.Dataset, not a {type(dataset).__name__}; ray.data.from_pandas and its like make one")
+        raise ClientError(
+            f"write_topic takes a ray.data.Dataset, not a {type(dataset).__name__}; "
+            f"ray.data.from_pandas and its like make one"
+        )
     check_bulk_topic(topic)
     check_name(once)
     timeout_ms = frame_timeout_ms(timeout, ClientError)
     discovery = discovery_for(cluster, name_servers, secret)
-    columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
+    columns = Columns(
+        body, key, tag, properties if isinstance(properties, str) else tuple(properties)
+    )
     target = Target(topic, columns, discovery.lookup(), timeout_ms, group=GROUP)
     options = dataset.context.execution_options
     kept_order = options.preserve_order
     if once is not None:
-        target = replace(target, write=once, queues=tuple(write_queues(discovery, topic, discovery.broker_names())))
-        options.preserve_order = True  # else the numbers of tasks follow from which block was there first
+        target = replace(
+            target,
+            write=once,
+            queues=tuple(write_queues(discovery, topic, discovery.broker_names())),
+        )
+        options.preserve_order = (
+            True  # else the numbers of tasks follow from which block was there first
+        )
     sink = TopicDatasink(target)
     try:
         dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
@@ -82,7 +100,10 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 def check_name(once: object) -> None:
     """``ClientError`` for what cannot name a write."""
     if once is not None and (not isinstance(once, str) or not once):
-        raise ClientError(f"once must be a name for this write, like 'totals/17', not {once!r:.80}", repr(once)[:80])
+        raise ClientError(
+            f"once must be a name for this write, like 'totals/17', not {once!r:.80}",
+            repr(once)[:80],
+        )
 
 
 class TopicDatasink(Datasink[int]):

@@ -1,7 +1,9 @@
-"""CRC-32 of bodies and blocks: zlib-ng's, which needs 35 ns for 100 bytes and 45 ns for 1 KB where zlib needs 130 and 310.
+"""CRC-32 of bodies and blocks: zlib-ng's, which needs 35 ns for 100 bytes and 45 ns for 1 KB where
+zlib needs 130 and 310.
 
-Decides whose CRC-32 is used: zlib-ng where its wheel is installed (it is a dependency), Python's own zlib elsewhere. Both give the same numbers. Called by
-everything that makes or checks a record. Pure.
+Decides whose CRC-32 is used: zlib-ng where its wheel is installed (it is a dependency), Python's
+own zlib elsewhere. Both give the same numbers. Called by everything that makes or checks a record.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Reads and writes JSON as fastjson 1.2.69 does, which RocketMQ uses on the wire and in its configuration files (remoting 2).
+"""Reads and writes JSON as fastjson 1.2.69 does, which RocketMQ uses on the wire and in its
+configuration files (remoting 2).
 
     {0:"127.0.0.1:10911"}                                       integer keys stand without quotes
     {{"brokerName":"b","queueId":0,"topic":"T"}:5}              a key may be an object
     {"a":1}   not   {"a":1,"b":null}                            members without a value are left out
 
-In Python an integer key is an ``int``, an object key the sorted ``tuple`` of its ``(name, value)`` pairs. Decides the dialect only;
-what the members mean is decided by ``remoting.wire.bodies`` and ``store.io.config_files``.
-Invariants: ``loads`` never evaluates, never recurses deeper than ``DEPTH_MAX``, and raises ``ValueError`` for everything it does not
-accept; ``loads(dumps(x)) == x`` for values without ``None`` members.
+In Python an integer key is an ``int``, an object key the sorted ``tuple`` of its ``(name, value)``
+pairs. Decides the dialect only; what the members mean is decided by ``remoting.wire.bodies`` and
+``store.io.config_files``. Invariants: ``loads`` never evaluates, never recurses deeper than
+``DEPTH_MAX``, and raises ``ValueError`` for everything it does not accept; ``loads(dumps(x)) == x``
+for values without ``None`` members.
 """
 
 from __future__ import annotations
@@ -20,25 +22,31 @@ from typing import Any
 DEPTH_MAX = 64
 """Nested objects and lists; RocketMQ's deepest body has 8."""
 TEXT_MAX = 64 << 20
-"""Characters; a frame has 16 MiB, a topic file of a million topics 200 bytes each would be refused."""
+"""Characters; a frame has 16 MiB, a topic file of a million topics 200 bytes each would be
+refused.
+"""
 
 _INTEGER_DIGITS_MAX = 40
 _PLAIN_KEYS = json.JSONDecoder()
 _SPECIAL = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _TOKEN = re.compile(
-    r'[ \t\r\n]*(?:(?P<mark>[{}\[\],:])|"(?P<text>[^"\\\x00-\x1f]*)"|(?P<escaped>"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
-    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?P<fraction>\.[0-9]+)?(?P<exponent>[eE][+-]?[0-9]+)?)|(?P<word>true|false|null))"
+    r"[ "
+    r'\t\r\n]*(?:(?P<mark>[{}\[\],:])|"(?P<text>[^"\\\x00-\x1f]*)"|'
+    r'(?P<escaped>"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?P<fraction>\.[0-9]+)?(?P<exponent>[eE][+-]?[0-9]+)?)|"
+    r"(?P<word>true|false|null))"
 )
 _BLANKS = " \t\r\n"
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 def dumps(value: Any, pretty: bool = False) -> str:
-    """Members sorted by name, integer keys bare, ``None`` members left out, no blanks; non-ASCII text as it is.
+    """Members sorted by name, integer keys bare, ``None`` members left out, no blanks; non-ASCII
+    text as it is.
 
-    ``pretty`` writes tabs and line breaks as RocketMQ's configuration files have them. ``ValueError`` for values JSON has no form
-    for and for more than ``DEPTH_MAX`` levels.
+    ``pretty`` writes tabs and line breaks as RocketMQ's configuration files have them.
+    ``ValueError`` for values JSON has no form for and for more than ``DEPTH_MAX`` levels.
 
     >>> dumps({"b": {1: 2}, "a": None})
     '{"b":{1:2}}'
@@ -49,7 +57,8 @@ def dumps(value: Any, pretty: bool = False) -> str:
 
 
 def loads(text: str | bytes | bytearray | memoryview) -> Any:
-    """The value of one JSON text (bytes are UTF-8); ``ValueError`` when it is not one in this dialect.
+    """The value of one JSON text (bytes are UTF-8); ``ValueError`` when it is not one in this
+    dialect.
 
     >>> loads('{"t":{0:5},"m":{{"q":1,"a":"x"}:7}}')
     {'t': {0: 5}, 'm': {(('a', 'x'), ('q', 1)): 7}}
@@ -70,7 +79,9 @@ def loads(text: str | bytes | bytearray | memoryview) -> Any:
 
 
 def quote(text: str) -> str:
-    """A JSON string with fastjson's escapes (upper case digits, also for U+007F to U+009F, U+2028 and U+2029)."""
+    """A JSON string with fastjson's escapes (upper case digits, also for U+007F to U+009F, U+2028
+    and U+2029).
+    """
     return f'"{_SPECIAL.sub(_escape, text)}"'
 
 
@@ -99,7 +110,9 @@ def _write(value: Any, parts: list[str], depth: int, pretty: bool) -> None:
     elif isinstance(value, Mapping):
         _write_map(value, parts, depth, pretty)
     elif isinstance(value, list | tuple | set | frozenset):
-        _write_list(sorted(value) if isinstance(value, set | frozenset) else value, parts, depth, pretty)
+        _write_list(
+            sorted(value) if isinstance(value, set | frozenset) else value, parts, depth, pretty
+        )
     else:
         raise ValueError(f"{type(value).__name__} has no form in JSON")
 
@@ -130,12 +143,20 @@ def _order(key: Any) -> tuple[Any, ...]:
         return "text", key
     if isinstance(key, int) and not isinstance(key, bool):
         return "integer", key
-    if isinstance(key, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key):
-        return "object", *[(name, type(value).__name__, value) for name, value in key if value is not None]
-    raise ValueError(f"{key!r} cannot be a key: text, an integer, or a tuple of (name, value) pairs can")
+    if isinstance(key, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key
+    ):
+        return "object", *[
+            (name, type(value).__name__, value) for name, value in key if value is not None
+        ]
+    raise ValueError(
+        f"{key!r} cannot be a key: text, an integer, or a tuple of (name, value) pairs can"
+    )
 
 
-def _write_key(key: int | tuple[tuple[str, Any], ...], parts: list[str], depth: int, pretty: bool) -> None:
+def _write_key(
+    key: int | tuple[tuple[str, Any], ...], parts: list[str], depth: int, pretty: bool
+) -> None:
     if isinstance(key, int):
         parts.append(str(int(key)))
     else:
@@ -164,7 +185,12 @@ def _float(value: float) -> str:
 def _check_depth(value: Any) -> None:
     level: list[Any] = [value]
     for _ in range(DEPTH_MAX + 1):
-        level = [inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
         if not level:
             return
     raise ValueError(f"JSON nested deeper than {DEPTH_MAX} levels")
@@ -251,7 +277,11 @@ class _Reader:
         value = self.value(token, depth + 1)
         if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
             return value
-        if isinstance(value, dict) and not any(isinstance(part, dict | list) for part in value.values()) and all(isinstance(name, str) for name in value):
+        if (
+            isinstance(value, dict)
+            and not any(isinstance(part, dict | list) for part in value.values())
+            and all(isinstance(name, str) for name in value)
+        ):
             return tuple(sorted(value.items()))
         raise self.bad("a key that is neither text, an integer nor a flat object")
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """An SQL92 condition over a message's properties, beside tag expressions in ``subscriptions``. Made by ``rmq_ray.sql``, which checks it."""
+    """An SQL92 condition over a message's properties, beside tag expressions in ``subscriptions``.
+    Made by ``rmq_ray.sql``, which checks it.
+    """
 
     expression: str
 

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 SYSTEM_GROUPS = (
-    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER",
-)  # fmt: skip
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
 """Groups that every broker has from the start."""
 SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS")
 
@@ -21,7 +27,9 @@ def is_system_group(group: str) -> bool:
 
 
 class ConsumeType(Enum):
-    """Whether the consumer asks (pull), is called (push), or takes messages of any queue for a time (pop; RocketMQ 5)."""
+    """Whether the consumer asks (pull), is called (push), or takes messages of any queue for a time
+    (pop; RocketMQ 5).
+    """
 
     CONSUME_ACTIVELY = "PULL"
     CONSUME_PASSIVELY = "PUSH"
@@ -50,7 +58,9 @@ SUBSCRIBE_ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic's filter. ``tags`` and ``codes`` are empty for ``*``; ``version`` is a time in ms, newer wins."""
+    """One topic's filter. ``tags`` and ``codes`` are empty for ``*``; ``version`` is a time in ms,
+    newer wins.
+    """
 
     topic: str
     expression: str = SUBSCRIBE_ALL

@@ -1,7 +1,8 @@
-"""Java's string hash: what the consume queue stores of a tag, and what a subscription's codes are compared with (store-format 3).
+"""Java's string hash: what the consume queue stores of a tag, and what a subscription's codes are
+compared with (store-format 3).
 
-One implementation, because three parties must agree to the bit: the broker that writes the code, the broker that filters by
-it, and Apache RocketMQ's clients that send it.
+One implementation, because three parties must agree to the bit: the broker that writes the code,
+the broker that filters by it, and Apache RocketMQ's clients that send it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
 
-_POWERS = [31**n for n in range(63, -1, -1)]  # a block of 64 units is one scalar product; sums stay small
+_POWERS = [
+    31**n for n in range(63, -1, -1)
+]  # a block of 64 units is one scalar product; sums stay small
 
 
 def java_hash(text: str) -> int:

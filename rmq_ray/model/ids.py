@@ -1,6 +1,7 @@
 """Identifiers and offsets: kinds that must not be mixed up are different types.
 
-Invariant: a ``LogOffset`` counts bytes in a commit log, a ``QueueOffset`` counts messages in one queue.
+Invariant: a ``LogOffset`` counts bytes in a commit log, a ``QueueOffset`` counts messages in one
+queue.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ MASTER_ID = 0
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """The finest unit of a topic: one queue of one broker. Sorts by topic, broker name, queue id as RocketMQ does."""
+    """The finest unit of a topic: one queue of one broker. Sorts by topic, broker name, queue id as
+    RocketMQ does.
+    """
 
     topic: str
     broker_name: str
     queue_id: int
 
     def __str__(self) -> str:
-        return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.queue_id}]"
+        return (
+            f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, "
+            f"queueId={self.queue_id}]"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +55,8 @@ class Address:
 class FrameId:
     """Which frame of which producer: what makes a retry recognisable.
 
-    ``producer_id``: 128 random bits, new per producer object and process. ``sequence``: counts frames, from 0.
+    ``producer_id``: 128 random bits, new per producer object and process. ``sequence``: counts
+    frames, from 0.
     """
 
     producer_id: bytes

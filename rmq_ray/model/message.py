@@ -1,4 +1,5 @@
-"""Messages as users make them, and what a send returns. Many messages travel as one ``bytes``; these objects stay at the ends.
+"""Messages as users make them, and what a send returns. Many messages travel as one ``bytes``;
+these objects stay at the ends.
 
 Reserved property names and limits: store-format 2.4 and 2.5.
 """
@@ -50,18 +51,27 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_CANCELS = "RMQ_TIMER_CANCELS"
 """Ours: on what takes the place of a waiting message, that one's offset in the timer queue."""
 FRAME = "RMQ_FRAME"
-"""Ours: (producer id, sequence, count, own physical offset), first property of a frame's first record; hidden from users."""
+"""Ours: (producer id, sequence, count, own physical offset), first property of a frame's first
+record; hidden from users.
+"""
 
 RESERVED_PROPERTIES = frozenset(
-    "KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID "
-    "TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES "
-    "CONSUME_START_TIME TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID "
-    "CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_DISPATCH "
-    "INNER_MULTI_QUEUE_OFFSET RMQ_FRAME RMQ_HALF_FROM RMQ_OP TIMER_DELIVER_MS TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_OUT_MS TIMER_ROLL_TIMES "
+    "KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET "
+    "MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID "
+    "TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY "
+    "EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES "
+    "CONSUME_START_TIME TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES "
+    "CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID "
+    "CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
+    "INNER_MULTI_DISPATCH "
+    "INNER_MULTI_QUEUE_OFFSET RMQ_FRAME RMQ_HALF_FROM RMQ_OP TIMER_DELIVER_MS TIMER_DELAY_MS "
+    "TIMER_DELAY_SEC TIMER_OUT_MS TIMER_ROLL_TIMES "
     "TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY TIMER_DEL_MS RMQ_TIMER_CANCELS".split()
 )
 PREENCODED_PROPERTIES = frozenset((KEYS, TAGS, UNIQUE_KEY, CLUSTER, INSTANCE_ID, FRAME))
-"""Reserved properties that a frame of pre-encoded records may carry (design: 4); all others take the single-message path."""
+"""Reserved properties that a frame of pre-encoded records may carry (design: 4); all others take
+the single-message path.
+"""
 
 
 class SysFlag:
@@ -82,10 +92,11 @@ class SysFlag:
 class Message:
     """One message to send.
 
-    ``body``: 1 byte to 4 MiB. ``tag``: one tag, used by consumers to filter. ``keys``: business keys for queries, no blanks
-    inside; no iterator, because a message may be sent again. ``properties``: user properties; names and values not empty, no reserved names.
-    ``flag``: a signed number of 32 bits, opaque to the queue.
-    ``delay_level``: 0 = none, 1..18; or ``delay``, or ``deliver_at``: an exact time. Checked by ``protocol.validators`` when it is sent, not here.
+    ``body``: 1 byte to 4 MiB. ``tag``: one tag, used by consumers to filter. ``keys``: business
+    keys for queries, no blanks inside; no iterator, because a message may be sent again.
+    ``properties``: user properties; names and values not empty, no reserved names. ``flag``: a
+    signed number of 32 bits, opaque to the queue. ``delay_level``: 0 = none, 1..18; or ``delay``,
+    or ``deliver_at``: an exact time. Checked by ``protocol.validators`` when it is sent, not here.
     """
 
     topic: str
@@ -122,16 +133,19 @@ _MEANINGS = {
     SendStatus.SEND_OK: "written, flushed and replicated as the broker's mode demands",
     SendStatus.FLUSH_DISK_TIMEOUT: "written, but the disk did not confirm within 5 s: it may be lost with the host",
     SendStatus.SLAVE_NOT_AVAILABLE: "written on the master alone: too few slaves are in sync, it may be lost with the master",
-    SendStatus.FLUSH_SLAVE_TIMEOUT: "written on the master, but a slave did not confirm in time: it may be lost with the master",
+    SendStatus.FLUSH_SLAVE_TIMEOUT: (
+        "written on the master, but a slave did not confirm in time: it may be lost with the master"
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Outcome of one send, or of one frame of a batch (then ``queue_offset`` is the first message's).
+    """Outcome of one send, or of one frame of a batch (then ``queue_offset`` is the first
+    message's).
 
-    ``message_id``: the client's unique key (a batch: joined by ``,``). ``offset_message_id``: store host and physical
-    offset, 32 hex digits, as RocketMQ's tools take it.
+    ``message_id``: the client's unique key (a batch: joined by ``,``). ``offset_message_id``: store
+    host and physical offset, 32 hex digits, as RocketMQ's tools take it.
     """
 
     status: SendStatus
@@ -147,7 +161,9 @@ class SendResult:
 
     @property
     def unknown(self) -> bool:
-        """True when the broker has the message but not as safely as its mode promises: it may be lost, and sending again may store it twice."""
+        """True when the broker has the message but not as safely as its mode promises: it may be
+        lost, and sending again may store it twice.
+        """
         return self.status is not SendStatus.SEND_OK
 
 
@@ -157,11 +173,14 @@ def encode_properties(properties: Mapping[str, str]) -> str:
     >>> encode_properties({"KEYS": "k1", "TAGS": "TagA"})
     'KEYS\\x01k1\\x02TAGS\\x01TagA'
     """
-    return PROPERTY_SEPARATOR.join(f"{name}{NAME_SEPARATOR}{value}" for name, value in properties.items())
+    return PROPERTY_SEPARATOR.join(
+        f"{name}{NAME_SEPARATOR}{value}" for name, value in properties.items()
+    )
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Both endings are read; segments shorter than 3, without separator or with an empty value are skipped.
+    """Both endings are read; segments shorter than 3, without separator or with an empty value are
+    skipped.
 
     >>> decode_properties("a\\x01b\\x02c\\x01\\x02d\\x01e\\x02")
     {'a': 'b', 'd': 'e'}

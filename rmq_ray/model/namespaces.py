@@ -2,8 +2,9 @@
 
     orders -> ns%orders        %RETRY%billing -> %RETRY%ns%billing        RMQ_SYS_TRACE_TOPIC stays
 
-A client with a namespace adds it to every topic and group that it names and takes it off what it shows; brokers and name servers know whole
-names only. Pure. Invariant: adding twice adds once; taking off what is not there changes nothing; the system's names have none.
+A client with a namespace adds it to every topic and group that it names and takes it off what it
+shows; brokers and name servers know whole names only. Pure. Invariant: adding twice adds once;
+taking off what is not there changes nothing; the system's names have none.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def queue_with_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
 
 def queue_without_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
     """The queue as its user knows it."""
-    return MessageQueue(without_namespace(namespace, queue.topic), queue.broker_name, queue.queue_id) if namespace else queue
+    return (
+        MessageQueue(without_namespace(namespace, queue.topic), queue.broker_name, queue.queue_id)
+        if namespace
+        else queue
+    )
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -1,4 +1,6 @@
-"""Pulling: statuses of the store, of the wire and of the client, and how they map (protocol-behaviour 10)."""
+"""Pulling: statuses of the store, of the wire and of the client, and how they map
+(protocol-behaviour 10).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Who is master of a broker name, and what each copy of its log says of itself: what controller, master and slaves tell one another.
+"""Who is master of a broker name, and what each copy of its log says of itself: what controller,
+master and slaves tell one another.
 
-The terms are RocketMQ 5's: the *sync state set* holds the replicas that may be elected, ``master_epoch`` rises with every election. Under a controller
-the epoch of an election is the epoch of the log that the elected master writes: no other event begins one.
+The terms are RocketMQ 5's: the *sync state set* holds the replicas that may be elected,
+``master_epoch`` rises with every election. Under a controller the epoch of an election is the epoch
+of the log that the elected master writes: no other event begins one.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the controller has decided of one broker name and keeps on its disk. ``replica``: a number from 0 on, for ever the same store.
+    """What the controller has decided of one broker name and keeps on its disk. ``replica``: a
+    number from 0 on, for ever the same store.
 
-    ``master`` None: nobody reigns now, slaves follow nobody. ``version`` rises with every change of ``sync_state_set`` within an epoch.
+    ``master`` None: nobody reigns now, slaves follow nobody. ``version`` rises with every change of
+    ``sync_state_set`` within an epoch.
     """
 
     broker_name: str
@@ -42,7 +46,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the controller's ledger keeps of one broker name. ``former``: who reigned before the election that runs or ran last; None = nobody knows."""
+    """What the controller's ledger keeps of one broker name. ``former``: who reigned before the
+    election that runs or ran last; None = nobody knows.
+    """
 
     assignment: Assignment
     former: int | None
@@ -50,10 +56,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What one replica says of itself. Log offsets in bytes. ``role`` MASTER: it serves sends under ``master_epoch``.
+    """What one replica says of itself. Log offsets in bytes. ``role`` MASTER: it serves sends under
+    ``master_epoch``.
 
-    ``sound``: its log has all that it ever wrote or, with flush="sync", synced. ``promise_ms``: so long it still may not be promoted,
-    because the master that it reported to counts on it. ``error``: why it is WAITING, empty while its disk is read.
+    ``sound``: its log has all that it ever wrote or, with flush="sync", synced. ``promise_ms``: so
+    long it still may not be promoted, because the master that it reported to counts on it.
+    ``error``: why it is WAITING, empty while its disk is read.
     """
 
     replica: int
@@ -69,7 +77,9 @@ class ReplicaReport:
     master_epoch: int = 0
     error: str = ""
     newest_epoch: int = 0
-    """The greatest epoch that its log has ever named: an election takes a greater one. ``log_epoch`` is the newest that begins within the log."""
+    """The greatest epoch that its log has ever named: an election takes a greater one.
+    ``log_epoch`` is the newest that begins within the log.
+    """
 
 
 def slave_id(replica: int, master: int) -> int:

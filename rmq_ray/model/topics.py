@@ -1,6 +1,8 @@
-"""Topics, groups, permissions and routes: the values that name servers, brokers and clients exchange.
+"""Topics, groups, permissions and routes: the values that name servers, brokers and clients
+exchange.
 
-JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and ``store.io.config_files``; here names are Python's.
+JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and ``store.io.config_files``;
+here names are Python's.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 CODED_TOPICS = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
-"""Topics whose queue entries carry a number of their own in place of the tag's code: mostly the time at which they are due."""
+"""Topics whose queue entries carry a number of their own in place of the tag's code: mostly the
+time at which they are due.
+"""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"
@@ -39,7 +43,17 @@ SYSTEM_TOPICS = frozenset(
         OFFSET_MOVED_TOPIC,
     )
 )
-FORBIDDEN_SEND_TOPICS = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TIMER_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC))
+FORBIDDEN_SEND_TOPICS = frozenset(
+    (
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        TIMER_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    )
+)
 
 
 def retry_topic(group: str) -> str:
@@ -115,7 +129,9 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """The addresses of one broker name: id 0 is the master, others are slaves. ``addresses``: id -> ``host:port``."""
+    """The addresses of one broker name: id 0 is the master, others are slaves. ``addresses``: id ->
+    ``host:port``.
+    """
 
     cluster: str
     broker_name: str

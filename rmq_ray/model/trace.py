@@ -1,4 +1,5 @@
-"""Message trace: what one message went through, as Apache RocketMQ's clients write it (protocol-behaviour 25).
+"""Message trace: what one message went through, as Apache RocketMQ's clients write it
+(protocol-behaviour 25).
 
     record 0x02 record 0x02 ...          a record is  field 0x01 field 0x01 ... field
 
@@ -7,8 +8,9 @@
     SubAfter   type, request id, message id, cost ms, success, keys, code, ms, group
     EndTransaction   type, ms, region, group, topic, message id, tag, keys, store host, message type, transaction id, state, from a check
 
-A trace message's body is such records, its KEYS are the ids and keys in them, so that it is found by either. Decides the bytes. Pure.
-Invariant: reading what was written gives it back; what cannot be read is left out.
+A trace message's body is such records, its KEYS are the ids and keys in them, so that it is found
+by either. Decides the bytes. Pure. Invariant: reading what was written gives it back; what cannot
+be read is left out.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ class SubAfter:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction(_OfProducer):
-    """A half message was committed, rolled back or left open. ``state``: RocketMQ's word for it. ``from_check``: a broker had asked."""
+    """A half message was committed, rolled back or left open. ``state``: RocketMQ's word for it.
+    ``from_check``: a broker had asked.
+    """
 
     message_type: int
     transaction_id: str
@@ -104,7 +108,12 @@ class EndTransaction(_OfProducer):
 
 
 Trace = Pub | SubBefore | SubAfter | EndTransaction
-_KINDS: dict[str, type[Any]] = {"Pub": Pub, "SubBefore": SubBefore, "SubAfter": SubAfter, "EndTransaction": EndTransaction}
+_KINDS: dict[str, type[Any]] = {
+    "Pub": Pub,
+    "SubBefore": SubBefore,
+    "SubAfter": SubAfter,
+    "EndTransaction": EndTransaction,
+}
 _REQUIRED = {"Pub": 13, "SubBefore": 7, "SubAfter": 6, "EndTransaction": 12}
 
 
@@ -114,13 +123,19 @@ def encode(record: Trace) -> str:
     >>> encode(SubAfter("r", "M", 3, True, "", 0, 9, "g"))
     'SubAfter\\x01r\\x01M\\x013\\x01true\\x01\\x010\\x019\\x01g\\x02'
     """
-    values = [str(value).lower() if isinstance(value, bool) else str(value) for value in astuple(record)]
+    values = [
+        str(value).lower() if isinstance(value, bool) else str(value) for value in astuple(record)
+    ]
     return FIELD.join((type(record).__name__, *(_clean(value) for value in values))) + RECORD
 
 
 def decode(body: bytes) -> list[Trace]:
     """The records of a trace message; kinds and records that are not understood are left out."""
-    return [found for text in body.decode("utf-8", "replace").split(RECORD) if (found := _read(text.split(FIELD))) is not None]
+    return [
+        found
+        for text in body.decode("utf-8", "replace").split(RECORD)
+        if (found := _read(text.split(FIELD))) is not None
+    ]
 
 
 def search_keys(records: Sequence[Trace]) -> list[str]:
@@ -139,7 +154,9 @@ def _read(parts: list[str]) -> Trace | None:
     if kind is None or len(values) < _REQUIRED[parts[0]]:
         return None
     try:
-        made: Trace = kind(*(_value(field.type, text) for field, text in zip(fields(kind), values, strict=False)))
+        made: Trace = kind(
+            *(_value(field.type, text) for field, text in zip(fields(kind), values, strict=False))
+        )
     except ValueError:
         return None
     return made
@@ -154,4 +171,6 @@ def _value(kind: object, text: str) -> Any:
 
 
 def _clean(text: str) -> str:
-    return text.replace(FIELD, " ").replace(RECORD, " ") if FIELD in text or RECORD in text else text
+    return (
+        text.replace(FIELD, " ").replace(RECORD, " ") if FIELD in text or RECORD in text else text
+    )

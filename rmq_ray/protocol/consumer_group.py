@@ -1,16 +1,19 @@
-"""Who is in which group: RocketMQ's consumerTable and producerTable of one broker (protocol-behaviour 12).
+"""Who is in which group: RocketMQ's consumerTable and producerTable of one broker
+(protocol-behaviour 12).
 
-Decides: how heartbeats merge, which connections must be told that a group changed (NOTIFY_CONSUMER_IDS_CHANGED), who has
-gone. Does not decide: whether a group may exist, what its settings are, how a notice travels.
-Called by the broker's group handlers: heartbeat, unregister, closed connection, the 10 s housekeeping; not safe for threads.
+Decides: how heartbeats merge, which connections must be told that a group changed
+(NOTIFY_CONSUMER_IDS_CHANGED), who has gone. Does not decide: whether a group may exist, what its
+settings are, how a notice travels. Called by the broker's group handlers: heartbeat, unregister,
+closed connection, the 10 s housekeeping; not safe for threads.
 
     consumerTable     group -> ConsumerGroup(channelInfoTable: connection -> client, subscriptionTable: topic -> Subscription, how it consumes)
     producerTable     group -> {connection -> client}
 
-A connection is anything hashable (the listener's peer). Every change returns a ``GroupChange``; ``notify`` holds the
-connections to tell, in the order they came, empty where nobody is to be told.
+A connection is anything hashable (the listener's peer). Every change returns a ``GroupChange``;
+``notify`` holds the connections to tell, in the order they came, empty where nobody is to be told.
 
-Invariants: a group without connections is not in the table; ``clients`` lists each client id once, in order of arrival.
+Invariants: a group without connections is not in the table; ``clients`` lists each client id once,
+in order of arrival.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    Subscription,
+)
 from rmq_ray.protocol.filters.subscription_conflicts import Conflicts, Declarations
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
@@ -38,7 +47,9 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """What a call changed in one group. ``changed``: members or topics differ (a newer version of a subscription alone does not count)."""
+    """What a call changed in one group. ``changed``: members or topics differ (a newer version of a
+    subscription alone does not count).
+    """
 
     group: str
     changed: bool
@@ -57,7 +68,9 @@ class Expired:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """One group as its newest heartbeat describes it; mixed subscriptions of one group overwrite each other, as in RocketMQ, and are told."""
+    """One group as its newest heartbeat describes it; mixed subscriptions of one group overwrite
+    each other, as in RocketMQ, and are told.
+    """
 
     name: str
     consume_type: ConsumeType
@@ -68,8 +81,12 @@ class ConsumerGroup:
     declared: Declarations = field(default_factory=Declarations)
 
     def conflicts(self) -> Conflicts:
-        """Topics that the members subscribe to differently, and who says what; empty where all agree."""
-        return self.declared.conflicts({connection: client.client_id for connection, client in self.channels.items()})
+        """Topics that the members subscribe to differently, and who says what; empty where all
+        agree.
+        """
+        return self.declared.conflicts(
+            {connection: client.client_id for connection, client in self.channels.items()}
+        )
 
     def leave(self, connection: Connection) -> bool:
         """The member at this connection is gone; False when there was none."""
@@ -78,7 +95,9 @@ class ConsumerGroup:
 
     @property
     def client_ids(self) -> list[str]:
-        """Each id once: a client that reconnected is there twice until its old connection is seen to be closed."""
+        """Each id once: a client that reconnected is there twice until its old connection is seen
+        to be closed.
+        """
         return list(dict.fromkeys(client.client_id for client in self.channels.values()))
 
     def join(self, connection: Connection, client: Client) -> bool:
@@ -91,7 +110,9 @@ class ConsumerGroup:
         return known is None or known.client_id != client.client_id
 
     def merge(self, subscriptions: Iterable[Subscription]) -> bool:
-        """New topics are added, higher versions replace, absent topics go; True when the set of topics changed."""
+        """New topics are added, higher versions replace, absent topics go; True when the set of
+        topics changed.
+        """
         told = {subscription.topic: subscription for subscription in subscriptions}
         changed = told.keys() != self.subscriptions.keys()
         for topic in self.subscriptions.keys() - told.keys():
@@ -121,7 +142,9 @@ class ConsumerTable:
         return sorted(self._groups)
 
     def client_ids(self, group: str) -> list[str]:
-        """Client ids of a group, each once; empty without members (GET_CONSUMER_LIST_BY_GROUP then answers SYSTEM_ERROR)."""
+        """Client ids of a group, each once; empty without members (GET_CONSUMER_LIST_BY_GROUP then
+        answers SYSTEM_ERROR).
+        """
         found = self._groups.get(group)
         return found.client_ids if found else []
 
@@ -135,20 +158,39 @@ class ConsumerTable:
         return sorted(name for name, group in self._groups.items() if topic in group.subscriptions)
 
     def connection_of(self, group: str, client_id: str) -> Connection | None:
-        """The newest connection of one client, for requests that are meant for it alone (307, 309)."""
+        """The newest connection of one client, for requests that are meant for it alone (307,
+        309).
+        """
         found = self._groups.get(group)
-        matching = [connection for connection, client in found.channels.items() if client.client_id == client_id] if found else []
+        matching = (
+            [
+                connection
+                for connection, client in found.channels.items()
+                if client.client_id == client_id
+            ]
+            if found
+            else []
+        )
         return matching[-1] if matching else None
 
-    def register(self, data: ConsumerData, connection: Connection, client: Client, notify: bool = True) -> GroupChange:
-        """One group of a heartbeat. All connections of the group are told when a member or the set of topics is new.
+    def register(
+        self, data: ConsumerData, connection: Connection, client: Client, notify: bool = True
+    ) -> GroupChange:
+        """One group of a heartbeat. All connections of the group are told when a member or the set
+        of topics is new.
 
         ``notify``: the group's notifyConsumerIdsChangedEnable.
         """
         group = self._groups.get(data.group)
         if group is None:
-            group = self._groups[data.group] = ConsumerGroup(data.group, data.consume_type, data.model, data.from_where)
-        group.consume_type, group.model, group.from_where = data.consume_type, data.model, data.from_where
+            group = self._groups[data.group] = ConsumerGroup(
+                data.group, data.consume_type, data.model, data.from_where
+            )
+        group.consume_type, group.model, group.from_where = (
+            data.consume_type,
+            data.model,
+            data.from_where,
+        )
         joined = group.join(connection, client)
         resubscribed = group.merge(data.subscriptions)
         group.declared.hear(connection, data.subscriptions)
@@ -171,7 +213,9 @@ class ConsumerTable:
         return changes
 
     def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> Expired:
-        """Members without a heartbeat for longer than ``expiry_ms`` leave; their connections are to be closed."""
+        """Members without a heartbeat for longer than ``expiry_ms`` leave; their connections are to
+        be closed.
+        """
         gone: dict[Connection, None] = {}
         changes = []
         for group in list(self._groups.values()):
@@ -186,7 +230,9 @@ class ConsumerTable:
     def _after_removal(self, group: ConsumerGroup, notify: bool) -> GroupChange:
         if not group.channels:
             del self._groups[group.name]
-        return GroupChange(group.name, True, tuple(group.channels) if notify else (), removed=not group.channels)
+        return GroupChange(
+            group.name, True, tuple(group.channels) if notify else (), removed=not group.channels
+        )
 
 
 class ProducerTable:
@@ -236,8 +282,12 @@ class ProducerTable:
                 gone[connection] = None
         return list(gone)
 
-    def next_connection(self, group: str, is_open: Callable[[Connection], bool] = lambda _connection: True) -> Connection | None:
-        """A live connection of the group, in turn; any member can answer for a crashed one (check-back)."""
+    def next_connection(
+        self, group: str, is_open: Callable[[Connection], bool] = lambda _connection: True
+    ) -> Connection | None:
+        """A live connection of the group, in turn; any member can answer for a crashed one
+        (check-back).
+        """
         channels = list(self._groups.get(group, ()))
         for step in range(len(channels)):
             connection = channels[(self._turn + step) % len(channels)]
@@ -248,4 +298,8 @@ class ProducerTable:
 
 
 def _silent(channels: dict[Connection, Client], now_ms: int, expiry_ms: int) -> list[Connection]:
-    return [connection for connection, client in channels.items() if now_ms - client.heard_ms > expiry_ms]
+    return [
+        connection
+        for connection, client in channels.items()
+        if now_ms - client.heard_ms > expiry_ms
+    ]

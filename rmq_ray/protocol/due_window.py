@@ -1,13 +1,16 @@
-"""The waiting messages that are due soon, in the order in which they are due: due time, then queue offset.
+"""The waiting messages that are due soon, in the order in which they are due: due time, then queue
+offset.
 
     |---- delivered ----|------ window ------|------ only on disk, found by the next scan ------>
                      progress             end_ms
 
-Decides: order, and what leaves the window when it is full: the latest go, ``end_ms`` comes nearer, and a scan finds them again. Does not decide
-when to look. Pure; numpy arrays of 24 bytes a message, and a small heap for what came last.
+Decides: order, and what leaves the window when it is full: the latest go, ``end_ms`` comes nearer,
+and a scan finds them again. Does not decide when to look. Pure; numpy arrays of 24 bytes a message,
+and a small heap for what came last.
 
-Invariants: every waiting message below ``end_ms`` that was handed in is inside; ``take`` returns rising (due, offset); at most ``limit`` messages
-are kept, more only when all of them are due in one millisecond.
+Invariants: every waiting message below ``end_ms`` that was handed in is inside; ``take`` returns
+rising (due, offset); at most ``limit`` messages are kept, more only when all of them are due in one
+millisecond.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class DueWindow:
         return len(self._rows) - self._head + len(self._heap)
 
     def add(self, rows: Array) -> None:
-        """Messages that came (int64 of shape n, 3: due, offset, log offset; offsets greater than all before); those behind the end are left out."""
+        """Messages that came (int64 of shape n, 3: due, offset, log offset; offsets greater than
+        all before); those behind the end are left out.
+        """
         near = rows[rows[:, 0] < self.end_ms]
         if len(near) > HEAP_MAX:
             self._merge(near)
@@ -82,7 +87,9 @@ class DueWindow:
         kept = self._rows[self._head :]
         self._head = 0
         if len(kept) and len(more):
-            self._rows = np.insert(kept, np.searchsorted(kept[:, 0], more[:, 0], side="right"), more, axis=0)
+            self._rows = np.insert(
+                kept, np.searchsorted(kept[:, 0], more[:, 0], side="right"), more, axis=0
+            )
         else:
             self._rows = more.copy() if len(more) else kept.copy()
         if len(self._rows) > self._limit:
@@ -96,7 +103,9 @@ class DueWindow:
 
 
 def nearest(rows: Array, limit: int) -> tuple[Array, int | None]:
-    """The ``limit`` messages due first, and the due time from which on messages are missing then (None = none is)."""
+    """The ``limit`` messages due first, and the due time from which on messages are missing then
+    (None = none is).
+    """
     if len(rows) <= limit:
         return rows, None
     end_ms = max(int(np.partition(rows[:, 0], limit)[limit]), int(rows[:, 0].min()) + 1)

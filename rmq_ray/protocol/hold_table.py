@@ -1,8 +1,9 @@
 """Which held pulls wake: the rules of long polling (protocol-behaviour 11).
 
-Decides: whether a pull that found nothing waits or wakes at once, which pulls an arrival wakes, which have waited long
-enough. Does not decide: what a woken pull answers (the broker runs it again), how events travel.
-Called by ``server.pull.hold_service`` (own process) and by ``server.pull.local_hold`` (inside the broker); not safe for threads.
+Decides: whether a pull that found nothing waits or wakes at once, which pulls an arrival wakes,
+which have waited long enough. Does not decide: what a woken pull answers (the broker runs it
+again), how events travel. Called by ``server.pull.hold_service`` (own process) and by
+``server.pull.local_hold`` (inside the broker); not safe for threads.
 
     park ──(behind the greatest offset heard of)──────────────> wake
       └──> parked ──(arrival beyond from_offset, a tag code that matches)──> wake
@@ -11,11 +12,13 @@ Called by ``server.pull.hold_service`` (own process) and by ``server.pull.local_
                └──(forget)──> gone
 
 Invariants:
-- No lost wake-up: after any call no parked pull is left that an arrival told so far should have woken. This needs the
-  events of one broker in their order, and an arrival for every queue from the moment one of its pulls is parked.
+- No lost wake-up: after any call no parked pull is left that an arrival told so far should have
+  woken. This needs the events of one broker in their order, and an arrival for every queue from the
+  moment one of its pulls is parked.
 - A pull is woken once: each token is returned by one call only, then unknown here.
-- Memory is bounded: a queue without parked pulls is forgotten together with its greatest offset (``park`` brings the
-  current one along), and the heap holds at most twice as many deadlines as there are pulls, plus a constant.
+- Memory is bounded: a queue without parked pulls is forgotten together with its greatest offset
+  (``park`` brings the current one along), and the heap holds at most twice as many deadlines as
+  there are pulls, plus a constant.
 - Pulls parked on other queues cost an arrival nothing.
 """
 
@@ -48,7 +51,9 @@ class _QueueState:
 
 
 class HoldTable:
-    """The parked pulls of one broker. Tokens are the caller's; times are any one clock's milliseconds."""
+    """The parked pulls of one broker. Tokens are the caller's; times are any one clock's
+    milliseconds.
+    """
 
     def __init__(self, parked_max: int = 100_000) -> None:
         self._parked_max = parked_max
@@ -72,17 +77,30 @@ class HoldTable:
         """Whether an arrival for the queue could wake anybody."""
         return queue in self._queues
 
-    def park(self, token: int, queue: Queue, from_offset: int, deadline_ms: float, codes: frozenset[int] | None, max_offset: int | None = None) -> list[int]:
-        """Hold a pull that found nothing; ``[token]`` when it is behind and must run again at once, else ``[]``.
+    def park(
+        self,
+        token: int,
+        queue: Queue,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+        max_offset: int | None = None,
+    ) -> list[int]:
+        """Hold a pull that found nothing; ``[token]`` when it is behind and must run again at once,
+        else ``[]``.
 
-        ``max_offset``: the queue's greatest offset + 1 as the broker knows it now; newer than any arrival told before, so it
-        also lowers what was heard (a topic deleted and made again). None: what was heard stands. ``codes``: tag codes that
-        interest the pull, None = all. A token that is parked already is parked anew.
-        Raises ``TooManyRequests`` at the limit; nothing has changed then.
+        ``max_offset``: the queue's greatest offset + 1 as the broker knows it now; newer than any
+        arrival told before, so it also lowers what was heard (a topic deleted and made again).
+        None: what was heard stands. ``codes``: tag codes that interest the pull, None = all. A
+        token that is parked already is parked anew. Raises ``TooManyRequests`` at the limit;
+        nothing has changed then.
         """
         self.forget(token)
         if len(self._pulls) >= self._parked_max:
-            raise TooManyRequests(f"{len(self._pulls)} pulls are parked, the limit is {self._parked_max}: pull again later or raise parked_pulls_max")
+            raise TooManyRequests(
+                f"{len(self._pulls)} pulls are parked, the limit is {self._parked_max}: pull "
+                f"again later or raise parked_pulls_max"
+            )
         state = self._queues.get(queue)
         heard = max_offset if max_offset is not None else state.max_offset if state else 0
         if state:
@@ -98,8 +116,9 @@ class HoldTable:
     def arrived(self, queue: Queue, max_offset: int, codes: Collection[int] | None) -> list[int]:
         """Messages were added below ``max_offset``; the pulls that wake, oldest first.
 
-        ``codes``: tag codes of all messages added since the last arrival told for this queue; None = unknown, matches every
-        pull. A pull that none of them matches stays, its offset too: what it skips is read again when it next runs.
+        ``codes``: tag codes of all messages added since the last arrival told for this queue; None
+        = unknown, matches every pull. A pull that none of them matches stays, its offset too: what
+        it skips is read again when it next runs.
         """
         state = self._queues.get(queue)
         if state is None:
@@ -108,12 +127,15 @@ class HoldTable:
         woken = [
             token
             for token, pull in state.tokens.items()
-            if max_offset > pull.from_offset and (codes is None or pull.codes is None or not pull.codes.isdisjoint(codes))
+            if max_offset > pull.from_offset
+            and (codes is None or pull.codes is None or not pull.codes.isdisjoint(codes))
         ]
         return self._take(woken)
 
     def scan(self, maxima: Iterable[tuple[Queue, int]]) -> list[int]:
-        """The periodic check: every pull behind its queue's greatest offset wakes, whatever its tags (it then moves on)."""
+        """The periodic check: every pull behind its queue's greatest offset wakes, whatever its
+        tags (it then moves on).
+        """
         woken: list[int] = []
         for queue, max_offset in maxima:
             woken += self.arrived(queue, max_offset, None)
@@ -122,7 +144,9 @@ class HoldTable:
     def expired(self, now_ms: float) -> list[int]:
         """Pulls whose deadline has come, earliest first."""
         woken = []
-        while self._deadlines and self._deadlines[0][0] <= now_ms:  # ends: every round takes one off the heap
+        while (
+            self._deadlines and self._deadlines[0][0] <= now_ms
+        ):  # ends: every round takes one off the heap
             deadline_ms, token = heapq.heappop(self._deadlines)
             pull = self._pulls.get(token)
             if pull is not None and pull.deadline_ms == deadline_ms:

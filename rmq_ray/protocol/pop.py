@@ -1,7 +1,9 @@
-"""Popping: which messages of a queue are out at a worker, until when, and how far the group has got (protocol-behaviour 26, POP).
+"""Popping: which messages of a queue are out at a worker, until when, and how far the group has got
+(protocol-behaviour 26, POP).
 
-A worker that pops takes a *lease* on some messages: until its deadline nobody else gets them. What is acknowledged is done; what is not
-by then is moved: a copy goes to the group's retry or dead-letter topic, and the original is done as well.
+A worker that pops takes a *lease* on some messages: until its deadline nobody else gets them. What
+is acknowledged is done; what is not by then is moved: a copy goes to the group's retry or
+dead-letter topic, and the original is done as well.
 
     queue   0 ─────────── commit ───[lease 7: 1101]──[lease 8: 0010]── next ──────── end
                             │        a bit per message, 1 = not done     └ never handed out
@@ -12,12 +14,13 @@ by then is moved: a copy goes to the group's retry or dead-letter topic, and the
                                 └──expired──> moving ──copy durable──> moved = done       acks from here on: stale
                                                 └──copy failed──> open
 
-Decides: whether a receipt (lease id, bit) still counts, what is due, what the commit offset is. Does not decide where copies go
-(``protocol.redelivery``) or what is on disk: every change is also an ``Event`` that, replayed in order, gives the same state.
-Called by the broker's ``PopLedger``.
+Decides: whether a receipt (lease id, bit) still counts, what is due, what the commit offset is.
+Does not decide where copies go (``protocol.redelivery``) or what is on disk: every change is also
+an ``Event`` that, replayed in order, gives the same state. Called by the broker's ``PopLedger``.
 
-Invariants: offsets are granted once and rising, so leases are in order; the commit offset never passes an open or moving message;
-memory is bounded by the messages that are open (a lease without any is forgotten but for its id).
+Invariants: offsets are granted once and rising, so leases are in order; the commit offset never
+passes an open or moving message; memory is bounded by the messages that are open (a lease without
+any is forgotten but for its id).
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ Event = tuple[Any, ...]
 FINISHED_MAX = 1_024
 """Finished leases of a queue whose late or repeated acks are still answered exactly."""
 LEASE_MESSAGES_MAX = 65_536
-DEADLINES_MIN = 1_000  # entries of finished leases are swept out when there are twice as many as after the last time
+# entries of finished leases are swept out when there are twice as many as after the last time
+DEADLINES_MIN = 1_000
 
 
 class EventKind(IntEnum):
@@ -47,7 +51,9 @@ class EventKind(IntEnum):
     RESET = 1
     """next offset: leases are void."""
     GRANT = 2
-    """lease id, deadline ms, retries max, first offset or list of offsets, count, next offset, attempt."""
+    """lease id, deadline ms, retries max, first offset or list of offsets, count, next offset,
+    attempt.
+    """
     ACK = 3
     """lease id, mask."""
     CHANGE = 4
@@ -62,9 +68,11 @@ class EventKind(IntEnum):
 
 @dataclass(slots=True)
 class Lease:
-    """Messages that one pop took. Bit ``i`` of a mask stands for ``offsets[i]``; ``retries_max`` < 0 = the group's setting.
+    """Messages that one pop took. Bit ``i`` of a mask stands for ``offsets[i]``; ``retries_max`` <
+    0 = the group's setting.
 
-    ``attempt``: the pop's own number, by which a worker that missed the answer gets the same messages again; 0 = none.
+    ``attempt``: the pop's own number, by which a worker that missed the answer gets the same
+    messages again; 0 = none.
     """
 
     id: int
@@ -88,7 +96,9 @@ class Lease:
         return not self.moving and self.open == (1 << len(self.offsets)) - 1
 
     def next_deadline(self) -> int | None:
-        """The earliest one of what is open and not moving; None when there is nothing left to expire."""
+        """The earliest one of what is open and not moving; None when there is nothing left to
+        expire.
+        """
         waiting = self.open & ~self.moving
         if not waiting:
             return None
@@ -124,7 +134,9 @@ class PopQueue:
         self.committed = next_offset
         self.in_flight = 0
         self.reading = False
-        """A read of this queue is under way beside the loop: nobody else may take from ``next_offset``."""
+        """A read of this queue is under way beside the loop: nobody else may take from
+        ``next_offset``.
+        """
         self.used_ms = 0
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         self._finished: OrderedDict[int, int] = OrderedDict()
@@ -151,14 +163,27 @@ class PopQueue:
 
     def taken_by(self, attempt: int) -> Lease | None:
         """The lease that this attempt took, as long as nothing became of its messages."""
-        return next((lease for lease in self._leases.values() if lease.attempt == attempt and lease.untouched), None) if attempt else None
+        return (
+            next(
+                (
+                    lease
+                    for lease in self._leases.values()
+                    if lease.attempt == attempt and lease.untouched
+                ),
+                None,
+            )
+            if attempt
+            else None
+        )
 
     def finished(self) -> Iterator[tuple[int, int]]:
         """(id, mask of what was moved) of the newest finished ones."""
         return iter(self._finished.items())
 
     def stale(self, lease_id: int, mask: int) -> int:
-        """Which of these receipts do not count any more: redelivered, or never known. What was acknowledged before is not stale."""
+        """Which of these receipts do not count any more: redelivered, or never known. What was
+        acknowledged before is not stale.
+        """
         lease = self._leases.get(lease_id)
         if lease is None:
             return mask & self._finished.get(lease_id, -1)
@@ -169,7 +194,7 @@ class PopQueue:
         lease = self._leases.get(lease_id)
         return 0 if lease is None else mask & lease.open & ~lease.moving
 
-    # --- events ----------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def reset(self, next_offset: int) -> None:
         """Begin at ``next_offset``; every lease is void."""
@@ -178,9 +203,14 @@ class PopQueue:
         self.next_offset, self.in_flight = next_offset, 0
 
     def grant(self, lease: Lease, next_offset: int) -> None:
-        """``lease`` takes messages from ``next_offset`` on; the next one begins at the new ``next_offset``."""
+        """``lease`` takes messages from ``next_offset`` on; the next one begins at the new
+        ``next_offset``.
+        """
         if not self.next_offset <= lease.offsets[0] <= lease.offsets[-1] < next_offset:
-            raise ValueError(f"lease of {lease.offsets[0]} to {lease.offsets[-1]} between {self.next_offset} and {next_offset}")
+            raise ValueError(
+                f"lease of {lease.offsets[0]} to {lease.offsets[-1]} between "
+                f"{self.next_offset} and {next_offset}"
+            )
         self._leases[lease.id] = lease
         self.next_offset = next_offset
         self.in_flight += lease.open.bit_count()
@@ -224,7 +254,9 @@ class PopQueue:
             self._finished.popitem(last=False)
 
     def cut(self, end: int) -> None:
-        """The log ends at ``end`` now: what was granted from there on is no more, other messages may come under these offsets."""
+        """The log ends at ``end`` now: what was granted from there on is no more, other messages
+        may come under these offsets.
+        """
         for lease in list(self._leases.values()):
             kept = bisect_left(lease.offsets, end)
             lease.moving &= (1 << kept) - 1
@@ -247,15 +279,23 @@ class PopTable:
         self._tidy_at = DEADLINES_MIN
 
     def apply(self, event: Event) -> None:
-        """Do what ``event`` says. Raises ``ValueError`` for one that no table writes (a damaged journal)."""
+        """Do what ``event`` says. Raises ``ValueError`` for one that no table writes (a damaged
+        journal).
+        """
         try:
-            kind, key, arguments = EventKind(event[0]), (str(event[1]), str(event[2]), int(event[3])), event[4:]
+            kind, key, arguments = (
+                EventKind(event[0]),
+                (str(event[1]), str(event[2]), int(event[3])),
+                event[4:],
+            )
             self._apply(kind, key, arguments)
         except (IndexError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{event!r:.120} is no event of a popped queue: {error}") from error
 
     def expired(self, now_ms: int, limit: int) -> list[Expired]:
-        """At most ``limit`` messages whose time is over, the oldest deadlines first. They are moving from here on."""
+        """At most ``limit`` messages whose time is over, the oldest deadlines first. They are
+        moving from here on.
+        """
         found: list[Expired] = []
         while self._deadlines and self._deadlines[0][0] <= now_ms and len(found) < limit:
             _, lease_id, key = heapq.heappop(self._deadlines)
@@ -265,7 +305,16 @@ class PopTable:
                 continue
             for index in list(bits(lease.due(now_ms)))[: limit - len(found)]:
                 lease.moving |= 1 << index
-                found.append(Expired(key, lease_id, index, lease.offsets[index], lease.retries_max, bool(lease.rejected >> index & 1)))
+                found.append(
+                    Expired(
+                        key,
+                        lease_id,
+                        index,
+                        lease.offsets[index],
+                        lease.retries_max,
+                        bool(lease.rejected >> index & 1),
+                    )
+                )
             self._plan(key, lease)
         return found
 
@@ -284,7 +333,11 @@ class PopTable:
     def snapshot(self) -> Iterator[Event]:
         """Events that give this state on an empty table."""
         for key, queue in self.queues.items():
-            yield (EventKind.RESET, *key, next((lease.offsets[0] for lease in queue.leases()), queue.next_offset))
+            yield (
+                EventKind.RESET,
+                *key,
+                next((lease.offsets[0] for lease in queue.leases()), queue.next_offset),
+            )
             for lease_id, moved in queue.finished():
                 yield (EventKind.FINISHED, *key, lease_id, mask_bytes(moved))
             for lease in queue.leases():
@@ -328,7 +381,10 @@ class PopTable:
     def _tidy(self) -> None:
         """Drop entries of leases that are over or were changed."""
         self._deadlines = [
-            (deadline, lease.id, key) for key, queue in self.queues.items() for lease in queue.leases() if (deadline := lease.next_deadline()) is not None
+            (deadline, lease.id, key)
+            for key, queue in self.queues.items()
+            for lease in queue.leases()
+            if (deadline := lease.next_deadline()) is not None
         ]
         heapq.heapify(self._deadlines)
 
@@ -360,11 +416,27 @@ def mask_of(data: bytes) -> int:
 
 
 def grant_event(  # noqa: PLR0913 - what a grant says
-    key: Key, lease_id: int, deadline_ms: int, retries_max: int, offsets: Sequence[int], next_offset: int, attempt: int = 0
+    key: Key,
+    lease_id: int,
+    deadline_ms: int,
+    retries_max: int,
+    offsets: Sequence[int],
+    next_offset: int,
+    attempt: int = 0,
 ) -> Event:
     """The event of a new lease; a dense range is written as its first offset."""
     dense = offsets[-1] - offsets[0] + 1 == len(offsets)
-    return (EventKind.GRANT, *key, lease_id, deadline_ms, retries_max, offsets[0] if dense else list(offsets), len(offsets), next_offset, attempt)
+    return (
+        EventKind.GRANT,
+        *key,
+        lease_id,
+        deadline_ms,
+        retries_max,
+        offsets[0] if dense else list(offsets),
+        len(offsets),
+        next_offset,
+        attempt,
+    )
 
 
 def _granted(arguments: Event) -> Lease:
@@ -380,7 +452,15 @@ def _granted(arguments: Event) -> Lease:
 def _lease_events(key: Key, lease: Lease) -> Iterator[Event]:
     """An unfinished lease; what is moving counts as open, its copy may not be durable."""
     everything = (1 << len(lease.offsets)) - 1
-    yield grant_event(key, lease.id, lease.deadline_ms, lease.retries_max, lease.offsets, lease.offsets[-1] + 1, lease.attempt)
+    yield grant_event(
+        key,
+        lease.id,
+        lease.deadline_ms,
+        lease.retries_max,
+        lease.offsets,
+        lease.offsets[-1] + 1,
+        lease.attempt,
+    )
     acknowledged = everything & ~lease.open & ~lease.moved
     if lease.moved:
         yield (EventKind.MOVED, *key, lease.id, mask_bytes(lease.moved))

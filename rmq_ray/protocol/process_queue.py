@@ -1,16 +1,20 @@
-"""The consumer's snapshot of one queue: what was pulled and is not finished yet (protocol-behaviour 10.1, 15, 27).
+"""The consumer's snapshot of one queue: what was pulled and is not finished yet (protocol-behaviour
+10.1, 15, 27).
 
-Messages are kept as batches, each a range of queue offsets that is handed to the listener as a whole:
+Messages are kept as batches, each a range of queue offsets that is handed to the listener as a
+whole:
 
     committed          first unfinished                       end
     ────────┤ finished │ [batch 40..71] 72..103 done [104..135] │ not pulled
                          ^ commit offset                          ^ commit offset once nothing is unfinished
 
-Decides: the commit offset, what counts against flow control, what is overdue. Does not decide when to pull or what a failed
-message becomes; keeps no message. Callers: ``client.consumer.puller`` and ``client.push.consume_concurrently``, under the queue's lock.
+Decides: the commit offset, what counts against flow control, what is overdue. Does not decide when
+to pull or what a failed message becomes; keeps no message. Callers: ``client.consumer.puller`` and
+``client.push.consume_concurrently``, under the queue's lock.
 
-Invariants: the commit offset never passes an unfinished message and never goes back; ``count`` and ``body_bytes`` are those of
-unfinished messages. Once dropped, results are ignored: another consumer may own the queue already.
+Invariants: the commit offset never passes an unfinished message and never goes back; ``count`` and
+``body_bytes`` are those of unfinished messages. Once dropped, results are ignored: another consumer
+may own the queue already.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ EXPIRED_MESSAGES_MAX = 16
 
 
 class Batch:
-    """Offsets ``first`` to ``last`` (both included; filtered ones between them do not count), ``count`` messages.
+    """Offsets ``first`` to ``last`` (both included; filtered ones between them do not count),
+    ``count`` messages.
 
-    ``unfinished``: the smallest offset still to be finished. ``started_ms``: when the listener got it, 0 = not yet.
+    ``unfinished``: the smallest offset still to be finished. ``started_ms``: when the listener got
+    it, 0 = not yet.
     """
 
     __slots__ = ("body_bytes", "count", "first", "last", "started_ms", "unfinished")
@@ -41,10 +47,22 @@ class Batch:
 class ProcessQueue:
     """Unfinished batches of one queue, oldest first. All times are ms as the caller passes them."""
 
-    __slots__ = ("_batches", "_end", "_last", "body_bytes", "count", "dropped", "last_consume_ms", "last_pull_ms", "next_offset")
+    __slots__ = (
+        "_batches",
+        "_end",
+        "_last",
+        "body_bytes",
+        "count",
+        "dropped",
+        "last_consume_ms",
+        "last_pull_ms",
+        "next_offset",
+    )
 
     def __init__(self, next_offset: int, now_ms: int) -> None:
-        self._batches: OrderedDict[int, Batch] = OrderedDict()  # a plain dict slows down as its head is deleted
+        self._batches: OrderedDict[int, Batch] = (
+            OrderedDict()
+        )  # a plain dict slows down as its head is deleted
         self._end = next_offset
         self._last = next_offset - 1
         self.next_offset = next_offset
@@ -55,12 +73,16 @@ class ProcessQueue:
         self.last_pull_ms = now_ms
         self.last_consume_ms = now_ms
 
-    # --- pulling -------------------------------------------------------------------------------------------------------
+    # --- pulling ----------------------------------------------------------------------------------
 
     def put(self, batch: Batch) -> None:
-        """A batch was pulled. Batches come in rising order; ``ValueError`` for one that overlaps what came before."""
+        """A batch was pulled. Batches come in rising order; ``ValueError`` for one that overlaps
+        what came before.
+        """
         if batch.first < self._end or batch.last < batch.first:
-            raise ValueError(f"batch {batch.first}..{batch.last} does not follow offset {self._end - 1}")
+            raise ValueError(
+                f"batch {batch.first}..{batch.last} does not follow offset {self._end - 1}"
+            )
         self._batches[batch.first] = batch
         self._last = batch.last
         self._end = batch.last + 1
@@ -75,20 +97,26 @@ class ProcessQueue:
 
     @property
     def span(self) -> int:
-        """Last pulled offset minus the smallest unfinished one: how far a slow message holds the commit offset back."""
+        """Last pulled offset minus the smallest unfinished one: how far a slow message holds the
+        commit offset back.
+        """
         return self._last - self.commit_offset if self._batches else 0
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     def begin(self, batch: Batch, now_ms: int) -> bool:
-        """The listener gets the batch now. False = do not call it: the queue is dropped or the batch was given up."""
+        """The listener gets the batch now. False = do not call it: the queue is dropped or the
+        batch was given up.
+        """
         if self.dropped or self._batches.get(batch.first) is not batch:
             return False
         batch.started_ms = self.last_consume_ms = now_ms
         return True
 
     def head(self, skip: int) -> Batch | None:
-        """The oldest unfinished batch behind the first ``skip``: what ordered consumption hands out next."""
+        """The oldest unfinished batch behind the first ``skip``: what ordered consumption hands out
+        next.
+        """
         return next(islice(self._batches.values(), skip, None), None)
 
     def holds(self, batch: Batch) -> bool:
@@ -96,7 +124,9 @@ class ProcessQueue:
         return self._batches.get(batch.first) is batch
 
     def finish(self, batch: Batch) -> int:
-        """Every message of the batch is done with; returns the commit offset. A batch given up before changes nothing."""
+        """Every message of the batch is done with; returns the commit offset. A batch given up
+        before changes nothing.
+        """
         if self._batches.get(batch.first) is batch:
             del self._batches[batch.first]
             self.count -= batch.count
@@ -104,14 +134,20 @@ class ProcessQueue:
         return self.commit_offset
 
     def keep(self, batch: Batch, unfinished: int, count: int, body_bytes: int) -> int:
-        """Only ``count`` messages of the batch remain, the first at offset ``unfinished``: they are tried again here.
+        """Only ``count`` messages of the batch remain, the first at offset ``unfinished``: they are
+        tried again here.
 
         The batch keeps its place. Returns the commit offset.
         """
         if self._batches.get(batch.first) is batch and batch.unfinished <= unfinished <= batch.last:
             self.count += count - batch.count
             self.body_bytes += body_bytes - batch.body_bytes
-            batch.unfinished, batch.count, batch.body_bytes, batch.started_ms = unfinished, count, body_bytes, 0
+            batch.unfinished, batch.count, batch.body_bytes, batch.started_ms = (
+                unfinished,
+                count,
+                body_bytes,
+                0,
+            )
         return self.commit_offset
 
     @property
@@ -120,27 +156,36 @@ class ProcessQueue:
         return next(iter(self._batches.values())).unfinished if self._batches else self._end
 
     def overdue(self, now_ms: int, timeout_ms: int) -> list[Batch]:
-        """The oldest batches as long as the listener has had them for more than ``timeout_ms``, at most 16 messages.
+        """The oldest batches as long as the listener has had them for more than ``timeout_ms``, at
+        most 16 messages.
 
         A greater batch comes alone. They stay until ``finish``.
         """
         found: list[Batch] = []
         messages = 0
         for batch in self._batches.values():
-            if not batch.started_ms or now_ms - batch.started_ms <= timeout_ms or (found and messages + batch.count > EXPIRED_MESSAGES_MAX):
+            if (
+                not batch.started_ms
+                or now_ms - batch.started_ms <= timeout_ms
+                or (found and messages + batch.count > EXPIRED_MESSAGES_MAX)
+            ):
                 break
             found.append(batch)
             messages += batch.count
         return found
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def pull_expired(self, now_ms: int, idle_ms: int) -> bool:
-        """No pull for longer than ``idle_ms``: something broke; the queue is dropped and taken anew."""
+        """No pull for longer than ``idle_ms``: something broke; the queue is dropped and taken
+        anew.
+        """
         return now_ms - self.last_pull_ms > idle_ms
 
     def drop(self) -> None:
-        """No message of this queue is handed out from now on, and results that still come are ignored."""
+        """No message of this queue is handed out from now on, and results that still come are
+        ignored.
+        """
         self.dropped = True
 
     def clear(self) -> None:

@@ -1,4 +1,6 @@
-"""From what the store found to what a pull is answered (protocol-behaviour 10.4, 10.5). Pure; called by the broker's pull handlers."""
+"""From what the store found to what a pull is answered (protocol-behaviour 10.4, 10.5). Pure;
+called by the broker's pull handlers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _CODES = {
 
 
 def response_code(status: GetMessageStatus, offset: int) -> int:
-    """The answer's code; an empty or missing queue is "nothing yet" at offset 0 and "moved" anywhere else.
+    """The answer's code; an empty or missing queue is "nothing yet" at offset 0 and "moved"
+    anywhere else.
 
     >>> response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0), response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 5)
     (19, 21)

@@ -4,14 +4,18 @@
                         │ unlock of A: free                    │ 60 s without refresh: whoever asks gets it, with a new epoch
                         └ A asks for a lock anew (another life of the same client id): a new epoch
 
-The epoch is the fence: it is new each time the queue changes hands, and a commit that names an epoch counts only while that one is in force
-(``admits``). A refresh names its epoch, too, and gets nothing once that is over: a late one cannot take back a queue that was given away.
-RocketMQ's own clients know no epochs; they are told apart by their client ids alone, and every request of theirs is both.
+The epoch is the fence: it is new each time the queue changes hands, and a commit that names an
+epoch counts only while that one is in force (``admits``). A refresh names its epoch, too, and gets
+nothing once that is over: a late one cannot take back a queue that was given away. RocketMQ's own
+clients know no epochs; they are told apart by their client ids alone, and every request of theirs
+is both.
 
-Decides: who holds a queue. Does not decide: what an orderly consumer does without it. Callers: the broker's group handlers and
-its offset rule (a commit for a locked queue is taken from the holder only).
+Decides: who holds a queue. Does not decide: what an orderly consumer does without it. Callers: the
+broker's group handlers and its offset rule (a commit for a locked queue is taken from the holder
+only).
 
-Invariants: a queue of a group has at most one holder; a holder that was silent for 60 s may be replaced; no epoch is given twice.
+Invariants: a queue of a group has at most one holder; a holder that was silent for 60 s may be
+replaced; no epoch is given twice.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from dataclasses import dataclass
 from rmq_ray.model.ids import MessageQueue
 
 LOCK_LIFE_MS = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime
-FORGET_AFTER_LIVES = 10  # a holder that was silent for that long has to begin anew even if nobody came meanwhile
+FORGET_AFTER_LIVES = (
+    10  # a holder that was silent for that long has to begin anew even if nobody came meanwhile
+)
 LOCKS_MAX = 100_000  # of all groups; beyond it only refreshes are granted
 NAME_LENGTH_MAX = 512  # of client id, group, topic: what clients make up must not fill the table
 
@@ -62,45 +68,87 @@ class QueueLocks:
         self._last_epoch = 0
 
     def load(self, held: Iterable[HeldLock], epoch_floor: int, now_ms: float) -> None:
-        """After a restart: everybody keeps what he held for another 60 s. New epochs are greater than ``epoch_floor`` and all of ``held``."""
-        self._locks = {(lock.group, lock.queue): _Lock(lock.client_id, now_ms, lock.epoch) for lock in held}
-        self._last_epoch = max([epoch_floor, self._last_epoch, *(lock.epoch for lock in self._locks.values())])
+        """After a restart: everybody keeps what he held for another 60 s. New epochs are greater
+        than ``epoch_floor`` and all of ``held``.
+        """
+        self._locks = {
+            (lock.group, lock.queue): _Lock(lock.client_id, now_ms, lock.epoch) for lock in held
+        }
+        self._last_epoch = max(
+            [epoch_floor, self._last_epoch, *(lock.epoch for lock in self._locks.values())]
+        )
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: float, epochs: Mapping[MessageQueue, int] | None = None) -> list[Grant]:
+    def lock(
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[MessageQueue],
+        now_ms: float,
+        epochs: Mapping[MessageQueue, int] | None = None,
+    ) -> list[Grant]:
         """The granted subset: free, expired, or already this client's (then refreshed).
 
-        ``epochs``: of each queue the epoch to be refreshed, 0 or missing = a lock is asked for; None = a client that knows no epochs.
+        ``epochs``: of each queue the epoch to be refreshed, 0 or missing = a lock is asked for;
+        None = a client that knows no epochs.
         """
         if not 0 < len(group) <= NAME_LENGTH_MAX or not 0 < len(client_id) <= NAME_LENGTH_MAX:
             return []
         granted = []
         for queue in queues:
-            grant = self._lock_one((group, queue), client_id, now_ms, None if epochs is None else epochs.get(queue, 0))
+            grant = self._lock_one(
+                (group, queue), client_id, now_ms, None if epochs is None else epochs.get(queue, 0)
+            )
             if grant is not None:
                 granted.append(grant)
         return granted
 
-    def _lock_one(self, key: tuple[str, MessageQueue], client_id: str, now_ms: float, epoch: int | None) -> Grant | None:
+    def _lock_one(
+        self, key: tuple[str, MessageQueue], client_id: str, now_ms: float, epoch: int | None
+    ) -> Grant | None:
         held, queue = self._locks.get(key), key[1]
-        if held is not None and held.client_id == client_id and (epoch is None or epoch == held.epoch):
+        if (
+            held is not None
+            and held.client_id == client_id
+            and (epoch is None or epoch == held.epoch)
+        ):
             held.refreshed_ms = now_ms
             return Grant(queue, held.epoch, False)
         if epoch:
             return None
-        if held is None and (len(self._locks) >= LOCKS_MAX or len(queue.topic) > NAME_LENGTH_MAX or len(queue.broker_name) > NAME_LENGTH_MAX):
+        if held is None and (
+            len(self._locks) >= LOCKS_MAX
+            or len(queue.topic) > NAME_LENGTH_MAX
+            or len(queue.broker_name) > NAME_LENGTH_MAX
+        ):
             return None
-        if held is not None and held.client_id != client_id and now_ms - held.refreshed_ms <= self._life_ms:
+        if (
+            held is not None
+            and held.client_id != client_id
+            and now_ms - held.refreshed_ms <= self._life_ms
+        ):
             return None
         self._last_epoch += 1
         self._locks[key] = _Lock(client_id, now_ms, self._last_epoch)
         return Grant(queue, self._last_epoch, True)
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue], epochs: Mapping[MessageQueue, int] | None = None) -> list[MessageQueue]:
-        """Gives up the locks that this client holds (with ``epochs``: under these); others stay. Those that were given up."""
+    def unlock(
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[MessageQueue],
+        epochs: Mapping[MessageQueue, int] | None = None,
+    ) -> list[MessageQueue]:
+        """Gives up the locks that this client holds (with ``epochs``: under these); others stay.
+        Those that were given up.
+        """
         freed = []
         for queue in queues:
             held = self._locks.get((group, queue))
-            if held is not None and held.client_id == client_id and (epochs is None or epochs.get(queue) == held.epoch):
+            if (
+                held is not None
+                and held.client_id == client_id
+                and (epochs is None or epochs.get(queue) == held.epoch)
+            ):
                 del self._locks[group, queue]
                 freed.append(queue)
         return freed
@@ -108,21 +156,36 @@ class QueueLocks:
     def holder(self, group: str, queue: MessageQueue, now_ms: float) -> str | None:
         """Client id of the holder, ``None`` when free or expired."""
         held = self._locks.get((group, queue))
-        return held.client_id if held is not None and now_ms - held.refreshed_ms <= self._life_ms else None
+        return (
+            held.client_id
+            if held is not None and now_ms - held.refreshed_ms <= self._life_ms
+            else None
+        )
 
     def admits(self, group: str, queue: MessageQueue, epoch: int) -> bool:
-        """Whether what was done under ``epoch`` counts: nobody else has had the queue since. A lock that ran out unnoticed still does."""
+        """Whether what was done under ``epoch`` counts: nobody else has had the queue since. A lock
+        that ran out unnoticed still does.
+        """
         held = self._locks.get((group, queue))
         return held is not None and held.epoch == epoch
 
     def expire(self, now_ms: float) -> list[HeldLock]:
         """Forgets locks whose holders were silent for ten lives; those forgotten."""
-        gone = [key for key, held in self._locks.items() if now_ms - held.refreshed_ms > FORGET_AFTER_LIVES * self._life_ms]
-        return [HeldLock(*key, (held := self._locks.pop(key)).client_id, held.epoch) for key in gone]
+        gone = [
+            key
+            for key, held in self._locks.items()
+            if now_ms - held.refreshed_ms > FORGET_AFTER_LIVES * self._life_ms
+        ]
+        return [
+            HeldLock(*key, (held := self._locks.pop(key)).client_id, held.epoch) for key in gone
+        ]
 
     def held(self) -> list[HeldLock]:
         """The whole table."""
-        return [HeldLock(group, queue, held.client_id, held.epoch) for (group, queue), held in self._locks.items()]
+        return [
+            HeldLock(group, queue, held.client_id, held.epoch)
+            for (group, queue), held in self._locks.items()
+        ]
 
     def __len__(self) -> int:
         return len(self._locks)

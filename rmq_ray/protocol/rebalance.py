@@ -1,11 +1,14 @@
-"""Rebalance: which queues a consumer keeps, drops and adds when the group or the topic changed (protocol-behaviour 13).
+"""Rebalance: which queues a consumer keeps, drops and adds when the group or the topic changed
+(protocol-behaviour 13).
 
-Three steps per subscribed topic, each pure: ``allot`` (which queues are mine), ``plan`` (what changes), ``is_balanced`` (did the
-change succeed). Where to begin in a new queue: ``first_offset_rule``. Does not ask brokers, persist offsets or start pulls:
+Three steps per subscribed topic, each pure: ``allot`` (which queues are mine), ``plan`` (what
+changes), ``is_balanced`` (did the change succeed). Where to begin in a new queue:
+``first_offset_rule``. Does not ask brokers, persist offsets or start pulls:
 ``client.consumer.rebalancer`` does.
 
-Invariants: a list that could not be had (no route, no consumer ids) changes nothing. Dropped queues come before added ones. A
-queue in which pulls stopped is dropped and, being still allotted, added anew.
+Invariants: a list that could not be had (no route, no consumer ids) changes nothing. Dropped queues
+come before added ones. A queue in which pulls stopped is dropped and, being still allotted, added
+anew.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What to do for one topic. ``expired`` are those of ``drop`` that are dropped because their pulls stopped."""
+    """What to do for one topic. ``expired`` are those of ``drop`` that are dropped because their
+    pulls stopped.
+    """
 
     keep: tuple[MessageQueue, ...] = ()
     drop: tuple[MessageQueue, ...] = ()
@@ -78,11 +83,15 @@ class RebalancePlan:
         return bool(self.drop or self.add)
 
 
-def allot(member: Membership, queues: Collection[MessageQueue] | None, client_ids: Collection[str] | None) -> Allotment:
-    """The queues of one topic that belong to ``member``. None or empty = that list could not be had.
+def allot(
+    member: Membership, queues: Collection[MessageQueue] | None, client_ids: Collection[str] | None
+) -> Allotment:
+    """The queues of one topic that belong to ``member``. None or empty = that list could not be
+    had.
 
-    Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the same, and the strategy divides. One that
-    raises, or answers something else than queues of the topic, changes nothing.
+    Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the
+    same, and the strategy divides. One that raises, or answers something else than queues of the
+    topic, changes nothing.
     """
     if not queues:
         return Allotment(AllotmentOutcome.NO_QUEUES)
@@ -92,33 +101,53 @@ def allot(member: Membership, queues: Collection[MessageQueue] | None, client_id
         return Allotment(AllotmentOutcome.NO_CONSUMERS)
     try:
         ordered = sorted(queues, key=_ORDER)
-        share = frozenset(member.strategy.allocate(member.group, member.client_id, ordered, sorted(client_ids)))
+        share = frozenset(
+            member.strategy.allocate(member.group, member.client_id, ordered, sorted(client_ids))
+        )
         _check_share(share, ordered, member.strategy.name)
-    except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the outcome carries it
+    except Exception as error:  # noqa: BLE001
         return Allotment(AllotmentOutcome.STRATEGY_FAILED, error=error)
     return Allotment(AllotmentOutcome.ALLOTTED, share)
 
 
-def plan(allotted: Collection[MessageQueue], held: Mapping[MessageQueue, ProcessQueue], now_ms: int, pull_idle_ms: int, passive: bool = True) -> RebalancePlan:
-    """What changes for one topic. ``held``: the topic's queues that this consumer works on; ``passive``: a push consumer.
+def plan(
+    allotted: Collection[MessageQueue],
+    held: Mapping[MessageQueue, ProcessQueue],
+    now_ms: int,
+    pull_idle_ms: int,
+    passive: bool = True,
+) -> RebalancePlan:
+    """What changes for one topic. ``held``: the topic's queues that this consumer works on;
+    ``passive``: a push consumer.
 
-    Dropped: queues no longer allotted, and (push only) those without a pull for longer than ``pull_idle_ms``. A queue marked
-    dropped that is still allotted is left alone: its offset is being corrected. All results are sorted.
+    Dropped: queues no longer allotted, and (push only) those without a pull for longer than
+    ``pull_idle_ms``. A queue marked dropped that is still allotted is left alone: its offset is
+    being corrected. All results are sorted.
     """
     wanted = frozenset(allotted)
-    expired = {queue for queue, process in held.items() if queue in wanted and passive and process.pull_expired(now_ms, pull_idle_ms)}
+    expired = {
+        queue
+        for queue, process in held.items()
+        if queue in wanted and passive and process.pull_expired(now_ms, pull_idle_ms)
+    }
     drop = {queue for queue in held if queue not in wanted} | expired
     keep = held.keys() - drop
     return RebalancePlan(_sorted(keep), _sorted(drop), _sorted(wanted - keep), _sorted(expired))
 
 
-def foreign_queues(subscribed: Collection[str], held: Collection[MessageQueue]) -> tuple[MessageQueue, ...]:
-    """Held queues of topics that are no longer subscribed: dropped after all topics were gone through."""
+def foreign_queues(
+    subscribed: Collection[str], held: Collection[MessageQueue]
+) -> tuple[MessageQueue, ...]:
+    """Held queues of topics that are no longer subscribed: dropped after all topics were gone
+    through.
+    """
     return _sorted(queue for queue in held if queue.topic not in subscribed)
 
 
 def is_balanced(allotment: Allotment, working: Collection[MessageQueue]) -> bool:
-    """True when the queues worked on are exactly the share; false = the next rebalance comes after 1 s instead of 20 s."""
+    """True when the queues worked on are exactly the share; false = the next rebalance comes after
+    1 s instead of 20 s.
+    """
     return allotment.settled and allotment.queues == frozenset(working)
 
 
@@ -132,9 +161,11 @@ class StartRule(Enum):
 
 
 def first_offset_rule(start_from: ConsumeFromWhere, topic: str) -> StartRule:
-    """The rule when the broker has no offset of the group; retry topics are never skipped with LAST_OFFSET.
+    """The rule when the broker has no offset of the group; retry topics are never skipped with
+    LAST_OFFSET.
 
-    FIRST_OFFSET asks for the minimum: RocketMQ begins at 0 and is corrected 10 s later when the minimum is greater.
+    FIRST_OFFSET asks for the minimum: RocketMQ begins at 0 and is corrected 10 s later when the
+    minimum is greater.
     """
     retry = topic.startswith(RETRY_PREFIX)
     if start_from is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
@@ -145,7 +176,8 @@ def first_offset_rule(start_from: ConsumeFromWhere, topic: str) -> StartRule:
 
 
 def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:
-    """A queue's threshold from the topic's: divided by the queues held, at least 1; -1 = there is none, ``otherwise`` counts.
+    """A queue's threshold from the topic's: divided by the queues held, at least 1; -1 = there is
+    none, ``otherwise`` counts.
 
     >>> divided_threshold(1000, 3, 77), divided_threshold(2, 5, 77), divided_threshold(-1, 3, 77)
     (333, 1, 77)
@@ -153,12 +185,20 @@ def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:
     return otherwise if topic_threshold == -1 or queues == 0 else max(1, topic_threshold // queues)
 
 
-def _check_share(share: frozenset[MessageQueue], ordered: Sequence[MessageQueue], name: str) -> None:
-    """A strategy of a user's own may be wrong: ``ClientError`` for a queue that the topic does not have."""
+def _check_share(
+    share: frozenset[MessageQueue], ordered: Sequence[MessageQueue], name: str
+) -> None:
+    """A strategy of a user's own may be wrong: ``ClientError`` for a queue that the topic does not
+    have.
+    """
     for queue in share:
         at = bisect_left(ordered, _ORDER(queue), key=_ORDER)
         if at == len(ordered) or ordered[at] != queue:
-            raise ClientError(f"allocation strategy {name} gave {queue!s:.200}, which is none of the topic's queues", name)
+            raise ClientError(
+                f"allocation strategy {name} gave {queue!s:.200}, which is none of the "
+                f"topic's queues",
+                name,
+            )
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

@@ -1,7 +1,9 @@
-"""What becomes of a message that a consumer could not process: another try later, or the dead-letter topic (protocol-behaviour 17).
+"""What becomes of a message that a consumer could not process: another try later, or the
+dead-letter topic (protocol-behaviour 17).
 
-Decides: destination, delay level, new reconsume count and properties of the copy. Does not decide: where queues are, how it is
-stored. Callers: the broker's send-back handler, and its send path for messages that clients write into ``%RETRY%`` themselves.
+Decides: destination, delay level, new reconsume count and properties of the copy. Does not decide:
+where queues are, how it is stored. Callers: the broker's send-back handler, and its send path for
+messages that clients write into ``%RETRY%`` themselves.
 
 Invariant: a message is handed out at most 1 + max_times times, then it lies in ``%DLQ%group``.
 """
@@ -26,7 +28,9 @@ class Redelivery:
 
 
 def max_times(group: GroupConfig, asked: int | None) -> int:
-    """Retries allowed: what the client asked (it knows its own setting since 3.4.9), else the group's 16. Negative = the group's."""
+    """Retries allowed: what the client asked (it knows its own setting since 3.4.9), else the
+    group's 16. Negative = the group's.
+    """
     return group.retry_max_times if asked is None or asked < 0 else asked
 
 
@@ -41,11 +45,17 @@ def decide(group: GroupConfig, reconsume_times: int, delay_level: int, limit: in
     return Redelivery(retry_topic(group.name), False, level, reconsume_times + 1)
 
 
-def copy_properties(properties: dict[str, str], topic: str, offset_message_id: str, client_message_id: str | None) -> dict[str, str]:
-    """Properties of the copy of a record of ``topic``: the first topic and the first message id stay with it for ever."""
+def copy_properties(
+    properties: dict[str, str], topic: str, offset_message_id: str, client_message_id: str | None
+) -> dict[str, str]:
+    """Properties of the copy of a record of ``topic``: the first topic and the first message id
+    stay with it for ever.
+    """
     kept = dict(properties)
     kept.setdefault(RETRY_TOPIC, topic)
-    kept.setdefault(ORIGIN_MESSAGE_ID, client_message_id or kept.get(UNIQUE_KEY) or offset_message_id)
+    kept.setdefault(
+        ORIGIN_MESSAGE_ID, client_message_id or kept.get(UNIQUE_KEY) or offset_message_id
+    )
     kept.pop(WAIT, None)
     kept.pop(DELAY, None)
     return kept

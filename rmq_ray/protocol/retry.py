@@ -1,7 +1,8 @@
-"""What follows when an attempt to send fails: once more, on another broker, after a pause, or never (protocol-behaviour 8).
+"""What follows when an attempt to send fails: once more, on another broker, after a pause, or never
+(protocol-behaviour 8).
 
-Decides per send, for as many attempts as its overall time-out and its number of retries allow. Does not send, sleep or choose
-queues. Pure: ``now_ms`` is an argument (monotonic).
+Decides per send, for as many attempts as its overall time-out and its number of retries allow. Does
+not send, sleep or choose queues. Pure: ``now_ms`` is an argument (monotonic).
 
     failure                                    one broker, fixed queue, or idempotent     several brokers
                                                and possibly stored on this broker name
@@ -14,8 +15,8 @@ queues. Pure: ``now_ms`` is an argument (monotonic).
     codes of ``RETRIED_CODES``                 counted, pause, the same frame             counted, another broker
     any other code                             given up                                   given up
 
-Invariants: at most 1 + retries counted attempts; nothing begins after the deadline; once an attempt was unknown, the send
-never ends as a definite failure.
+Invariants: at most 1 + retries counted attempts; nothing begins after the deadline; once an attempt
+was unknown, the send never ends as a definite failure.
 """
 
 from __future__ import annotations
@@ -42,14 +43,29 @@ BACK_OFF_MAX_MS = 200.0
 NAMED_MAX = 6  # attempts that an error names one by one
 
 # Response codes (protocol-behaviour 2.2); numbers because protocol/ stands below remoting.
-SYSTEM_ERROR, SYSTEM_BUSY, MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST = 1, 2, 13, 14, 16, 17
+(
+    SYSTEM_ERROR,
+    SYSTEM_BUSY,
+    MESSAGE_ILLEGAL,
+    SERVICE_NOT_AVAILABLE,
+    NO_PERMISSION,
+    TOPIC_NOT_EXIST,
+) = 1, 2, 13, 14, 16, 17
 NO_BUYER_ID, NOT_IN_CURRENT_UNIT, FLOW_CONTROL = 204, 205, 215
 DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS = 20001, 20002, 20003
 
 TRANSIENT_CODES = frozenset((SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING))
 """Refused before anything was written, and it passes by itself."""
-RETRIED_CODES = TRANSIENT_CODES | {TOPIC_NOT_EXIST, SYSTEM_ERROR, NO_PERMISSION, NO_BUYER_ID, NOT_IN_CURRENT_UNIT}
-"""Refusals after which RocketMQ's producer tries another broker (4.9's six, 5.x's SYSTEM_BUSY, and ours)."""
+RETRIED_CODES = TRANSIENT_CODES | {
+    TOPIC_NOT_EXIST,
+    SYSTEM_ERROR,
+    NO_PERMISSION,
+    NO_BUYER_ID,
+    NOT_IN_CURRENT_UNIT,
+}
+"""Refusals after which RocketMQ's producer tries another broker (4.9's six, 5.x's SYSTEM_BUSY, and
+ours).
+"""
 
 
 class Failure(Enum):
@@ -82,9 +98,10 @@ _GIVE_UP = Decision(Step.GIVE_UP)
 class SendAttempts:
     """The attempts of one send.
 
-    ``started_ms``, ``timeout_ms``: the overall time-out. ``retries``: counted attempts after the first. ``alone``: one broker
-    serves the topic, or the queue is given. ``idempotent``: never to another broker once it may be stored. ``codes_retried``:
-    False for asynchronous sends, where RocketMQ hands a refusal to the caller; one that passes by itself is repeated all the same.
+    ``started_ms``, ``timeout_ms``: the overall time-out. ``retries``: counted attempts after the
+    first. ``alone``: one broker serves the topic, or the queue is given. ``idempotent``: never to
+    another broker once it may be stored. ``codes_retried``: False for asynchronous sends, where
+    RocketMQ hands a refusal to the caller; one that passes by itself is repeated all the same.
     """
 
     __slots__ = (
@@ -102,7 +119,16 @@ class SendAttempts:
         "timeout_ms",
     )
 
-    def __init__(self, started_ms: float, timeout_ms: float, retries: int, *, alone: bool, idempotent: bool = False, codes_retried: bool = True) -> None:
+    def __init__(
+        self,
+        started_ms: float,
+        timeout_ms: float,
+        retries: int,
+        *,
+        alone: bool,
+        idempotent: bool = False,
+        codes_retried: bool = True,
+    ) -> None:
         self.started_ms = started_ms
         self.timeout_ms = timeout_ms
         self.deadline_ms = started_ms + timeout_ms
@@ -117,7 +143,9 @@ class SendAttempts:
         self._yielding = False
 
     def attempt_timeout_ms(self, now_ms: float) -> float:
-        """How long this attempt may wait: its share of what is left where a repeat is recognised, else all of it; 0 or less = too late."""
+        """How long this attempt may wait: its share of what is left where a repeat is recognised,
+        else all of it; 0 or less = too late.
+        """
         left = self.deadline_ms - now_ms
         if self._alone or self._idempotent:
             return left / max(1, self._retries + 2 - self.attempts)
@@ -132,7 +160,9 @@ class SendAttempts:
         if left <= 0:
             self._timed_out = True
             return _GIVE_UP
-        if stay and (failure is Failure.NOT_SENT or (failure is Failure.REFUSED and code in TRANSIENT_CODES)):
+        if stay and (
+            failure is Failure.NOT_SENT or (failure is Failure.REFUSED and code in TRANSIENT_CODES)
+        ):
             return self._pause(left)
         if failure is Failure.REFUSED and code in TRANSIENT_CODES:
             return self._yielded(left)
@@ -141,22 +171,45 @@ class SendAttempts:
         return self._counted(stay, left)
 
     def not_stored(self, now_ms: float) -> Decision:
-        """The answer was a status below SEND_OK and the settings ask for another broker then; GIVE_UP = return that result."""
+        """The answer was a status below SEND_OK and the settings ask for another broker then;
+        GIVE_UP = return that result.
+        """
         self._maybe_stored = True
         if self._alone or self._idempotent or now_ms >= self.deadline_ms:
             return _GIVE_UP
         return self._counted(False, self.deadline_ms - now_ms)
 
-    def error(self, failure: Failure, code: int, reason: str, topic: str, brokers_sent: Sequence[str], now_ms: float) -> SendError:
-        """The typed error of a send that was given up: unknown if any attempt was, else the last definite failure."""
+    def error(
+        self,
+        failure: Failure,
+        code: int,
+        reason: str,
+        topic: str,
+        brokers_sent: Sequence[str],
+        now_ms: float,
+    ) -> SendError:
+        """The typed error of a send that was given up: unknown if any attempt was, else the last
+        definite failure.
+        """
         cost = now_ms - self.started_ms
-        head = f"Send [{self.attempts}] times, still failed, cost [{cost:.0f}]ms, Topic: {topic}, BrokersSent: [{_named(brokers_sent)}]"
+        head = (
+            f"Send [{self.attempts}] times, still failed, cost [{cost:.0f}]ms, Topic: {topic}, "
+            f"BrokersSent: [{_named(brokers_sent)}]"
+        )
         if self._maybe_stored and (self._timed_out or now_ms >= self.deadline_ms):
-            return SendTimeout(f"{head}: no answer within {self.timeout_ms:.0f} ms ({reason}); the message may be stored, a longer timeout= may help", topic)
+            return SendTimeout(
+                f"{head}: no answer within {self.timeout_ms:.0f} ms ({reason}); the message "
+                f"may be stored, a longer timeout= may help",
+                topic,
+            )
         if self._maybe_stored:
             return SendUnknown(f"{head}: {reason}; the message may be stored", topic)
         if failure is Failure.NOT_SENT:
-            return BrokerUnreachable(f"{head}: {reason.removesuffix('; nothing was sent')}; nothing was sent, check that the broker runs", topic)
+            return BrokerUnreachable(
+                f"{head}: {reason.removesuffix('; nothing was sent')}; nothing was sent, "
+                f"check that the broker runs",
+                topic,
+            )
         return refusal(code, f"{head}: {reason}", topic)
 
     def _pause(self, left_ms: float) -> Decision:
@@ -173,10 +226,16 @@ class SendAttempts:
         if first:
             return Decision(Step.ELSEWHERE)
         decision = self._pause(left_ms)
-        return decision if decision.step is Step.GIVE_UP else Decision(Step.ELSEWHERE, decision.delay_ms)
+        return (
+            decision
+            if decision.step is Step.GIVE_UP
+            else Decision(Step.ELSEWHERE, decision.delay_ms)
+        )
 
     def _counted(self, stay: bool, left_ms: float) -> Decision:
-        """A repeat on the same broker pauses too: three attempts within a millisecond would all meet the same fault."""
+        """A repeat on the same broker pauses too: three attempts within a millisecond would all
+        meet the same fault.
+        """
         if self.attempts > self._retries:
             return _GIVE_UP
         self.attempts += 1
@@ -195,7 +254,9 @@ def _named(brokers: Sequence[str]) -> str:
     """
     if len(brokers) <= NAMED_MAX:
         return ", ".join(brokers)
-    return ", ".join(f"{broker} ({brokers.count(broker)} times)" for broker in dict.fromkeys(brokers))
+    return ", ".join(
+        f"{broker} ({brokers.count(broker)} times)" for broker in dict.fromkeys(brokers)
+    )
 
 
 def refusal(code: int, reason: str, topic: str) -> SendError:
@@ -203,11 +264,21 @@ def refusal(code: int, reason: str, topic: str) -> SendError:
     if code == TOPIC_NOT_EXIST:
         return TopicNotFound(f"{reason} (code {code}): create topic {topic!r} first", topic)
     if code == NO_PERMISSION:
-        return TopicNotWritable(f"{reason} (code {code}): topic {topic!r} or its broker is not writable, or the client not allowed", topic)
+        return TopicNotWritable(
+            f"{reason} (code {code}): topic {topic!r} or its broker is not writable, or the "
+            f"client not allowed",
+            topic,
+        )
     if code in TRANSIENT_CODES:
         return BrokerBusy(f"{reason} (code {code}): nothing was written, send again later", topic)
     if code in (MESSAGE_ILLEGAL, BAD_RECORDS):
-        return MessageIllegal(f"{reason} (code {code}): nothing was written, change the message", topic)
+        return MessageIllegal(
+            f"{reason} (code {code}): nothing was written, change the message", topic
+        )
     if code == DUPLICATE_MISMATCH:
-        return DuplicateMismatch(f"{reason} (code {code}): the frame's number was used before with other bytes; make a new producer", topic)
+        return DuplicateMismatch(
+            f"{reason} (code {code}): the frame's number was used before with other bytes; "
+            f"make a new producer",
+            topic,
+        )
     return SendError(f"{reason} (code {code})", topic)

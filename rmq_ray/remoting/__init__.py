@@ -1,1 +1,3 @@
-"""RocketMQ's wire protocol: frames, headers, bodies, connections. Turns frames into values and back; decides nothing."""
+"""RocketMQ's wire protocol: frames, headers, bodies, connections. Turns frames into values and
+back; decides nothing.
+"""

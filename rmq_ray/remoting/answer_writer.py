@@ -1,8 +1,9 @@
 """Collects the frames of one turn of the loop and writes them together.
 
-Decides how buffers are joined: short neighbours into one, long ones as they are (copying them costs more than a system call).
-Called by ``peer`` and ``async_connection``. Invariant: what was added is never changed by its maker afterwards: mutable buffers are
-copied, because the receive buffer they may be views of is used again.
+Decides how buffers are joined: short neighbours into one, long ones as they are (copying them costs
+more than a system call). Called by ``peer`` and ``async_connection``. Invariant: what was added is
+never changed by its maker afterwards: mutable buffers are copied, because the receive buffer they
+may be views of is used again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ class AnswerWriter:
     def add(self, parts: list[Buffer]) -> None:
         """Append one frame."""
         for part in parts:
-            fixed = part if type(part) is bytes or (isinstance(part, memoryview) and part.readonly) else bytes(part)
+            fixed = (
+                part
+                if type(part) is bytes or (isinstance(part, memoryview) and part.readonly)
+                else bytes(part)
+            )
             self._parts.append(fixed)
             self._bytes += len(fixed)
 

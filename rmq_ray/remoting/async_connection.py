@@ -1,8 +1,9 @@
 """One connection inside an event loop: the caller's loop sends, receives and waits; no thread.
 
-Decides the same as ``connection`` (what a broken connection means for each request), for asyncio. Called by ``AsyncProducer`` and by
-brokers. Invariants: everything runs in the loop that called ``open``; answers own their bytes; a cancelled request leaves nothing
-behind; frames of one turn of the loop leave in one write; a peer that does not read ends the connection at ``unsent_bytes_max``.
+Decides the same as ``connection`` (what a broken connection means for each request), for asyncio.
+Called by ``AsyncProducer`` and by brokers. Invariants: everything runs in the loop that called
+``open``; answers own their bytes; a cancelled request leaves nothing behind; frames of one turn of
+the loop leave in one write; a peer that does not read ends the connection at ``unsent_bytes_max``.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from typing import cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ConnectFailed, HandshakeFailed, MalformedFrame, RemotingError, RequestTimeout, TooManyRequests
+from rmq_ray.errors import (
+    ConnectFailed,
+    HandshakeFailed,
+    MalformedFrame,
+    RemotingError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
-from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.sockets import tune
 from rmq_ray.remoting.waiting import lost, no_time_left, not_sent
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -37,11 +45,18 @@ LostCallback = Callable[["AsyncConnection", RemotingError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """Made by ``open``. ``on_request`` answers the server's requests in the loop (None = no answer); ``on_lost`` is called once when
-    the connection breaks, but not after ``close``.
+    """Made by ``open``. ``on_request`` answers the server's requests in the loop (None = no
+    answer); ``on_lost`` is called once when the connection breaks, but not after ``close``.
     """
 
-    def __init__(self, address: Address, limits: RemotingLimits, clock: Clock, on_request: RequestCallback | None, on_lost: LostCallback | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        limits: RemotingLimits,
+        clock: Clock,
+        on_request: RequestCallback | None,
+        on_lost: LostCallback | None,
+    ) -> None:
         self.address = address
         self._name = str(address)
         self._limits = limits
@@ -78,16 +93,23 @@ class AsyncConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(limits.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, address.host, address.port)
                 if credentials is not None:
-                    await connection._shake_hands(ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES)))
+                    await connection._shake_hands(
+                        ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES))
+                    )
         except (OSError, TimeoutError) as error:
             connection._break(str(error))
-            raise ConnectFailed(f"cannot connect to {address}: {error or type(error).__name__}; nothing was sent", str(address)) from None
+            raise ConnectFailed(
+                f"cannot connect to {address}: {error or type(error).__name__}; nothing was sent",
+                str(address),
+            ) from None
         except HandshakeFailed as error:
             connection._break("handshake failed")
             raise HandshakeFailed(f"{address}: {error}", str(address)) from None
         except RemotingError as error:
             connection._break(str(error))
-            raise ConnectFailed(f"{address} ended the handshake: {error}; nothing was sent", str(address)) from None
+            raise ConnectFailed(
+                f"{address} ended the handshake: {error}; nothing was sent", str(address)
+            ) from None
         except BaseException:
             connection._break("cancelled")
             raise
@@ -100,21 +122,30 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._dead is None
 
     async def request(self, command: Command, timeout_ms: float) -> Command:
-        """Send and wait. Errors are those of ``Connection.request``; cancelling leaves the request perhaps processed."""
+        """Send and wait. Errors are those of ``Connection.request``; cancelling leaves the request
+        perhaps processed.
+        """
         if timeout_ms <= 0:
             raise no_time_left(self._name)
         if len(self._waiting) >= self._limits.unanswered_requests_max:
-            raise TooManyRequests(f"{len(self._waiting)} requests to {self._name} are unanswered; nothing was sent", self._name)
+            raise TooManyRequests(
+                f"{len(self._waiting)} requests to {self._name} are unanswered; nothing was sent",
+                self._name,
+            )
         opaque = next(self._opaque) & 0x7FFFFFFF
         self._send(command, opaque, command.flag)
         return await self._answer(opaque, timeout_ms)
 
     def oneway(self, command: Command) -> None:
-        """Send without an answer. Raises ``ConnectFailed``, ``TooManyRequests``, ``FrameTooLarge``: nothing was sent."""
+        """Send without an answer. Raises ``ConnectFailed``, ``TooManyRequests``, ``FrameTooLarge``:
+        nothing was sent.
+        """
         self._send(command, next(self._opaque) & 0x7FFFFFFF, command.flag | FLAG_ONEWAY)
 
     def give_back(self, answer: Command) -> None:
-        """Nobody reads in this answer's body any more: where it lay in a buffer of its own, later answers are received there."""
+        """Nobody reads in this answer's body any more: where it lay in a buffer of its own, later
+        answers are received there.
+        """
         body = answer.body
         if isinstance(body, memoryview) and isinstance(body.obj, bytearray):
             self._buffer.take_back(body.obj)
@@ -127,13 +158,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             await asyncio.wait([self._closed], timeout=1.0)
 
-    # --- sending -----------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def _send(self, command: Command, opaque: int, flag: int) -> None:
         if self._dead is not None or self._writer is None or self._transport is None:
             raise not_sent(self._name, self._dead or "not connected")
         if self._transport.get_write_buffer_size() > self._limits.unsent_bytes_max:
-            raise TooManyRequests(f"{self._name} does not read: {self._transport.get_write_buffer_size()} bytes are unsent", self._name)
+            raise TooManyRequests(
+                f"{self._name} does not read: {self._transport.get_write_buffer_size()} "
+                f"bytes are unsent",
+                self._name,
+            )
         self._writer.add(encode(command, opaque, flag))
         if not self._flush_planned:
             self._flush_planned = True
@@ -158,7 +193,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _expire(self, opaque: int) -> None:
         future = self._waiting.pop(opaque, None)
         if future is not None and not future.done():
-            future.set_exception(RequestTimeout(f"{self._name} did not answer in time; the request may have been processed", self._name))
+            future.set_exception(
+                RequestTimeout(
+                    f"{self._name} did not answer in time; the request may have been processed",
+                    self._name,
+                )
+            )
 
     async def _shake_hands(self, client: ClientHandshake) -> None:
         hello = client.hello()
@@ -167,7 +207,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._send(prove, prove.opaque, prove.flag)
         client.finish(await self._answer(prove.opaque, self._limits.connect_timeout_ms))
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _break(self, reason: str, gently: bool = False) -> None:
         if self._dead is None:
@@ -187,12 +227,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _look_around(self) -> None:
         """Every quarter of the idle time-out."""
         if self._dead is None:
-            if not self._waiting and self._clock.monotonic_ms() - self._moved_ms > self._limits.idle_timeout_ms:
+            if (
+                not self._waiting
+                and self._clock.monotonic_ms() - self._moved_ms > self._limits.idle_timeout_ms
+            ):
                 self._break("idle")
             else:
-                self._idle_check = self._loop.call_later(self._limits.idle_timeout_ms / 4000, self._look_around)
+                self._idle_check = self._loop.call_later(
+                    self._limits.idle_timeout_ms / 4000, self._look_around
+                )
 
-    # --- asyncio -----------------------------------------------------------------------------------------------------
+    # --- asyncio ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
@@ -257,4 +302,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
             try:
                 self._send(answer, answer.opaque, answer.flag)
             except RemotingError as error:
-                log.warning("request %d of %s stays unanswered: %s", command.code, self._name, error)
+                log.warning(
+                    "request %d of %s stays unanswered: %s", command.code, self._name, error
+                )

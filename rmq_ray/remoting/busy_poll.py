@@ -1,12 +1,16 @@
-"""How a busy server waits for its next frame: it looks again and again, for a millisecond at most, instead of letting its core fall asleep.
+"""How a busy server waits for its next frame: it looks again and again, for a millisecond at most,
+instead of letting its core fall asleep.
 
     serving for less than a fifth of 20 ms: asleep between frames        more: ──served──> look, give way, look, ... ──1 ms without a frame──> asleep
 
-A core that sleeps is slow to rouse (a virtual one: through the hypervisor, 20 to 60 us), and each frame of a client that waits for its answer finds it asleep.
-And the kernel wakes a thread on an idle core if there is one: threads of a client on this machine, who need one interpreter lock, are torn apart by that.
+A core that sleeps is slow to rouse (a virtual one: through the hypervisor, 20 to 60 us), and each
+frame of a client that waits for its answer finds it asleep. And the kernel wakes a thread on an
+idle core if there is one: threads of a client on this machine, who need one interpreter lock, are
+torn apart by that.
 
-Decides when the loop polls. Called by ``peer`` for each piece of input. Invariants: between two looks every other thread of the machine may run
-(``sched_yield``) and every other event of the loop is served; a server that is idle, or nearly so, sleeps.
+Decides when the loop polls. Called by ``peer`` for each piece of input. Invariants: between two
+looks every other thread of the machine may run (``sched_yield``) and every other event of the loop
+is served; a server that is idle, or nearly so, sleeps.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from rmq_ray.clock import Clock
 
 WINDOW_MS = 20.0
 BUSY_SHARE = 0.2
-"""Of a window, spent on serving: with more the next frame is near, and polling costs five times the work at most."""
+"""Of a window, spent on serving: with more the next frame is near, and polling costs five times the
+work at most.
+"""
 
 
 class BusyPoll:

@@ -1,13 +1,15 @@
-"""One connection that any thread may use: a request is written by its caller, answers are matched by opaque.
+"""One connection that any thread may use: a request is written by its caller, answers are matched
+by opaque.
 
     callers --- Outbox (combined writes) --->  socket  ---> reader thread --- WaitingTable ---> lock of the caller, or callback
                                                                    \\--- the server's own requests ---> on_request, answer written back
 
-Decides when the connection is dead and what that means for each request: not sent, or perhaps processed. Does not decide about
-retries. Called by ``pool``, scan readers and tests; the wire is ``frame``'s, opening is ``dial``'s.
-Invariants: every wait has a limit and is cut into slices of half a second (Ctrl-C and ``ray.cancel`` reach a thread only between them);
-a dying reader fails everything that waits; a process made by fork never touches its parent's connection; nothing is raised for a
-response code.
+Decides when the connection is dead and what that means for each request: not sent, or perhaps
+processed. Does not decide about retries. Called by ``pool``, scan readers and tests; the wire is
+``frame``'s, opening is ``dial``'s. Invariants: every wait has a limit and is cut into slices of
+half a second (Ctrl-C and ``ray.cancel`` reach a thread only between them); a dying reader fails
+everything that waits; a process made by fork never touches its parent's connection; nothing is
+raised for a response code.
 """
 
 from __future__ import annotations
@@ -24,18 +26,35 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, MalformedFrame, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.dial import SEND_STALL_MS, dial
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MIN, Command, decode, encode
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
 from rmq_ray.remoting.server_request import answer_to
-from rmq_ray.remoting.waiting import Waiter, WaitingTable, discard_thread_waiter, lost, no_time_left, not_sent, thread_waiter
+from rmq_ray.remoting.waiting import (
+    Waiter,
+    WaitingTable,
+    discard_thread_waiter,
+    lost,
+    no_time_left,
+    not_sent,
+    thread_waiter,
+)
+from rmq_ray.remoting.wire.frame import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    FRAME_BYTES_MIN,
+    Command,
+    decode,
+    encode,
+)
 
 log = logging.getLogger("rmq_ray.remoting")
 
 SLICE_MS = 500
-SILENT_SLICES = 3  # so many without a byte, and requests wait: the owner is told, and again after as many
+SILENT_SLICES = (
+    3  # so many without a byte, and requests wait: the owner is told, and again after as many
+)
 READ_BYTES = 64 << 10
 _LENGTH = struct.Struct(">i")
 _CLOSE_WAIT_S = 5.0
@@ -46,12 +65,15 @@ SilentCallback = Callable[["Connection"], None]
 
 
 class Connection:
-    """Connects in the constructor: raises ``ConnectFailed`` or ``HandshakeFailed`` (nothing was sent).
+    """Connects in the constructor: raises ``ConnectFailed`` or ``HandshakeFailed`` (nothing was
+    sent).
 
-    ``credentials`` None: no handshake, for open ports. ``on_request(command, connection)`` answers the server's requests in the
-    reader thread (None = no answer) and must be quick; ``on_lost(connection, error)`` is called once when the connection breaks,
-    but not after ``close``; ``on_silent(connection)`` every 1.5 s while requests wait and nothing comes. Close it: its reader thread keeps
-    it alive. A thread of the process that computes without end delays every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
+    ``credentials`` None: no handshake, for open ports. ``on_request(command, connection)`` answers
+    the server's requests in the reader thread (None = no answer) and must be quick;
+    ``on_lost(connection, error)`` is called once when the connection breaks, but not after
+    ``close``; ``on_silent(connection)`` every 1.5 s while requests wait and nothing comes. Close
+    it: its reader thread keeps it alive. A thread of the process that computes without end delays
+    every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
     """
 
     def __init__(
@@ -81,7 +103,9 @@ class Connection:
         self._outbox = Outbox(self._sock, limits.unsent_bytes_max, self._name, self._break)
         self._heard_ms = clock.monotonic_ms()
         self._sleeper = Sleeper()
-        self._reader = threading.Thread(target=self._run, name=f"rmq-reader-{self._name}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._run, name=f"rmq-reader-{self._name}", daemon=True
+        )
         self._reader.start()
 
     def __repr__(self) -> str:
@@ -89,17 +113,23 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Requests may be tried; False for good once the connection broke, was closed, or the process was forked."""
+        """Requests may be tried; False for good once the connection broke, was closed, or the
+        process was forked.
+        """
         return self._dead is None and self._pid == os.getpid()
 
     def request(self, command: Command, timeout_ms: float) -> Command:
         """Send and wait for the answer; its body may be kept. The command itself is not changed.
 
-        Raises ``ConnectFailed``, ``TooManyRequests`` or ``FrameTooLarge`` (nothing was sent), ``ConnectionLost`` or ``RequestTimeout``
-        (may have been processed), ``ClientError`` in the reader's own thread, which would wait for itself.
+        Raises ``ConnectFailed``, ``TooManyRequests`` or ``FrameTooLarge`` (nothing was sent),
+        ``ConnectionLost`` or ``RequestTimeout`` (may have been processed), ``ClientError`` in the
+        reader's own thread, which would wait for itself.
         """
         if threading.get_ident() == self._reader.ident:
-            raise ClientError("a callback of a connection waits for an answer on the same connection; use request_async there")
+            raise ClientError(
+                "a callback of a connection waits for an answer on the same connection; use "
+                "request_async there"
+            )
         opaque = self._next_opaque(timeout_ms)
         parts = encode(command, opaque)
         waiter = thread_waiter()
@@ -124,10 +154,11 @@ class Connection:
         raise outcome
 
     def request_async(self, command: Command, timeout_ms: float, callback: AnswerCallback) -> None:
-        """Send; ``callback`` gets the answer or a ``RemotingError``, once, in the reader's or a failing writer's thread: be quick.
+        """Send; ``callback`` gets the answer or a ``RemotingError``, once, in the reader's or a
+        failing writer's thread: be quick.
 
-        Time-outs are noticed within half a second. Raises like ``request`` when nothing was sent; then the callback is not called.
-        Buffers of the body must stay unchanged until the callback.
+        Time-outs are noticed within half a second. Raises like ``request`` when nothing was sent;
+        then the callback is not called. Buffers of the body must stay unchanged until the callback.
         """
         opaque = self._next_opaque(timeout_ms)
         parts = encode(command, opaque)
@@ -135,37 +166,51 @@ class Connection:
         self._submit(opaque, parts, waiter, timeout_ms)
 
     def oneway(self, command: Command) -> None:
-        """Send without an answer. Raises like ``request``, but never ``RequestTimeout``; no error does not mean processed."""
+        """Send without an answer. Raises like ``request``, but never ``RequestTimeout``; no error
+        does not mean processed.
+        """
         parts = encode(command, self._next_opaque(), command.flag | FLAG_ONEWAY)
         self._outbox.put(parts, None)
         if self._dead is not None:
             raise lost(self._name, self._dead)
 
     def answer(self, command: Command) -> None:
-        """The answer to a request of the server that took longer; nothing when the connection is dead."""
+        """The answer to a request of the server that took longer; nothing when the connection is
+        dead.
+        """
         if self.alive:
             self._outbox.put(encode(command), None)
 
     def close(self) -> None:
-        """End the connection; what waits ends with ``ConnectionLost``. In a forked child only the child's copy goes."""
+        """End the connection; what waits ends with ``ConnectionLost``. In a forked child only the
+        child's copy goes.
+        """
         if self._pid != os.getpid():
             self._sock.close()
             return
         self._closed_here = True
         self._break("closed by this side")
 
-    # --- sending -----------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def _next_opaque(self, timeout_ms: float = 1.0) -> int:
         if timeout_ms <= 0:
             raise no_time_left(self._name)
         if self._pid != os.getpid():
-            raise not_sent(self._name, "it belongs to the parent process; open a new one after a fork")
+            raise not_sent(
+                self._name, "it belongs to the parent process; open a new one after a fork"
+            )
         if self._dead is not None:
             raise not_sent(self._name, self._dead)
         return self._waiting.next_opaque()
 
-    def _submit(self, opaque: int, parts: list[bytes | bytearray | memoryview], waiter: Waiter, timeout_ms: float) -> None:
+    def _submit(
+        self,
+        opaque: int,
+        parts: list[bytes | bytearray | memoryview],
+        waiter: Waiter,
+        timeout_ms: float,
+    ) -> None:
         self._waiting.put(opaque, waiter)
         if self._dead is not None:  # registered after the last look of whoever broke the connection
             self._waiting.fail_all(self._dead)
@@ -183,16 +228,25 @@ class Connection:
                 break
             if waiter.lock.acquire(timeout=min(SLICE_MS / 1000, left_s)):
                 return
-        if self._waiting.take(opaque) is not None:  # nobody else can release the lock any more: it may be used again
-            raise RequestTimeout(f"{self._name} did not answer in time; the request may have been processed", self._name)
+        if (
+            self._waiting.take(opaque) is not None
+        ):  # nobody else can release the lock any more: it may be used again
+            raise RequestTimeout(
+                f"{self._name} did not answer in time; the request may have been processed",
+                self._name,
+            )
         if not waiter.hand_over():  # the reader has the answer in hand
             discard_thread_waiter()
-            raise RequestTimeout(f"the answer of {self._name} was lost inside this process", self._name)
+            raise RequestTimeout(
+                f"the answer of {self._name} was lost inside this process", self._name
+            )
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _break(self, reason: str) -> None:
-        """Dead from here on: nothing more leaves, everything that waits ends. Any thread, any number of times."""
+        """Dead from here on: nothing more leaves, everything that waits ends. Any thread, any
+        number of times.
+        """
         with self._death:
             first = self._dead is None
             if first:
@@ -211,10 +265,12 @@ class Connection:
             self._read()
         except (OSError, MalformedFrame) as error:
             self._break(str(error) or type(error).__name__)
-        except BaseException as error:  # noqa: BLE001 - a reader that dies silently would leave every caller waiting
+        except BaseException as error:  # noqa: BLE001
             log.exception("the reader of %s failed", self._name)
             self._break(f"reader failed: {error!r}")
-        if self._outbox.lock.acquire(timeout=_CLOSE_WAIT_S):  # a number of a closed socket may belong to another one: no writer may be inside
+        if self._outbox.lock.acquire(
+            timeout=_CLOSE_WAIT_S
+        ):  # a number of a closed socket may belong to another one: no writer may be inside
             self._sock.close()
             self._outbox.lock.release()
         if self._on_lost is not None and not self._closed_here:
@@ -223,7 +279,7 @@ class Connection:
             except Exception:  # noqa: BLE001 - the owner's fault; the connection is over anyway
                 log.exception("on_lost of %s failed", self._name)
 
-    # --- receiving ---------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def _read(self) -> None:
         buffer = bytearray(READ_BYTES)
@@ -251,13 +307,19 @@ class Connection:
                 self._waiting.expire(self._clock.monotonic_ms())
 
     def _receive(self, space: memoryview, flags: int = 0) -> int:
-        """At least one byte. Looks after time-outs while nothing comes; raises ``OSError`` when the connection has ended.
+        """At least one byte. Looks after time-outs while nothing comes; raises ``OSError`` when the
+        connection has ended.
 
-        With ``MSG_WAITALL`` all of it in one system call unless it takes long: each call gives the GIL away for up to 5 ms.
+        With ``MSG_WAITALL`` all of it in one system call unless it takes long: each call gives the
+        GIL away for up to 5 ms.
         """
         while True:
             try:
-                count = on_core(HOME.of_reader(self._clock.monotonic_ms()), self._sleeper, lambda: self._sock.recv_into(space, 0, flags))
+                count = on_core(
+                    HOME.of_reader(self._clock.monotonic_ms()),
+                    self._sleeper,
+                    lambda: self._sock.recv_into(space, 0, flags),
+                )
             except BlockingIOError:
                 self._look_around()
                 continue
@@ -310,4 +372,6 @@ class Connection:
             try:
                 self._outbox.put(encode(answer), None)
             except RemotingError as error:
-                log.warning("request %d of %s stays unanswered: %s", command.code, self._name, error)
+                log.warning(
+                    "request %d of %s stays unanswered: %s", command.code, self._name, error
+                )

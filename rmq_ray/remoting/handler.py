@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import RemotingError
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.wire.frame import Command
 
 if TYPE_CHECKING:
     from rmq_ray.remoting.busy_poll import BusyPoll
@@ -24,7 +24,8 @@ class Handler(Protocol):
     def handle(self, command: Command, peer: Any) -> Command | None:
         """The answer, or None: it comes later through ``peer.send``, or the request was oneway.
 
-        The body is a view of a mutable buffer that is the handler's until it returns. A ``RmqError`` becomes an answer with its code.
+        The body is a view of a mutable buffer that is the handler's until it returns. A
+        ``RmqError`` becomes an answer with its code.
         """
         ...
 

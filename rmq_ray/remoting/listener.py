@@ -1,8 +1,10 @@
-"""A server's port: accepts connections, limits them, closes those that stay silent, hands requests to one handler.
+"""A server's port: accepts connections, limits them, closes those that stay silent, hands requests
+to one handler.
 
-Decides who may connect (count, handshake, ``ForeignClients``) and for how long nothing may move. What one connection does is in
-``peer``; what a request means is the handler's. Called by name server, broker and tests.
-Invariants: everything runs in the loop that called ``start``; the server never speaks first; no connection can stop another.
+Decides who may connect (count, handshake, ``ForeignClients``) and for how long nothing may move.
+What one connection does is in ``peer``; what a request means is the handler's. Called by name
+server, broker and tests. Invariants: everything runs in the loop that called ``start``; the server
+never speaks first; no connection can stop another.
 """
 
 from __future__ import annotations
@@ -33,17 +35,33 @@ CLOSE_WAIT_S = 1.0
 class Listener:
     """One port of one role.
 
-    Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL`` without access rules, a closed port
-    without a secret. ``busy_poll_us``: see ``busy_poll``; 0 = the loop sleeps between frames.
+    Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL``
+    without access rules, a closed port without a secret. ``busy_poll_us``: see ``busy_poll``; 0 =
+    the loop sleeps between frames.
     """
 
     def __init__(  # noqa: PLR0913 - a port
-        self, handler: Handler, credentials: Credentials, foreign: ForeignClients, limits: RemotingLimits, clock: Clock, name: str, busy_poll_us: int = 0
+        self,
+        handler: Handler,
+        credentials: Credentials,
+        foreign: ForeignClients,
+        limits: RemotingLimits,
+        clock: Clock,
+        name: str,
+        busy_poll_us: int = 0,
     ) -> None:
         if foreign is ForeignClients.ACL:
-            raise ConfigError(f"foreign='acl' needs access rules, which this {name} does not have: use 'closed' or 'open'", "acl")
+            raise ConfigError(
+                f"foreign='acl' needs access rules, which this {name} does not have: use "
+                f"'closed' or 'open'",
+                "acl",
+            )
         if foreign is ForeignClients.CLOSED and not credentials.secret:
-            raise ConfigError(f"a closed port needs a secret: give the {name} one, or open it with foreign='open'", "secret")
+            raise ConfigError(
+                f"a closed port needs a secret: give the {name} one, or open it with "
+                f"foreign='open'",
+                "secret",
+            )
         self.handler = handler
         self.credentials = credentials
         self.foreign: ForeignClients = foreign
@@ -61,7 +79,9 @@ class Listener:
 
     @property
     def peers(self) -> Iterable[ServerPeer]:
-        """The connections that have sent requests: trusted ones, and foreign ones on an open port."""
+        """The connections that have sent requests: trusted ones, and foreign ones on an open
+        port.
+        """
         return [peer for peer in self._peers if peer.stage in (Stage.TRUSTED, Stage.FOREIGN)]
 
     @property
@@ -70,10 +90,18 @@ class Listener:
         return len(self._peers)
 
     async def start(self, host: str, port: int) -> Address:
-        """Bind and listen; port 0 takes a free one. True on return: connections are accepted. Raises ``OSError``."""
+        """Bind and listen; port 0 takes a free one. True on return: connections are accepted.
+        Raises ``OSError``.
+        """
         loop = asyncio.get_running_loop()
-        self.busy_poll = BusyPoll(loop, self._clock, self._busy_poll_us) if self._busy_poll_us and of_use() else None
-        self._server = await loop.create_server(lambda: ServerPeer(self), host, port, backlog=BACKLOG)
+        self.busy_poll = (
+            BusyPoll(loop, self._clock, self._busy_poll_us)
+            if self._busy_poll_us and of_use()
+            else None
+        )
+        self._server = await loop.create_server(
+            lambda: ServerPeer(self), host, port, backlog=BACKLOG
+        )
         self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
         bound = self._server.sockets[0].getsockname()
         return Address(str(bound[0]), int(bound[1]))
@@ -102,7 +130,13 @@ class Listener:
         """Close what has been silent too long; called every second with the monotonic time."""
         if self._complaints > COMPLAINTS_MAX or self._refused:
             more = max(0, self._complaints - COMPLAINTS_MAX)
-            log.warning("%s: %d more complaints about connections, %d refused above %d", self.name, more, self._refused, self.limits.connections_max)
+            log.warning(
+                "%s: %d more complaints about connections, %d refused above %d",
+                self.name,
+                more,
+                self._refused,
+                self.limits.connections_max,
+            )
         self._complaints = self._refused = 0
         for peer in list(self._peers):
             self._look_at(peer, now_ms)
@@ -115,7 +149,11 @@ class Listener:
             peer.abort("it did not read the rest")
             return
         silent_ms = now_ms - peer.heard_ms
-        if not peer.trusted and peer.stage is not Stage.FOREIGN and now_ms - peer.opened_ms > self._patience_ms(peer):
+        if (
+            not peer.trusted
+            and peer.stage is not Stage.FOREIGN
+            and now_ms - peer.opened_ms > self._patience_ms(peer)
+        ):
             self.complain(peer, f"closed: no handshake within {self._patience_ms(peer)} ms")
             peer.abort("no handshake")
         elif silent_ms > self.limits.idle_timeout_ms:
@@ -126,7 +164,9 @@ class Listener:
             peer.expire(now_ms)
 
     def _patience_ms(self, peer: ServerPeer) -> int:
-        """A foreign client may connect long before its first request; one that began a handshake may not."""
+        """A foreign client may connect long before its first request; one that began a handshake
+        may not.
+        """
         open_port = self.foreign is ForeignClients.OPEN and peer.stage is Stage.FIRST
         return self.limits.idle_timeout_ms if open_port else self.limits.handshake_timeout_ms
 
@@ -137,7 +177,7 @@ class Listener:
             if self._server is not None:
                 self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
 
-    # --- what peers use ----------------------------------------------------------------------------------------------
+    # --- what peers use ---------------------------------------------------------------------------
 
     def admit(self, peer: ServerPeer) -> bool:
         """Count a new connection in; False above the limit."""

@@ -1,6 +1,8 @@
-"""A peer without a socket: lets a handler serve one frame that came another way (an actor call), never suspending.
+"""A peer without a socket: lets a handler serve one frame that came another way (an actor call),
+never suspending.
 
-For drivers that cannot reach a port (``ray://``). Uses the same ``handle(command, peer)`` as the listener.
+For drivers that cannot reach a port (``ray://``). Uses the same ``handle(command, peer)`` as the
+listener.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ import asyncio
 from typing import Any
 
 from rmq_ray.errors import MalformedFrame, RequestTimeout
-from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from rmq_ray.remoting.handler import Handler
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 
 
 class LoopbackPeer:
@@ -37,10 +39,15 @@ class LoopbackPeer:
 async def call(handler: Handler, frame: bytes, timeout_ms: int = 10_000) -> bytes:
     """Serve one frame (with its length field); the answer's frame, empty for oneway requests.
 
-    Raises ``MalformedFrame`` for bytes that are no frame and ``RequestTimeout`` when no answer came.
+    Raises ``MalformedFrame`` for bytes that are no frame and ``RequestTimeout`` when no answer
+    came.
     """
     if len(frame) < 8 or int.from_bytes(frame[:4], "big") != len(frame) - 4:
-        raise MalformedFrame(f"{len(frame)} bytes are not one whole frame: its first four bytes must hold the length of the rest", "actor call")
+        raise MalformedFrame(
+            f"{len(frame)} bytes are not one whole frame: its first four bytes must hold the "
+            f"length of the rest",
+            "actor call",
+        )
     command = decode(memoryview(bytearray(frame))[4:])
     peer = LoopbackPeer(asyncio.get_running_loop())
     try:
@@ -49,7 +56,9 @@ async def call(handler: Handler, frame: bytes, timeout_ms: int = 10_000) -> byte
             async with asyncio.timeout(timeout_ms / 1000):
                 answer = await peer.answer
     except TimeoutError:
-        raise RequestTimeout(f"request {command.code} was not answered within {timeout_ms} ms", "actor call") from None
+        raise RequestTimeout(
+            f"request {command.code} was not answered within {timeout_ms} ms", "actor call"
+        ) from None
     finally:
         peer.closed = True
         handler.closed(peer)

@@ -1,10 +1,12 @@
-"""The sending half of a connection of threads: whoever holds the lock also sends what the others queued meanwhile.
+"""The sending half of a connection of threads: whoever holds the lock also sends what the others
+queued meanwhile.
 
     put: queue empty and lock free -> send at once     else -> queue, and whoever releases the lock looks again
 
-Decides how frames are combined into system calls and when a peer counts as not reading. Called by ``connection``.
-Invariants: a frame leaves whole and frames of one thread leave in its order; a waiter is marked ``sent`` before the first byte
-of its frame can leave; no frame stays behind in the queue; a stopped peer holds a writer 3 s at most, then the connection ends.
+Decides how frames are combined into system calls and when a peer counts as not reading. Called by
+``connection``. Invariants: a frame leaves whole and frames of one thread leave in its order; a
+waiter is marked ``sent`` before the first byte of its frame can leave; no frame stays behind in the
+queue; a stopped peer holds a writer 3 s at most, then the connection ends.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 
 from rmq_ray.errors import TooManyRequests
-from rmq_ray.remoting.wire.frame import Buffer
 from rmq_ray.remoting.waiting import Waiter
+from rmq_ray.remoting.wire.frame import Buffer
 
 JOIN_BYTES_MAX = 64 << 10
 BATCH_FRAMES_MAX = 256
@@ -29,7 +31,13 @@ _IOV_MAX = 512
 class Outbox:
     """``on_broken`` is called with the reason when a send fails; it must set ``closed`` first."""
 
-    def __init__(self, sock: socket.socket, unsent_bytes_max: int, peer: str, on_broken: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        unsent_bytes_max: int,
+        peer: str,
+        on_broken: Callable[[str], None],
+    ) -> None:
         self._sock = sock
         self._peer = peer
         self._on_broken = on_broken
@@ -44,7 +52,9 @@ class Outbox:
         """Something was sent since this was last set to False."""
 
     def put(self, parts: list[Buffer], waiter: Waiter | None, stalls_max: int = STALLS_MAX) -> None:
-        """Send one frame, now or with another thread's. Raises ``TooManyRequests`` when too much is queued (nothing was sent)."""
+        """Send one frame, now or with another thread's. Raises ``TooManyRequests`` when too much is
+        queued (nothing was sent).
+        """
         if not self._queue and self.lock.acquire(blocking=False):
             try:
                 if waiter is not None:
@@ -68,12 +78,18 @@ class Outbox:
         size = _size(parts)
         with self._count_lock:
             if self._queued_bytes + size > self._unsent_bytes_max and self._queue:
-                raise TooManyRequests(f"{self._queued_bytes} bytes to {self._peer} are unsent; nothing was sent, try later", self._peer)
+                raise TooManyRequests(
+                    f"{self._queued_bytes} bytes to {self._peer} are unsent; nothing was "
+                    f"sent, try later",
+                    self._peer,
+                )
             self._queued_bytes += size
             self._queue.append((parts, size, waiter))
 
     def _work_off(self) -> None:
-        while self._queue and self.lock.acquire(blocking=False):  # asked again after each release: no frame is left behind
+        while self._queue and self.lock.acquire(
+            blocking=False
+        ):  # asked again after each release: no frame is left behind
             try:
                 if self.closed:
                     self.clear()

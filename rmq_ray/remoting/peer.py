@@ -1,14 +1,16 @@
-"""The server's end of one connection: cuts frames, checks who speaks, hands requests to the handler, writes answers.
+"""The server's end of one connection: cuts frames, checks who speaks, hands requests to the
+handler, writes answers.
 
     FIRST --HELLO--> PROVING --PROVE--> TRUSTED          any frame of a stranger on an open port:  FIRST --> FOREIGN
       |                 |                                a fault at any point: closed, with a reason, and nothing else is touched
       +--- closed port, not HELLO: dropped
 
-Decides when reading pauses (answers not read: 1 MiB; unanswered request bytes: ``unsent_bytes_max``) and when a peer that does not
-read is closed. Does not decide what a request means. Made by ``Listener``; everything runs in its event loop.
-Invariants: one answer a request at most; the answers of one loop turn leave in one write, or two when they answer earlier requests;
-a handler's exception ends neither the loop nor the connection; what was handed over to ``send`` is never aliased with the receive
-buffer.
+Decides when reading pauses (answers not read: 1 MiB; unanswered request bytes:
+``unsent_bytes_max``) and when a peer that does not read is closed. Does not decide what a request
+means. Made by ``Listener``; everything runs in its event loop. Invariants: one answer a request at
+most; the answers of one loop turn leave in one write, or two when they answer earlier requests; a
+handler's exception ends neither the loop nor the connection; what was handed over to ``send`` is
+never aliased with the receive buffer.
 """
 
 from __future__ import annotations
@@ -22,22 +24,31 @@ from enum import Enum
 from typing import Any, cast
 
 from rmq_ray.config import ForeignClients
-from rmq_ray.errors import ConnectionLost, MalformedFrame, RemotingError, RequestTimeout, RmqError, TooManyRequests
+from rmq_ray.errors import (
+    ConnectionLost,
+    MalformedFrame,
+    RemotingError,
+    RequestTimeout,
+    RmqError,
+    TooManyRequests,
+)
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
-from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 from rmq_ray.remoting.handler import AnswerCallback, Owner
 from rmq_ray.remoting.handshake import ServerHandshake, ServerState
 from rmq_ray.remoting.sockets import tune
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 
 log = logging.getLogger("rmq_ray.remoting")
 
 WRITE_HIGH_BYTES = 1 << 20
 """Unread answers above this stop the reading of further requests."""
 DEFERRED_MS_MAX = 180_000
-"""A request that was never answered (RocketMQ leaves some so) is forgotten after this; pulls are held 30 s at most."""
+"""A request that was never answered (RocketMQ leaves some so) is forgotten after this; pulls are
+held 30 s at most.
+"""
 
 
 class Stage(Enum):
@@ -70,7 +81,12 @@ class ServerPeer(asyncio.BufferedProtocol):
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._buffer = FrameBuffer(limits.frame_bytes_max if open_port else min(limits.frame_bytes_max, handshake.FRAME_BYTES_MAX), eager=False)
+        self._buffer = FrameBuffer(
+            limits.frame_bytes_max
+            if open_port
+            else min(limits.frame_bytes_max, handshake.FRAME_BYTES_MAX),
+            eager=False,
+        )
         self._handshake: ServerHandshake | None = None
         self._writer: AnswerWriter | None = None
         self._in_turn = False
@@ -86,12 +102,14 @@ class ServerPeer(asyncio.BufferedProtocol):
     def __repr__(self) -> str:
         return f"{self.host}:{self.port}"
 
-    # --- what handlers use -------------------------------------------------------------------------------------------
+    # --- what handlers use ------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Write one whole frame: at once, or behind others of the same turn of the loop at its end. Nothing happens when the connection is closed.
+        """Write one whole frame: at once, or behind others of the same turn of the loop at its end.
+        Nothing happens when the connection is closed.
 
-        For answers that were not ready in ``handle``, and for oneway requests of the server. Only in the listener's loop.
+        For answers that were not ready in ``handle``, and for oneway requests of the server. Only
+        in the listener's loop.
         """
         if self.closed:
             return
@@ -104,7 +122,8 @@ class ServerPeer(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush_later)
 
     def request(self, command: Command, timeout_ms: float, callback: AnswerCallback) -> None:
-        """Ask the client; ``callback`` gets its answer, or a ``RemotingError`` within ``timeout_ms`` and one second.
+        """Ask the client; ``callback`` gets its answer, or a ``RemotingError`` within
+        ``timeout_ms`` and one second.
 
         Raises ``TooManyRequests`` and ``ConnectionLost`` at once when nothing can be sent.
         """
@@ -135,14 +154,18 @@ class ServerPeer(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the listener's scan uses ---------------------------------------------------------------------------------
+    # --- what the listener's scan uses ------------------------------------------------------------
 
     def expire(self, now_ms: float) -> None:
-        """Drop what waited too long: unanswered requests to the client, requests that were never answered."""
+        """Drop what waited too long: unanswered requests to the client, requests that were never
+        answered.
+        """
         for opaque, (callback, deadline) in list(self._asked.items()):
             if deadline <= now_ms:
                 del self._asked[opaque]
-                self._call_back(callback, RequestTimeout(f"{self} did not answer in time", str(self)))
+                self._call_back(
+                    callback, RequestTimeout(f"{self} did not answer in time", str(self))
+                )
         for opaque, (_, since) in list(itertools.islice(self._deferred.items(), 1_000)):
             if now_ms - since < DEFERRED_MS_MAX:
                 break
@@ -152,7 +175,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         """Called when the connection was idle for a while."""
         self._buffer.shrink()
 
-    # --- asyncio -----------------------------------------------------------------------------------------------------
+    # --- asyncio ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepted by the kernel; refused when there are too many."""
@@ -194,7 +217,7 @@ class ServerPeer(asyncio.BufferedProtocol):
                     self._serve_untrusted(decode(frame), len(frame))
         except MalformedFrame as error:
             self._fault(str(error))
-        except Exception as error:  # noqa: BLE001 - a fault in this connection must not reach the loop or another connection
+        except Exception as error:  # noqa: BLE001
             self._fault("unexpected fault", error)
         finally:
             self._in_turn = False
@@ -228,14 +251,17 @@ class ServerPeer(asyncio.BufferedProtocol):
         self._owner.forget(self)
         asked, self._asked = self._asked, {}
         for callback, _ in asked.values():
-            self._call_back(callback, ConnectionLost(f"{self} closed the connection before it answered", str(self)))
+            self._call_back(
+                callback,
+                ConnectionLost(f"{self} closed the connection before it answered", str(self)),
+            )
         if self.stage in (Stage.TRUSTED, Stage.FOREIGN):
             try:
                 self._owner.handler.closed(self)
             except Exception as error:  # noqa: BLE001 - the handler's fault must not reach the loop
                 self._owner.complain(self, "the handler failed at the end of a connection", error)
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _serve(self, command: Command, size: int) -> None:
         flag = command.flag
@@ -246,15 +272,22 @@ class ServerPeer(asyncio.BufferedProtocol):
                 self._call_back(asked[0], command)
             return
         if len(self._deferred) >= self._limits.unanswered_requests_max and not flag & FLAG_ONEWAY:
-            self._write(command.answer(ResponseCode.SYSTEM_BUSY, remark=f"{len(self._deferred)} requests of this connection are unanswered"))
+            self._write(
+                command.answer(
+                    ResponseCode.SYSTEM_BUSY,
+                    remark=f"{len(self._deferred)} requests of this connection are unanswered",
+                )
+            )
             return
         try:
             answer = self._handle(command, self)
         except RmqError as error:
             answer = command.answer(error.code, remark=error.message)
-        except Exception as error:  # noqa: BLE001 - answered as RocketMQ does, logged, and the connection goes on
+        except Exception as error:  # noqa: BLE001
             self._owner.complain(self, f"request {command.code} failed", error)
-            answer = command.answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+            answer = command.answer(
+                ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
+            )
         if flag & FLAG_ONEWAY:
             return
         if answer is not None:
@@ -276,12 +309,17 @@ class ServerPeer(asyncio.BufferedProtocol):
             self.stage = Stage.FOREIGN
             self._serve(command, size)
         else:
-            self._fault(f"the first frame is request {command.code} and no handshake; this port is closed to foreign clients")
+            self._fault(
+                f"the first frame is request {command.code} and no handshake; this port is "
+                f"closed to foreign clients"
+            )
 
     def _shake_hands(self, command: Command) -> None:
         if self._handshake is None:
             self.stage = Stage.PROVING
-            self._handshake = ServerHandshake(self._owner.credentials, secrets.token_bytes(handshake.NONCE_BYTES))
+            self._handshake = ServerHandshake(
+                self._owner.credentials, secrets.token_bytes(handshake.NONCE_BYTES)
+            )
         self._write(self._handshake.receive(command))
         if self._handshake.state is ServerState.FAILED:
             self._owner.complain(self, f"handshake refused: {self._handshake.fault}")
@@ -323,16 +361,20 @@ class ServerPeer(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - the handler's fault must not reach the loop
             self._owner.complain(self, "the handler failed on a client's answer", error)
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def _write(self, command: Command) -> None:
         try:
             parts = encode(command)
-        except Exception as error:  # noqa: BLE001 - an answer that has no frame is the handler's fault; the client must hear of it
+        except Exception as error:  # noqa: BLE001
             self._owner.complain(self, f"frame of code {command.code} cannot be written", error)
             if not command.flag & FLAG_RESPONSE:
                 return
-            parts = encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=f"the answer has no frame: {error}"))
+            parts = encode(
+                command.answer(
+                    ResponseCode.SYSTEM_ERROR, remark=f"the answer has no frame: {error}"
+                )
+            )
         assert self._writer is not None
         self._writer.add(parts)
 
@@ -348,5 +390,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         self.active = True
         unsent = writer.flush()
         if unsent > self._limits.unsent_bytes_max:
-            self._owner.complain(self, f"closed: it does not read its answers, {unsent} bytes are unsent")
+            self._owner.complain(
+                self, f"closed: it does not read its answers, {unsent} bytes are unsent"
+            )
             self.abort("it does not read")

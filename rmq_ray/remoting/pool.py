@@ -1,9 +1,9 @@
 """One connection for each address, opened when first used and replaced when broken.
 
-Decides when to connect; a request that meets a connection just broken, with nothing sent, is tried once on a new one. Called by clients
-and by brokers towards name servers.
-Invariants: connecting to one address holds up nobody who talks to another; threads that waited for an attempt share its failure
-instead of each trying in turn; after a fork nothing of the parent's is used.
+Decides when to connect; a request that meets a connection just broken, with nothing sent, is tried
+once on a new one. Called by clients and by brokers towards name servers. Invariants: connecting to
+one address holds up nobody who talks to another; threads that waited for an attempt share its
+failure instead of each trying in turn; after a fork nothing of the parent's is used.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.connection import Connection, LostCallback, RequestCallback, SilentCallback
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.wire.frame import Command
 
 CONNECT_MS_MIN = 250
 _SLICE_S = 0.5
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 class _Slot:
-    """One address. ``attempts`` counts finished attempts to connect; ``failure`` is the last one's outcome."""
+    """One address. ``attempts`` counts finished attempts to connect; ``failure`` is the last one's
+    outcome.
+    """
 
     __slots__ = ("lock", "connection", "attempts", "failure")
 
@@ -40,12 +42,16 @@ class _Slot:
 
 
 def connect_budget_ms(limits: RemotingLimits, timeout_ms: float) -> int:
-    """How long a request with this time-out may take to connect: half of it, so that another server can be asked in the other half."""
+    """How long a request with this time-out may take to connect: half of it, so that another server
+    can be asked in the other half.
+    """
     return min(limits.connect_timeout_ms, max(CONNECT_MS_MIN, int(timeout_ms / 2)))
 
 
 class ConnectionPool:
-    """See the module. ``credentials`` are the same for all addresses: a pool talks to servers of one role."""
+    """See the module. ``credentials`` are the same for all addresses: a pool talks to servers of
+    one role.
+    """
 
     def __init__(
         self,
@@ -67,19 +73,37 @@ class ConnectionPool:
         self._closed = False
 
     def request(self, address: Address, command: Command, timeout_ms: float) -> Command:
-        """See ``Connection.request``. ``timeout_ms`` covers connecting, too, which takes half of it at most: who asked can try elsewhere with the rest."""
-        return self._with(address, lambda connection, left_ms: connection.request(command, left_ms), timeout_ms)
+        """See ``Connection.request``. ``timeout_ms`` covers connecting, too, which takes half of it
+        at most: who asked can try elsewhere with the rest.
+        """
+        return self._with(
+            address, lambda connection, left_ms: connection.request(command, left_ms), timeout_ms
+        )
 
-    def request_async(self, address: Address, command: Command, timeout_ms: float, callback: AnswerCallback) -> None:
-        """See ``Connection.request_async``; connecting, where needed, happens in the caller's thread and takes half of ``timeout_ms`` at most."""
-        self._with(address, lambda connection, left_ms: connection.request_async(command, left_ms, callback), timeout_ms)
+    def request_async(
+        self, address: Address, command: Command, timeout_ms: float, callback: AnswerCallback
+    ) -> None:
+        """See ``Connection.request_async``; connecting, where needed, happens in the caller's
+        thread and takes half of ``timeout_ms`` at most.
+        """
+        self._with(
+            address,
+            lambda connection, left_ms: connection.request_async(command, left_ms, callback),
+            timeout_ms,
+        )
 
     def oneway(self, address: Address, command: Command) -> None:
         """See ``Connection.oneway``."""
-        self._with(address, lambda connection, _left_ms: connection.oneway(command), 2.0 * self._limits.connect_timeout_ms)
+        self._with(
+            address,
+            lambda connection, _left_ms: connection.oneway(command),
+            2.0 * self._limits.connect_timeout_ms,
+        )
 
     def answer(self, address: Address, command: Command) -> None:
-        """See ``Connection.answer``; never connects: whoever asked on an older connection has forgotten it."""
+        """See ``Connection.answer``; never connects: whoever asked on an older connection has
+        forgotten it.
+        """
         slot = self._slots.get(address)
         if slot is not None and slot.connection is not None:
             slot.connection.answer(command)
@@ -96,7 +120,9 @@ class ConnectionPool:
         for address in list(self._slots):
             self.drop(address)
 
-    def _with(self, address: Address, use: Callable[[Connection, float], T], timeout_ms: float) -> T:
+    def _with(
+        self, address: Address, use: Callable[[Connection, float], T], timeout_ms: float
+    ) -> T:
         slot = self._slots.get(address)
         connection = slot.connection if slot is not None else None
         if connection is not None and connection.alive:
@@ -112,7 +138,9 @@ class ConnectionPool:
         if self._pid != os.getpid():
             self._slots, self._pid = {}, os.getpid()
         if self._closed:
-            raise ConnectFailed(f"no connection to {address}: the pool is closed; nothing was sent", str(address))
+            raise ConnectFailed(
+                f"no connection to {address}: the pool is closed; nothing was sent", str(address)
+            )
         slot = self._slots.setdefault(address, _Slot())
         seen = slot.attempts
         self._wait_for(slot, address, budget_ms)
@@ -126,16 +154,30 @@ class ConnectionPool:
             slot.lock.release()
 
     def _wait_for(self, slot: _Slot, address: Address, budget_ms: int) -> None:
-        """Whoever connects there already; a little longer than that may take, to share its failure."""
+        """Whoever connects there already; a little longer than that may take, to share its
+        failure.
+        """
         deadline = self._clock.monotonic_ms() + budget_ms + CONNECT_MS_MIN
         while not slot.lock.acquire(timeout=min(_SLICE_S, budget_ms / 1000)):
             if self._clock.monotonic_ms() > deadline:
-                raise ConnectFailed(f"no connection to {address}: another thread is still connecting; nothing was sent", str(address))
+                raise ConnectFailed(
+                    f"no connection to {address}: another thread is still connecting; "
+                    f"nothing was sent",
+                    str(address),
+                )
 
     def _open(self, slot: _Slot, address: Address, budget_ms: int) -> Connection:
         try:
             limits = self._limits.but(connect_timeout_ms=budget_ms)
-            slot.connection = Connection(address, self._credentials, limits, self._clock, self._on_request, self._on_lost, self._on_silent)
+            slot.connection = Connection(
+                address,
+                self._credentials,
+                limits,
+                self._clock,
+                self._on_request,
+                self._on_lost,
+                self._on_silent,
+            )
             slot.failure = None
         except RemotingError as error:
             slot.connection, slot.failure = None, error
@@ -144,5 +186,8 @@ class ConnectionPool:
             slot.attempts += 1
         if self._closed or self._slots.get(address) is not slot:  # closed or dropped meanwhile
             slot.connection.close()
-            raise ConnectFailed(f"no connection to {address}: it was dropped while it connected; nothing was sent", str(address))
+            raise ConnectFailed(
+                f"no connection to {address}: it was dropped while it connected; nothing was sent",
+                str(address),
+            )
         return slot.connection

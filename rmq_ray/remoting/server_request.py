@@ -1,7 +1,8 @@
-"""What a client's connection does with a request that its server sent: the answer, whatever the client's handler does.
+"""What a client's connection does with a request that its server sent: the answer, whatever the
+client's handler does.
 
-Used by both kinds of client connections. Decides how outcomes become answers; writing them is the connection's. Invariant: nothing is
-raised, because answers to other requests must go on.
+Used by both kinds of client connections. Decides how outcomes become answers; writing them is the
+connection's. Invariant: nothing is raised, because answers to other requests must go on.
 """
 
 from __future__ import annotations
@@ -17,16 +18,29 @@ from rmq_ray.remoting.wire.frame import Command
 C = TypeVar("C")
 
 
-def answer_to(command: Command, connection: C, on_request: Callable[[Command, C], Command | None] | None, name: str, log: logging.Logger) -> Command | None:
-    """The handler's answer, an error as its code and message; None where nothing is to be written (oneway, or answered later)."""
+def answer_to(
+    command: Command,
+    connection: C,
+    on_request: Callable[[Command, C], Command | None] | None,
+    name: str,
+    log: logging.Logger,
+) -> Command | None:
+    """The handler's answer, an error as its code and message; None where nothing is to be written
+    (oneway, or answered later).
+    """
     try:
         if on_request is None:
-            answer: Command | None = command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
+            answer: Command | None = command.answer(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f" request type {command.code} not supported",
+            )
         else:
             answer = on_request(command, connection)
     except RmqError as error:
         answer = command.answer(error.code, remark=error.message)
-    except Exception as error:  # noqa: BLE001 - the server gets to know; answers to other requests must go on
+    except Exception as error:  # noqa: BLE001
         log.exception("request %d of %s failed", command.code, name)
-        answer = command.answer(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+        answer = command.answer(
+            ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
+        )
     return None if command.is_oneway else answer

@@ -1,7 +1,8 @@
 """Options that every connection's socket gets, at both ends.
 
-A peer whose host vanished is noticed by the kernel: unacknowledged bytes end the connection after 30 s, an idle one is probed
-from 30 s on. A stopped process on a living host is not a dead peer: only a full window for 30 s ends it.
+A peer whose host vanished is noticed by the kernel: unacknowledged bytes end the connection after
+30 s, an idle one is probed from 30 s on. A stopped process on a living host is not a dead peer:
+only a full window for 30 s ends it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ def tune(sock: SetsOptions) -> None:
 
 
 def limit_waits(sock: socket.socket, send_ms: int, receive_ms: int) -> None:
-    """Blocking sends and receives give up (``BlockingIOError``) when nothing moved for this long."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", send_ms // 1000, send_ms % 1000 * 1000))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", receive_ms // 1000, receive_ms % 1000 * 1000))
+    """Blocking sends and receives give up (``BlockingIOError``) when nothing moved for this
+    long.
+    """
+    sock.setsockopt(
+        socket.SOL_SOCKET,
+        socket.SO_SNDTIMEO,
+        struct.pack("ll", send_ms // 1000, send_ms % 1000 * 1000),
+    )
+    sock.setsockopt(
+        socket.SOL_SOCKET,
+        socket.SO_RCVTIMEO,
+        struct.pack("ll", receive_ms // 1000, receive_ms % 1000 * 1000),
+    )

@@ -1,8 +1,9 @@
 """Who waits for which answer on one connection of threads.
 
-Decides who ends a request: whoever takes its opaque out of the table owns its outcome, exactly once. Called by ``connection``.
-Invariants: a waiting thread's lock is released once for each outcome that was taken for it, never twice and never late; an error is
-made anew for each waiter (one exception object raised in many threads would gather all their tracebacks).
+Decides who ends a request: whoever takes its opaque out of the table owns its outcome, exactly
+once. Called by ``connection``. Invariants: a waiting thread's lock is released once for each
+outcome that was taken for it, never twice and never late; an error is made anew for each waiter
+(one exception object raised in many threads would gather all their tracebacks).
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ import itertools
 import logging
 import threading
 
-from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RequestTimeout, TooManyRequests
-from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RemotingError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.remoting.handler import AnswerCallback
+from rmq_ray.remoting.wire.frame import Command
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -44,11 +51,13 @@ class Waiter:
             return
         try:
             self.callback(outcome)
-        except Exception:  # noqa: BLE001 - a callback's fault must not end the reader, on which other requests depend
+        except Exception:  # noqa: BLE001
             log.exception("the callback of a request failed")
 
     def hand_over(self) -> bool:
-        """Wait for an outcome that another thread has just taken for this one; False if it never comes."""
+        """Wait for an outcome that another thread has just taken for this one; False if it never
+        comes.
+        """
         return self.lock.acquire(timeout=_HAND_OVER_S)
 
 
@@ -60,7 +69,9 @@ _mine = _Mine()
 
 
 def thread_waiter() -> Waiter:
-    """This thread's own waiter, used again and again: creating a lock for each request costs a fifth of a round trip."""
+    """This thread's own waiter, used again and again: creating a lock for each request costs a
+    fifth of a round trip.
+    """
     waiter = _mine.waiter
     if waiter is None or waiter.busy:  # busy: a finalizer runs inside this thread's wait
         waiter = Waiter()
@@ -99,7 +110,11 @@ class WaitingTable:
     def next_opaque(self) -> int:
         """A number no unanswered request of this connection has."""
         if len(self._waiting) >= self._limit:
-            raise TooManyRequests(f"{len(self._waiting)} requests to {self._peer} are unanswered, {self._limit} may be; nothing was sent", self._peer)
+            raise TooManyRequests(
+                f"{len(self._waiting)} requests to {self._peer} are unanswered, "
+                f"{self._limit} may be; nothing was sent",
+                self._peer,
+            )
         return next(self._opaque) & _OPAQUE_MASK
 
     def put(self, opaque: int, waiter: Waiter) -> None:
@@ -115,29 +130,50 @@ class WaitingTable:
     def expire(self, now_ms: float) -> None:
         """End the callbacks' requests whose deadline has passed."""
         try:
-            due = [opaque for opaque, waiter in list(self.timed.items()) if waiter.deadline_ms <= now_ms]
-        except RuntimeError:  # another thread added one during the copy: the next look is half a second away
+            due = [
+                opaque
+                for opaque, waiter in list(self.timed.items())
+                if waiter.deadline_ms <= now_ms
+            ]
+        except (
+            RuntimeError
+        ):  # another thread added one during the copy: the next look is half a second away
             return
         for opaque in due:
             waiter = self.take(opaque)
             self.timed.pop(opaque, None)
             if waiter is not None:
-                waiter.resolve(RequestTimeout(f"{self._peer} did not answer in time; the request may have been processed", self._peer))
+                waiter.resolve(
+                    RequestTimeout(
+                        f"{self._peer} did not answer in time; the request may have been processed",
+                        self._peer,
+                    )
+                )
 
     def fail_all(self, reason: str) -> None:
-        """The connection is dead: every request ends, the oldest first, with ``ConnectFailed`` where nothing of it had been sent."""
+        """The connection is dead: every request ends, the oldest first, with ``ConnectFailed``
+        where nothing of it had been sent.
+        """
         while self._waiting:
             try:
                 waiter = self._waiting.pop(next(iter(self._waiting)))
-            except (KeyError, RuntimeError, StopIteration):  # another thread put or took one in between: look again
+            except (
+                KeyError,
+                RuntimeError,
+                StopIteration,
+            ):  # another thread put or took one in between: look again
                 continue
-            waiter.resolve(lost(self._peer, reason) if waiter.sent else not_sent(self._peer, reason))
+            waiter.resolve(
+                lost(self._peer, reason) if waiter.sent else not_sent(self._peer, reason)
+            )
         self.timed.clear()
 
 
 def lost(peer: str, reason: str) -> ConnectionLost:
     """The request may have been processed."""
-    return ConnectionLost(f"connection to {peer} lost: {reason}; the request may have been processed", peer)
+    return ConnectionLost(
+        f"connection to {peer} lost: {reason}; the request may have been processed", peer
+    )
 
 
 def no_time_left(peer: str) -> RequestTimeout:

@@ -1,4 +1,5 @@
-"""Topics as Spark DataFrames and streams, both ways: ``from rmq_ray import spark as mqs``. The only part that needs Java, pyspark and raydp.
+"""Topics as Spark DataFrames and streams, both ways: ``from rmq_ray import spark as mqs``. The only
+part that needs Java, pyspark and raydp.
 
 session = mqs.session(num_executors=1)
 df = mqs.read_topic(session, "orders")

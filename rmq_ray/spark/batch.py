@@ -1,11 +1,13 @@
-"""A batch of what is new for a group: its position moves when the block around it succeeded, and not otherwise.
+"""A batch of what is new for a group: its position moves when the block around it succeeded, and
+not otherwise.
 
     with batch(session, "orders", group="daily") as new:      group's position ──[start, now)──> new.df
         new.df.write.parquet(...)
                                                               no exception ──commit, queue by queue──> the group goes on behind it
 
-Decides: what is new (from the group's position, the beginning for a new group, to the end when the block is entered) and when it counts as
-done. At least once: a driver that dies behind the block's last line and before the commit sees the same rows again. Called by users, in the driver.
+Decides: what is new (from the group's position, the beginning for a new group, to the end when the
+block is entered) and when it counts as done. At least once: a driver that dies behind the block's
+last line and before the commit sees the same rows again. Called by users, in the driver.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """``df``: the rows. ``ranges``: [start, end) of every queue that has some; ``rows`` of them (before filters)."""
+    """``df``: the rows. ``ranges``: [start, end) of every queue that has some; ``rows`` of them
+    (before filters).
+    """
 
     df: DataFrame
     ranges: dict[MessageQueue, tuple[int, int]]
@@ -58,17 +62,21 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     secret: bytes = b"",
     splits: int | None = None,
 ) -> Iterator[GroupBatch]:
-    """What is new for ``group`` as ``.df``; its position moves to the end of it when the block ends without an exception.
+    """What is new for ``group`` as ``.df``; its position moves to the end of it when the block ends
+    without an exception.
 
-    The other settings are those of ``read_topic``. Raises ``GroupInUse`` while consumers of the group run (they have positions of their own),
-    ``OffsetOutOfRange`` where retention has overtaken the group (unless ``fail_on_data_loss`` is False), ``CommitFailed`` behind the block where
-    a broker refuses the new position, and what ``read_topic`` raises.
+    The other settings are those of ``read_topic``. Raises ``GroupInUse`` while consumers of the
+    group run (they have positions of their own), ``OffsetOutOfRange`` where retention has overtaken
+    the group (unless ``fail_on_data_loss`` is False), ``CommitFailed`` behind the block where a
+    broker refuses the new position, and what ``read_topic`` raises.
     """
     check_group(group)
     require_session(session)
     rows = wanted_rows(columns, tags, key, kafka_compat)
     discovery = discovery_for(cluster, name_servers, secret)
-    reading = Reading(topics_of(topic), rows, group, "earliest", kafka_compat, fail_on_data_loss, None, splits)
+    reading = Reading(
+        topics_of(topic), rows, group, "earliest", kafka_compat, fail_on_data_loss, None, splits
+    )
     batches = Batches(session, discovery, reading)
     try:
         with TopicState(discovery, reading.topics) as asked:
@@ -78,7 +86,9 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
             end = batches.next(before)
             yield GroupBatch(batches.frame(before, end), end.ranges(before))
             require_alone(asked, group)
-            asked.commit(group, end.offsets)  # those that did not move as well: a broker without a position of the group tells no lag
+            asked.commit(
+                group, end.offsets
+            )  # those that did not move as well: a broker without a position of the group tells no lag
     finally:
         batches.close()
 
@@ -86,4 +96,8 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
 def require_alone(asked: TopicState, group: str) -> None:
     """``GroupInUse`` while consumers of the group run."""
     if members := asked.members(group):
-        raise GroupInUse(f"{len(members)} consumers of group {group!r} run ({', '.join(members[:5])}): stop them, or use a group of its own", group)
+        raise GroupInUse(
+            f"{len(members)} consumers of group {group!r} run ({', '.join(members[:5])}): "
+            f"stop them, or use a group of its own",
+            group,
+        )

@@ -1,11 +1,13 @@
-"""A stream's memory in a directory: plans before, marks after every batch. Any file system that Spark's Hadoop client knows.
+"""A stream's memory in a directory: plans before, marks after every batch. Any file system that
+Spark's Hadoop client knows.
 
     <checkpoint>/rmq_ray/stream.json          {"format": 1, "id": ..., "topics": [...], "begin": position}     once, at the first start
     <checkpoint>/rmq_ray/plans/0000000012     the position of the end of batch 12; its start is the end of batch 11       before it runs
     <checkpoint>/rmq_ray/done/0000000012      empty                                                                       after it ran
 
-Decides: which batch is to run again after a restart: the one that was planned and is not done. Files appear whole: written under another name
-and renamed. Invariants: a plan is never changed; a second driver on the same directory is told so when it plans the same batch.
+Decides: which batch is to run again after a restart: the one that was planned and is not done.
+Files appear whole: written under another name and renamed. Invariants: a plan is never changed; a
+second driver on the same directory is told so when it plans the same batch.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Directory:
 
     def __init__(self, session: SparkSession, uri: str) -> None:
         if not uri.strip():
-            raise SparkError(f"checkpoint must name a directory that outlives the driver, not {uri!r}", repr(uri))
+            raise SparkError(
+                f"checkpoint must name a directory that outlives the driver, not {uri!r}", repr(uri)
+            )
         jvm: Any = session._jvm
         self._path = jvm.org.apache.hadoop.fs.Path
         self._uri = uri
@@ -58,7 +62,10 @@ class Directory:
 
     def write(self, name: str, text: str) -> None:
         """A new file, whole or not there. ``SparkError`` where it exists."""
-        path, part = self._path(self._root, name), self._path(self._root, f"{name}.{uuid.uuid4().hex}.part")
+        path, part = (
+            self._path(self._root, name),
+            self._path(self._root, f"{name}.{uuid.uuid4().hex}.part"),
+        )
         with self._told("written to"):
             stream = self._files.create(part, True)
             stream.write(bytearray(text.encode("utf-8")))
@@ -66,7 +73,11 @@ class Directory:
             if not self._files.exists(path) and self._files.rename(part, path):
                 return
             self._files.delete(part, False)
-        raise SparkError(f"{path.toString()} exists already: another driver uses this checkpoint; stop one of them", str(path.toString()))
+        raise SparkError(
+            f"{path.toString()} exists already: another driver uses this checkpoint; stop "
+            f"one of them",
+            str(path.toString()),
+        )
 
     def numbers(self, folder: str) -> list[int]:
         """The files of a folder whose names are numbers, in order."""
@@ -91,7 +102,11 @@ class Directory:
             yield
         except Py4JJavaError as error:
             said = str(error.java_exception.toString()).partition("\n")[0]
-            raise SparkError(f"the checkpoint {self._uri} cannot be {how}: {said}; give a directory that the driver may write to", self._uri) from error
+            raise SparkError(
+                f"the checkpoint {self._uri} cannot be {how}: {said}; give a directory that "
+                f"the driver may write to",
+                self._uri,
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +119,13 @@ class Planned:
 
 
 class Checkpoint:
-    """Of one stream; opened by one driver at a time. ``id``: of the stream, the same over all restarts."""
+    """Of one stream; opened by one driver at a time. ``id``: of the stream, the same over all
+    restarts.
+    """
 
-    def __init__(self, directory: Directory, topics: Sequence[str], begin: Callable[[], StreamPosition]) -> None:
+    def __init__(
+        self, directory: Directory, topics: Sequence[str], begin: Callable[[], StreamPosition]
+    ) -> None:
         self._directory = directory
         self.id, first = self._open(list(topics), begin)
         done = directory.numbers("done")
@@ -121,7 +140,11 @@ class Checkpoint:
     def pending(self) -> Planned | None:
         """The batch that was planned and is not done."""
         text = self._directory.read(_name("plans", self._last + 1))
-        return None if text is None else Planned(self._last + 1, self._position, StreamPosition.from_json(text))
+        return (
+            None
+            if text is None
+            else Planned(self._last + 1, self._position, StreamPosition.from_json(text))
+        )
 
     def plan(self, end: StreamPosition) -> Planned:
         """Write the next batch down before it runs."""
@@ -138,25 +161,51 @@ class Checkpoint:
     def _planned(self, number: int) -> StreamPosition:
         text = self._directory.read(_name("plans", number))
         if text is None:
-            raise SparkError(f"{self._directory} has no plan of batch {number}, which is done: restore the directory, or use a new checkpoint", number)
+            raise SparkError(
+                f"{self._directory} has no plan of batch {number}, which is done: restore "
+                f"the directory, or use a new checkpoint",
+                number,
+            )
         return StreamPosition.from_json(text)
 
-    def _open(self, topics: list[str], begin: Callable[[], StreamPosition]) -> tuple[str, StreamPosition]:
+    def _open(
+        self, topics: list[str], begin: Callable[[], StreamPosition]
+    ) -> tuple[str, StreamPosition]:
         text = self._directory.read("stream.json")
         if text is None:
             first, made = begin(), uuid.uuid4().hex
-            facts = {"format": FORMAT, "id": made, "topics": topics, "begin": json.loads(first.to_json())}
+            facts = {
+                "format": FORMAT,
+                "id": made,
+                "topics": topics,
+                "begin": json.loads(first.to_json()),
+            }
             self._directory.write("stream.json", json.dumps(facts))
             return made, first
         try:
             facts = json.loads(text)
-            found, known, first = facts["format"], facts["topics"], StreamPosition.from_json(json.dumps(facts["begin"]))
+            found, known, first = (
+                facts["format"],
+                facts["topics"],
+                StreamPosition.from_json(json.dumps(facts["begin"])),
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise SparkError(f"{self._directory}/stream.json cannot be read ({error!r}): restore it, or use a new checkpoint") from None
+            raise SparkError(
+                f"{self._directory}/stream.json cannot be read ({error!r}): restore it, or "
+                f"use a new checkpoint"
+            ) from None
         if found != FORMAT:
-            raise SparkError(f"{self._directory} has format {found}; this version reads {FORMAT}: use a new checkpoint", found)
+            raise SparkError(
+                f"{self._directory} has format {found}; this version reads {FORMAT}: use a "
+                f"new checkpoint",
+                found,
+            )
         if sorted(known) != sorted(topics):
-            raise SparkError(f"{self._directory} belongs to a stream of {', '.join(known)}, not of {', '.join(topics)}: use another checkpoint", str(known))
+            raise SparkError(
+                f"{self._directory} belongs to a stream of {', '.join(known)}, not of "
+                f"{', '.join(topics)}: use another checkpoint",
+                str(known),
+            )
         return str(facts["id"]), first
 
 

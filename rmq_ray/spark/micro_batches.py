@@ -1,11 +1,13 @@
-"""A function called with one batch of a topic after the other: plan, run, mark, over and over in a thread of its own.
+"""A function called with one batch of a topic after the other: plan, run, mark, over and over in a
+thread of its own.
 
     position ──next──> plan written ──frame──> fn(df, number) ──returned──> marked done ──> group's position told
                             ^ a restart finds this and runs the same batch again, with the same number and rows
 
-Decides: when the next batch begins, what is waited for, and when the loop ends. Does not decide what a batch is (``batches``) or how it is remembered
-(``checkpoint``). Invariants: at most one batch runs; a batch is marked when ``fn`` returned; an error of ``fn`` ends the loop and is
-raised by ``await_termination``; brokers that are away while a batch is planned are waited for, 5 minutes.
+Decides: when the next batch begins, what is waited for, and when the loop ends. Does not decide
+what a batch is (``batches``) or how it is remembered (``checkpoint``). Invariants: at most one
+batch runs; a batch is marked when ``fn`` returned; an error of ``fn`` ends the loop and is raised
+by ``await_termination``; brokers that are away while a batch is planned are waited for, 5 minutes.
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """``seconds``: from the begin of one batch to the next; ``available_now``: what there is when the query starts, then the end."""
+    """``seconds``: from the begin of one batch to the next; ``available_now``: what there is when
+    the query starts, then the end.
+    """
 
     seconds: float = 10.0
     available_now: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds <= 86_400:
-            raise SparkError(f"trigger_seconds must be 0 to a day, not {self.seconds!r}", self.seconds)
+            raise SparkError(
+                f"trigger_seconds must be 0 to a day, not {self.seconds!r}", self.seconds
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +62,32 @@ class BatchProgress:
 
 
 class BatchQuery:
-    """A running ``foreach_batch``. ``last_progress``: the last batch that is done, None before the first."""
+    """A running ``foreach_batch``. ``last_progress``: the last batch that is done, None before the
+    first.
+    """
 
-    def __init__(self, batches: Batches, checkpoint: Checkpoint, fn: BatchFunction, trigger: Trigger, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        checkpoint: Checkpoint,
+        fn: BatchFunction,
+        trigger: Trigger,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.id = checkpoint.id
         self.last_progress: BatchProgress | None = None
-        self._batches, self._checkpoint, self._fn, self._trigger, self._clock = batches, checkpoint, fn, trigger, clock
+        self._batches, self._checkpoint, self._fn, self._trigger, self._clock = (
+            batches,
+            checkpoint,
+            fn,
+            trigger,
+            clock,
+        )
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"rmq-stream-{self.id[:8]}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"rmq-stream-{self.id[:8]}", daemon=True
+        )
 
     def start(self) -> BatchQuery:
         """Begin; once."""
@@ -87,7 +110,9 @@ class BatchQuery:
         return self._batches.rows_lost
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait up to ``timeout`` s (None = for ever) for the end; whether it has come. Raises what ended the query."""
+        """Wait up to ``timeout`` s (None = for ever) for the end; whether it has come. Raises what
+        ended the query.
+        """
         self._thread.join(timeout)
         if self._error is not None:
             raise self._error
@@ -96,28 +121,39 @@ class BatchQuery:
     awaitTermination = await_termination  # noqa: N815 - as Spark's own queries call it
 
     def stop(self, timeout: float = STOP_S) -> None:
-        """End after the batch that runs now; ``SparkError`` where that takes longer than ``timeout`` s (it goes on then, and ends)."""
+        """End after the batch that runs now; ``SparkError`` where that takes longer than
+        ``timeout`` s (it goes on then, and ends).
+        """
         self._stopping.set()
         if self._thread is threading.current_thread():  # the user's function ends its own query
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise SparkError(f"the batch that runs did not end within {timeout} s; the query ends behind it", timeout)
+            raise SparkError(
+                f"the batch that runs did not end within {timeout} s; the query ends behind it",
+                timeout,
+            )
 
     def _run(self) -> None:
         try:
-            self._batches.commit(self._checkpoint.position)  # so that the lag is seen while the first batch runs
+            self._batches.commit(
+                self._checkpoint.position
+            )  # so that the lag is seen while the first batch runs
             target = self._patiently(self._batches.ends) if self._trigger.available_now else None
             while not self._stopping.is_set():  # ends: at stop, at the target, or with an error
                 began_ms = self._clock.monotonic_ms()
                 ran = self._one(target)
                 if not ran and target is not None:
                     return
-                pause_s = 0.0 if target is not None else self._trigger.seconds - (self._clock.monotonic_ms() - began_ms) / 1000
+                pause_s = (
+                    0.0
+                    if target is not None
+                    else self._trigger.seconds - (self._clock.monotonic_ms() - began_ms) / 1000
+                )
                 self._stopping.wait(max(pause_s, 0.0 if ran else IDLE_PAUSE_S))
         except _Stopped:
             return
-        except BaseException as error:  # noqa: BLE001 - whatever the user's function raises ends the query, and is raised where it is awaited
+        except BaseException as error:  # noqa: BLE001
             self._error = error
             log.error("stream %s ended: %s: %s", self.id, type(error).__name__, error)
         finally:
@@ -135,7 +171,9 @@ class BatchQuery:
         self._checkpoint.done(batch)
         self._batches.commit(batch.end)
         rows = sum(end - start for start, end in batch.end.ranges(batch.before).values())
-        self.last_progress = BatchProgress(batch.number, rows, (self._clock.monotonic_ms() - began_ms) / 1000)
+        self.last_progress = BatchProgress(
+            batch.number, rows, (self._clock.monotonic_ms() - began_ms) / 1000
+        )
         return True
 
     def _plan(self, target: dict[MessageQueue, int] | None) -> Planned | None:

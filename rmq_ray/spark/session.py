@@ -36,8 +36,13 @@ CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 PYSPARK_MAX = [3, 5, 7]
 WORKERS = "rmq_ray.spark.workers"  # started by its name in each executor
 QUICK_START = "-XX:TieredStopAtLevel=1"  # the first compiler only
-UNCLEARED = "-Dio.netty.tryReflectionSetAccessible=true"  # else each Arrow batch from Python is read into 4 MiB that Java has first filled with zeros
-_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.ray.raydp_app_master.extraJavaOptions")
+# else each Arrow batch from Python is read into 4 MiB that Java has first filled with zeros
+UNCLEARED = "-Dio.netty.tryReflectionSetAccessible=true"
+_JAVA_OPTIONS = (
+    "spark.driver.extraJavaOptions",
+    "spark.executor.extraJavaOptions",
+    "spark.ray.raydp_app_master.extraJavaOptions",
+)
 _numbers = itertools.count(1)
 
 
@@ -50,11 +55,13 @@ def session(
     quick_start: bool = False,
     configs: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """Start Spark on this Ray cluster and return its session; ``stop`` ends it. ``ray.init`` comes first. One session at a time.
+    """Start Spark on this Ray cluster and return its session; ``stop`` ends it. ``ray.init`` comes
+    first. One session at a time.
 
-    ``executor_memory``: bytes or like "1GB", at least 450 MB. ``quick_start``: the JVMs optimise less: start and first queries take half the
-    time (37 -> 21 s on two busy cores), long queries more. ``configs``: further Spark settings, they win; Java options are added to ours.
-    Raises ``SparkError`` naming what is missing and the remedy, ``ClusterError`` without Ray.
+    ``executor_memory``: bytes or like "1GB", at least 450 MB. ``quick_start``: the JVMs optimise
+    less: start and first queries take half the time (37 -> 21 s on two busy cores), long queries
+    more. ``configs``: further Spark settings, they win; Java options are added to ours. Raises
+    ``SparkError`` naming what is missing and the remedy, ``ClusterError`` without Ray.
     """
     _require_packages()
     require_ray()
@@ -68,11 +75,20 @@ def session(
     put_environment("PYSPARK_PYTHON", sys.executable)
     put_environment("PYSPARK_DRIVER_PYTHON", sys.executable)
     raydp_init: Any = _raydp().init_spark
-    unique = f"{app_name}-{os.getpid()}-{next(_numbers)}"  # RayDP refuses a name again right after it stopped
+    # RayDP refuses a name again right after it stopped
+    unique = f"{app_name}-{os.getpid()}-{next(_numbers)}"
     try:
-        spark = raydp_init(app_name=unique, num_executors=num_executors, executor_cores=executor_cores, executor_memory=executor_memory, configs=chosen)
-    except Exception as error:  # noqa: BLE001 - RayDP raises whatever py4j, Ray or Java gave it; all of it means: no session
-        raise SparkError(f"Spark did not start on this Ray cluster: {type(error).__name__}: {error}") from error
+        spark = raydp_init(
+            app_name=unique,
+            num_executors=num_executors,
+            executor_cores=executor_cores,
+            executor_memory=executor_memory,
+            configs=chosen,
+        )
+    except Exception as error:  # noqa: BLE001
+        raise SparkError(
+            f"Spark did not start on this Ray cluster: {type(error).__name__}: {error}"
+        ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -83,7 +99,9 @@ def stop() -> None:
 
 
 def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, Any]:
-    """Ours with the caller's over them; Java options are put together, since Spark does not start without ours."""
+    """Ours with the caller's over them; Java options are put together, since Spark does not start
+    without ours.
+    """
     ours = {
         EXECUTOR_CPU: "0",
         "spark.ui.showConsoleProgress": "false",
@@ -94,30 +112,45 @@ def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, An
         "spark.log4j.config.file.name": str(LOG4J),
         "spark.ray.log4j.config.file.name": str(LOG4J),
     }
-    java = {name: " ".join(filter(None, (ADD_OPENS, UNCLEARED, java_options, configs.get(name)))) for name in _JAVA_OPTIONS}
+    java = {
+        name: " ".join(filter(None, (ADD_OPENS, UNCLEARED, java_options, configs.get(name))))
+        for name in _JAVA_OPTIONS
+    }
     return {**ours, **configs, **java}
 
 
 def _require_packages() -> None:
     for package in ("pyspark", "raydp"):
         if util.find_spec(package) is None:
-            raise SparkError(f"the package {package} is not installed: `pip install 'rmq_ray[spark]'` brings it", package)
+            raise SparkError(
+                f"the package {package} is not installed: `pip install 'rmq_ray[spark]'` brings it",
+                package,
+            )
     require_version(metadata.version("pyspark"))
 
 
 def require_version(pyspark: str) -> None:
-    """Told, not hung: with RayDP 1.6.5 later versions than these never end their first job, and Spark 4 does not start."""
+    """Told, not hung: with RayDP 1.6.5 later versions than these never end their first job, and
+    Spark 4 does not start.
+    """
     found = [int(part) for part in pyspark.split(".")[:3] if part.isdecimal()]
     if found[:2] != [3, 5] or found > PYSPARK_MAX:
-        raise SparkError(f"pyspark {pyspark} does not work with RayDP 1.6.5: `pip install 'rmq_ray[spark]'` brings 3.5.7", pyspark)
+        raise SparkError(
+            f"pyspark {pyspark} does not work with RayDP 1.6.5: `pip install "
+            f"'rmq_ray[spark]'` brings 3.5.7",
+            pyspark,
+        )
 
 
 def _raydp() -> Any:
     """The package; ``SparkError`` where it is there and does not fit what else is."""
     try:
         import raydp
-    except Exception as error:  # noqa: BLE001 - a package that does not fit the others raises whatever it meets first
-        text = f"the package raydp cannot be imported ({type(error).__name__}: {error}): `pip install 'rmq_ray[spark]'` brings versions that fit together"
+    except Exception as error:  # noqa: BLE001
+        text = (
+            f"the package raydp cannot be imported ({type(error).__name__}: {error}): `pip "
+            f"install 'rmq_ray[spark]'` brings versions that fit together"
+        )
         raise SparkError(text, "raydp") from error
     return raydp
 
@@ -126,50 +159,81 @@ def _require_no_session() -> None:
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is not None:
-        raise SparkError("a Spark session runs in this process already: use it, or end it first (rmq_ray.spark.stop() for one of ours)")
+        raise SparkError(
+            "a Spark session runs in this process already: use it, or end it first "
+            "(rmq_ray.spark.stop() for one of ours)"
+        )
 
 
 def require_sound(num_executors: object, executor_cores: object, configs: object) -> None:
     """``SparkError`` for arguments that no cluster could satisfy."""
     for name, count in (("num_executors", num_executors), ("executor_cores", executor_cores)):
         if type(count) is not int or count < 1:
-            raise SparkError(f"{name} must be a whole number, at least 1, not {count!r:.80}", repr(count)[:80])
+            raise SparkError(
+                f"{name} must be a whole number, at least 1, not {count!r:.80}", repr(count)[:80]
+            )
     if configs is not None and not isinstance(configs, Mapping):
-        raise SparkError(f"configs must map names of Spark settings to values, not {configs!r:.80}", repr(configs)[:80])
+        raise SparkError(
+            f"configs must map names of Spark settings to values, not {configs!r:.80}",
+            repr(configs)[:80],
+        )
 
 
-def require_room(num_executors: int, executor_memory: str | int, nodes: list[dict[str, Any]], free: Mapping[str, float]) -> None:
-    """Told, not hung: RayDP waits for ever for executors that no node can hold. ``nodes``, ``free``: as Ray tells them, memory in bytes."""
+def require_room(
+    num_executors: int,
+    executor_memory: str | int,
+    nodes: list[dict[str, Any]],
+    free: Mapping[str, float],
+) -> None:
+    """Told, not hung: RayDP waits for ever for executors that no node can hold. ``nodes``,
+    ``free``: as Ray tells them, memory in bytes.
+    """
     wanted = parse_memory(executor_memory)
     if wanted < EXECUTOR_MEMORY_MIN:
-        raise SparkError(f"executor_memory must be at least 450 MB, not {executor_memory!r}", str(executor_memory))
+        raise SparkError(
+            f"executor_memory must be at least 450 MB, not {executor_memory!r}",
+            str(executor_memory),
+        )
     of_nodes = [int(node["Resources"].get("memory", 0)) for node in nodes if node.get("Alive")]
     here = int(free.get("memory", 0))
     fit = min(sum(memory // wanted for memory in of_nodes), here // wanted)
     if fit < num_executors:
         sizes = ", ".join(f"{memory >> 20}" for memory in of_nodes)
         raise SparkError(
-            f"{num_executors} executors of {wanted >> 20} MB do not fit into this Ray cluster: {here >> 20} MB are free, its nodes have {sizes} MB; "
+            f"{num_executors} executors of {wanted >> 20} MB do not fit into this Ray "
+            f"cluster: {here >> 20} MB are free, its nodes have {sizes} MB; "
             "ask for fewer or smaller ones",
             num_executors,
         )
 
 
-def require_cpus(num_executors: int, configs: Mapping[str, Any], nodes: list[dict[str, Any]], free: Mapping[str, float]) -> None:
-    """The same for CPUs: RayDP's app master is placed where one is free, and keeps none; executors ask for none unless ``configs`` say so."""
+def require_cpus(
+    num_executors: int,
+    configs: Mapping[str, Any],
+    nodes: list[dict[str, Any]],
+    free: Mapping[str, float],
+) -> None:
+    """The same for CPUs: RayDP's app master is placed where one is free, and keeps none; executors
+    ask for none unless ``configs`` say so.
+    """
     each, kept = float(configs.get(EXECUTOR_CPU, 0)), float(configs.get(MASTER_CPU, 0))
     wanted = max(1.0 if MASTER_CPU not in configs else 0.0, kept + each * num_executors)
-    largest = max((float(node["Resources"].get("CPU", 0)) for node in nodes if node.get("Alive")), default=0.0)
+    largest = max(
+        (float(node["Resources"].get("CPU", 0)) for node in nodes if node.get("Alive")), default=0.0
+    )
     here = float(free.get("CPU", 0))
     if max(each, kept) > largest or wanted > here:
         raise SparkError(
-            f"Spark needs {wanted:g} free CPUs to start {num_executors} executors of {each:g}, and {here:g} are free (the largest node has {largest:g}): "
+            f"Spark needs {wanted:g} free CPUs to start {num_executors} executors of "
+            f"{each:g}, and {here:g} are free (the largest node has {largest:g}): "
             "wait for other work to end, add nodes, or ask for fewer executors",
             num_executors,
         )
 
 
-def _wait_for_cpus(num_executors: int, configs: Mapping[str, Any], nodes: list[dict[str, Any]]) -> None:
+def _wait_for_cpus(
+    num_executors: int, configs: Mapping[str, Any], nodes: list[dict[str, Any]]
+) -> None:
     """Other tasks may end soon; 10 s."""
     for _ in range(CPU_LOOKS):
         try:

@@ -1,14 +1,17 @@
-"""A topic as a real Structured Streaming source, without any Java of ours: Spark 3.5 calls this Python object through py4j.
+"""A topic as a real Structured Streaming source, without any Java of ours: Spark 3.5 calls this
+Python object through py4j.
 
     MicroBatchExecution ──latestOffset──> Batches.next     text of a position, which Spark writes into its checkpoint before the batch runs
                         ──getBatch─────>  Batches.frame    the rows between two positions
                         ──commit───────>  Batches.commit   the batch before is through
 
-Implements ``org.apache.spark.sql.execution.streaming.Source``, ``SupportsTriggerAvailableNow`` and ``ReportsSourceMetrics``: names and signatures are
-Spark's, and internal to it (checked for 3.5). Decides nothing about rows. Called by JVM threads, for one query at a time.
+Implements ``org.apache.spark.sql.execution.streaming.Source``, ``SupportsTriggerAvailableNow`` and
+``ReportsSourceMetrics``: names and signatures are Spark's, and internal to it (checked for 3.5).
+Decides nothing about rows. Called by JVM threads, for one query at a time.
 
-Invariant: ``getBatch`` never fails for a batch that Spark only asks for to tell where it was (it does so at a restart, when retention may have taken
-the rows): such an error is raised by the rows when they are read, and rows that are gone are counted then.
+Invariant: ``getBatch`` never fails for a batch that Spark only asks for to tell where it was (it
+does so at a restart, when retention may have taken the rows): such an error is raised by the rows
+when they are read, and rows that are gone are counted then.
 """
 
 from __future__ import annotations
@@ -41,7 +44,11 @@ class TopicSource:
         self._jvm: Any = self._session._jvm
         self._jsession: Any = self._session._jsparkSession
         reading = batches.reading
-        fields = KAFKA_FIELDS if reading.kafka_compat else {name: FIELDS[name] for name in reading.rows.columns}
+        fields = (
+            KAFKA_FIELDS
+            if reading.kafka_compat
+            else {name: FIELDS[name] for name in reading.rows.columns}
+        )
         self._ddl = ", ".join(f"{name} {kind}" for name, kind in fields.items())
         self._schema = self._jvm.org.apache.spark.sql.types.StructType.fromDDL(self._ddl)
         self._begin: StreamPosition | None = None
@@ -54,12 +61,18 @@ class TopicSource:
         from pyspark.sql import DataFrame
 
         ensure_callback_server_started(self._session.sparkContext._gateway)
-        attributes = self._session.createDataFrame([], self._ddl)._jdf.queryExecution().analyzed().output()
+        attributes = (
+            self._session.createDataFrame([], self._ddl)._jdf.queryExecution().analyzed().output()
+        )
         streaming = self._jvm.org.apache.spark.sql.execution.streaming
-        relation = streaming.StreamingExecutionRelation(self, attributes, self._jvm.scala.Option.empty(), self._jsession)
-        return DataFrame(self._jvm.org.apache.spark.sql.Dataset.ofRows(self._jsession, relation), self._session)
+        relation = streaming.StreamingExecutionRelation(
+            self, attributes, self._jvm.scala.Option.empty(), self._jsession
+        )
+        return DataFrame(
+            self._jvm.org.apache.spark.sql.Dataset.ofRows(self._jsession, relation), self._session
+        )
 
-    # --- Source -------------------------------------------------------------------------------------------------------
+    # --- Source -----------------------------------------------------------------------------------
 
     def schema(self) -> Any:
         """Columns and types."""
@@ -70,7 +83,9 @@ class TopicSource:
         return self._jvm.scala.Option.apply(self.latestOffset(None, None))
 
     def getBatch(self, start: Any, end: Any) -> Any:  # noqa: N802
-        """The rows behind ``start`` (an Option) up to ``end``, as a streaming DataFrame of the JVM."""
+        """The rows behind ``start`` (an Option) up to ``end``, as a streaming DataFrame of
+        the JVM.
+        """
         before = _position(start.get()) if start.isDefined() else None
         counted = self._batches.rows_lost
         try:
@@ -100,9 +115,11 @@ class TopicSource:
 
     def initialOffset(self) -> Any:  # noqa: N802
         """Of sources of another kind."""
-        raise SparkError("Spark asked this source for an initial offset: this version of Spark is not 3.5")
+        raise SparkError(
+            "Spark asked this source for an initial offset: this version of Spark is not 3.5"
+        )
 
-    # --- SupportsTriggerAvailableNow, SupportsAdmissionControl ----------------------------------------------------------
+    # --- SupportsTriggerAvailableNow, SupportsAdmissionControl ------------------------------------
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """This query ends at what is there now."""
@@ -115,16 +132,22 @@ class TopicSource:
         return limit.allAvailable() if rows is None else limit.maxRows(rows)
 
     def latestOffset(self, start: Any, _limit: Any) -> Any:  # noqa: N802
-        """Where the next batch ends; the same as ``start`` when there is nothing new. The first one says where the stream begins."""
+        """Where the next batch ends; the same as ``start`` when there is nothing new. The first one
+        says where the stream begins.
+        """
         if start is None:
             if self._begin is None:
                 self._begin = self._batches.begin()
-                self._batches.commit(self._begin)  # so that the lag is seen while the first batch runs
+                self._batches.commit(
+                    self._begin
+                )  # so that the lag is seen while the first batch runs
             end = self._batches.next(self._begin, self._target)
             merged = StreamPosition(end.offsets, end.epochs, {**self._begin.offsets, **end.starts})
             return self._offset(merged.to_json())
         before = _position(start)
-        self._batches.commit(before)  # Spark marks a batch before it asks for the next, and tells commit() one batch late
+        self._batches.commit(
+            before
+        )  # Spark marks a batch before it asks for the next, and tells commit() one batch late
         end = self._batches.next(before, self._target)
         return start if end is before else self._offset(end.to_json())
 
@@ -132,10 +155,12 @@ class TopicSource:
         """What there is beyond the limit, for Spark's progress reports."""
         return self._offset(StreamPosition(self._batches.ends()).to_json())
 
-    # --- ReportsSourceMetrics -------------------------------------------------------------------------------------------
+    # --- ReportsSourceMetrics ---------------------------------------------------------------------
 
     def metrics(self, _latest: Any) -> Any:
-        """For Spark's progress reports, since this query began: ``rowsLost`` of ``fail_on_data_loss=False``. Text, as Spark wants it."""
+        """For Spark's progress reports, since this query began: ``rowsLost`` of
+        ``fail_on_data_loss=False``. Text, as Spark wants it.
+        """
         found = self._jvm.java.util.HashMap()
         found.put("rowsLost", str(self._batches.rows_lost + self._lost.value))
         return found
@@ -143,7 +168,7 @@ class TopicSource:
     def _offset(self, text: str) -> Any:
         return self._jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
 
-    # --- java.lang.Object ----------------------------------------------------------------------------------------------
+    # --- java.lang.Object -------------------------------------------------------------------------
 
     def toString(self) -> str:  # noqa: N802
         """Shown in Spark's reports and plans."""
@@ -160,13 +185,21 @@ class TopicSource:
     class Java:
         """For py4j."""
 
-        implements: ClassVar[list[str]] = [f"{STREAMING}.Source", f"{CONNECTOR}.SupportsTriggerAvailableNow", f"{CONNECTOR}.ReportsSourceMetrics"]
+        implements: ClassVar[list[str]] = [
+            f"{STREAMING}.Source",
+            f"{CONNECTOR}.SupportsTriggerAvailableNow",
+            f"{CONNECTOR}.ReportsSourceMetrics",
+        ]
 
 
 def check_version(version: str) -> None:
     """``SparkError`` for versions whose internals differ."""
     if not version.startswith(VERSION):
-        raise SparkError(f"dataframe() works with Spark {VERSION}x, this is {version}: use foreach_batch, which needs no internals of Spark", version)
+        raise SparkError(
+            f"dataframe() works with Spark {VERSION}x, this is {version}: use foreach_batch, "
+            f"which needs no internals of Spark",
+            version,
+        )
 
 
 def _position(offset: Any) -> StreamPosition:

@@ -4,7 +4,8 @@
                                              .foreach_batch(fn)     a loop of ours around a function; our checkpoint; no internals of Spark
     write_stream_topic(df, "totals", checkpoint=...)                a streaming DataFrame into a topic
 
-Decides: what the settings mean. Batches are made by ``batches``, run by Spark (``source``) or by ``micro_batches``.
+Decides: what the settings mean. Batches are made by ``batches``, run by Spark (``source``) or by
+``micro_batches``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
-from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.client.scan.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan.scan_positions import Where
@@ -36,18 +37,24 @@ ID_WAIT_S = 60.0
 
 
 class TopicStream:
-    """Topics that are read batch by batch; made by ``read_stream``. Each call of a method begins a stream of its own."""
+    """Topics that are read batch by batch; made by ``read_stream``. Each call of a method begins a
+    stream of its own.
+    """
 
-    def __init__(self, session: SparkSession, discovery: RayDiscovery | StaticDiscovery, reading: Reading) -> None:
+    def __init__(
+        self, session: SparkSession, discovery: RayDiscovery | StaticDiscovery, reading: Reading
+    ) -> None:
         self._session = session
         self._discovery = discovery
         self._reading = reading
 
     def dataframe(self) -> DataFrame:
-        """A streaming DataFrame for one query at a time: windows, watermarks, joins, ``writeStream`` with Spark's own checkpoint and triggers.
+        """A streaming DataFrame for one query at a time: windows, watermarks, joins,
+        ``writeStream`` with Spark's own checkpoint and triggers.
 
-        Call again for a query beside the first one. A ``start`` counts when the checkpoint is new. ``SparkError`` for versions of Spark other than 3.5,
-        ``TopicNotFound``. What goes wrong later is the query's exception, with our error in its text.
+        Call again for a query beside the first one. A ``start`` counts when the checkpoint is new.
+        ``SparkError`` for versions of Spark other than 3.5, ``TopicNotFound``. What goes wrong
+        later is the query's exception, with our error in its text.
         """
         check_version(str(self._session.version))
         batches = Batches(self._session, self._discovery, self._reading)
@@ -57,20 +64,35 @@ class TopicStream:
             batches.close()
         return TopicSource(batches).frame()
 
-    def foreach_batch(self, fn: BatchFunction, *, checkpoint: str | PathLike[str], trigger_seconds: float = 10.0, available_now: bool = False) -> BatchQuery:
-        """Call ``fn(df, number)`` with batch after batch, in a thread of this process; ``df`` is an ordinary DataFrame.
+    def foreach_batch(
+        self,
+        fn: BatchFunction,
+        *,
+        checkpoint: str | PathLike[str],
+        trigger_seconds: float = 10.0,
+        available_now: bool = False,
+    ) -> BatchQuery:
+        """Call ``fn(df, number)`` with batch after batch, in a thread of this process; ``df`` is an
+        ordinary DataFrame.
 
-        ``checkpoint``: a directory of its own that outlives the driver (any file system that Spark knows). ``trigger_seconds``: from the begin of one
-        batch to the next. ``available_now``: end behind what there is now. A batch that was begun when the driver died comes again with the same number
-        and rows: a sink that overwrites by number, or remembers it in the transaction of its rows, has every row once. An error of ``fn`` ends the
-        query; ``await_termination`` raises it.
+        ``checkpoint``: a directory of its own that outlives the driver (any file system that Spark
+        knows). ``trigger_seconds``: from the begin of one batch to the next. ``available_now``: end
+        behind what there is now. A batch that was begun when the driver died comes again with the
+        same number and rows: a sink that overwrites by number, or remembers it in the transaction
+        of its rows, has every row once. An error of ``fn`` ends the query; ``await_termination``
+        raises it.
         """
         trigger = Trigger(trigger_seconds, available_now)
         if not callable(fn):
-            raise SparkError(f"foreach_batch takes a function of a DataFrame and a number, not {fn!r:.80}", repr(fn)[:80])
+            raise SparkError(
+                f"foreach_batch takes a function of a DataFrame and a number, not {fn!r:.80}",
+                repr(fn)[:80],
+            )
         batches = Batches(self._session, self._discovery, self._reading)
         try:
-            kept = Checkpoint(Directory(self._session, str(checkpoint)), self._reading.topics, batches.begin)
+            kept = Checkpoint(
+                Directory(self._session, str(checkpoint)), self._reading.topics, batches.begin
+            )
         except BaseException:
             batches.close()
             raise
@@ -94,20 +116,33 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     secret: bytes = b"",
     splits: int | None = None,
 ) -> TopicStream:
-    """One or several topics as a stream: ``.dataframe()`` for Structured Streaming, ``.foreach_batch(fn, checkpoint=...)`` for a function.
+    """One or several topics as a stream: ``.dataframe()`` for Structured Streaming,
+    ``.foreach_batch(fn, checkpoint=...)`` for a function.
 
-    ``start``: as for ``read_topic``; it counts while the checkpoint is new. ``group``: told after each batch how far the stream is, so that
-    ``rmq-ray group lag`` shows it; the checkpoint decides where it goes on. Use a group that nobody consumes with. ``max_rows_per_trigger``: of a batch,
-    shared among the queues. ``fail_on_data_loss`` False: messages that retention or a cut of a log took are passed over and counted, else they are an
-    error. The other settings are those of ``read_topic``.
+    ``start``: as for ``read_topic``; it counts while the checkpoint is new. ``group``: told after
+    each batch how far the stream is, so that ``rmq-ray group lag`` shows it; the checkpoint decides
+    where it goes on. Use a group that nobody consumes with. ``max_rows_per_trigger``: of a batch,
+    shared among the queues. ``fail_on_data_loss`` False: messages that retention or a cut of a log
+    took are passed over and counted, else they are an error. The other settings are those of
+    ``read_topic``.
 
-    Raises ``SparkError`` and ``ClientError`` for wrong settings; topics are looked up when the stream begins.
+    Raises ``SparkError`` and ``ClientError`` for wrong settings; topics are looked up when the
+    stream begins.
     """
     if group is not None:
         check_group(group)
     require_driver(session)
     rows = wanted_rows(columns, tags, key, kafka_compat)
-    reading = Reading(topics_of(topic), rows, group, start, kafka_compat, fail_on_data_loss, max_rows_per_trigger, splits)
+    reading = Reading(
+        topics_of(topic),
+        rows,
+        group,
+        start,
+        kafka_compat,
+        fail_on_data_loss,
+        max_rows_per_trigger,
+        splits,
+    )
     reading.check()
     return TopicStream(session, discovery_for(cluster, name_servers, secret), reading)
 
@@ -133,13 +168,16 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
 ) -> StreamingQuery:
     """Send the rows of a streaming DataFrame to a topic, batch by batch, and return Spark's query.
 
-    Columns as for ``write_topic``. Every batch is written under the query's id and its number, so that a batch which comes again within 10 minutes
-    stores nothing twice; later it is stored again (at least once). ``output_mode``, ``checkpoint``, ``trigger_seconds``, ``available_now``: of Spark's
-    query. ``partitions`` must not change between a batch and its repeat. The topic must exist. Raises as ``write_topic``; errors of a batch are the
-    query's exception.
+    Columns as for ``write_topic``. Every batch is written under the query's id and its number, so
+    that a batch which comes again within 10 minutes stores nothing twice; later it is stored again
+    (at least once). ``output_mode``, ``checkpoint``, ``trigger_seconds``, ``available_now``: of
+    Spark's query. ``partitions`` must not change between a batch and its repeat. The topic must
+    exist. Raises as ``write_topic``; errors of a batch are the query's exception.
     """
     if not getattr(df, "isStreaming", False):
-        raise SparkError("write_stream_topic takes a streaming DataFrame; write_topic takes others", topic)
+        raise SparkError(
+            "write_stream_topic takes a streaming DataFrame; write_topic takes others", topic
+        )
     check_bulk_topic(topic)
     names = properties if isinstance(properties, str) else tuple(properties)
     check_schema(df, Columns(body, key, tag, names))
@@ -153,12 +191,29 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
         if not started.wait(ID_WAIT_S):
             raise SparkError("the query's id is not known; start it again", topic)
         write_topic(
-            rows, topic, body=body, key=key, tag=tag, properties=names, once=Once(f"{query_id[0]}/{number}", partitions), timeout=timeout,
-            cluster=cluster, name_servers=name_servers, secret=secret,
-        )  # fmt: skip
+            rows,
+            topic,
+            body=body,
+            key=key,
+            tag=tag,
+            properties=names,
+            once=Once(f"{query_id[0]}/{number}", partitions),
+            timeout=timeout,
+            cluster=cluster,
+            name_servers=name_servers,
+            secret=secret,
+        )
 
-    writer = df.writeStream.foreachBatch(write).outputMode(output_mode).option("checkpointLocation", str(checkpoint))
-    writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=f"{trigger_seconds} seconds")
+    writer = (
+        df.writeStream.foreachBatch(write)
+        .outputMode(output_mode)
+        .option("checkpointLocation", str(checkpoint))
+    )
+    writer = (
+        writer.trigger(availableNow=True)
+        if available_now
+        else writer.trigger(processingTime=f"{trigger_seconds} seconds")
+    )
     query = (writer.queryName(query_name) if query_name else writer).start()
     query_id.append(str(query.id))
     started.set()
@@ -168,4 +223,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
 def require_driver(session: Any) -> None:
     """``SparkError`` for sessions that have no JVM behind them (Spark Connect)."""
     if getattr(session, "_jvm", None) is None:
-        raise SparkError("this session has no JVM of its own (Spark Connect, or it was stopped): streams need a driver's session, see rmq_ray.spark.session")
+        raise SparkError(
+            "this session has no JVM of its own (Spark Connect, or it was stopped): streams "
+            "need a driver's session, see rmq_ray.spark.session"
+        )

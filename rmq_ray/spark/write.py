@@ -1,12 +1,15 @@
-"""A DataFrame into a topic: every partition is sent by its own Python worker, by columns, over a connection of its own.
+"""A DataFrame into a topic: every partition is sent by its own Python worker, by columns, over a
+connection of its own.
 
     partition ──mapInArrow──> RecordBatch of up to 10,000 rows ──Producer.send_arrow──> frames ──> brokers
 
-Decides: which columns may be what, and how rows are laid out so that a repeat finds the same frames (``once``). Does not decide how rows become
-messages (``client.sending.arrow_columns``) or what a worker does (``client.scan.partition_sink``). Workers need no Ray: name servers and the secret travel with the task.
+Decides: which columns may be what, and how rows are laid out so that a repeat finds the same frames
+(``once``). Does not decide how rows become messages (``client.sending.arrow_columns``) or what a
+worker does (``client.scan.partition_sink``). Workers need no Ray: name servers and the secret
+travel with the task.
 
-Invariants: at least once: the count is returned when every row is stored; with ``once`` a write that is repeated under the same name within the
-brokers' 10 minutes stores every row once.
+Invariants: at least once: the count is returned when every row is stored; with ``once`` a write
+that is repeated under the same name within the brokers' 10 minutes stores every row once.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import Target
 from rmq_ray.client.scan.queue_list import write_queues
+from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.validators import check_bulk_topic
@@ -31,14 +34,21 @@ if TYPE_CHECKING:
 
 PARTITIONS_ONCE = 8
 PROGRESS_S = 0.5
-_BODY, _KEY, _TAG, _MAP = ("string", "binary"), ("string", "array<string>"), ("string",), "map<string,string>"
+_BODY, _KEY, _TAG, _MAP = (
+    ("string", "binary"),
+    ("string", "array<string>"),
+    ("string",),
+    "map<string,string>",
+)
 
 log = logging.getLogger("rmq_ray.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Names a write: ``write`` is the same for every repeat of one batch and for nothing else. ``partitions``: must not change between repeats."""
+    """Names a write: ``write`` is the same for every repeat of one batch and for nothing else.
+    ``partitions``: must not change between repeats.
+    """
 
     write: str
     partitions: int = PARTITIONS_ONCE
@@ -46,7 +56,11 @@ class Once:
     def __post_init__(self) -> None:
         name: object = self.write
         if not isinstance(name, str) or not name or not 1 <= self.partitions <= 10_000:
-            raise SparkError(f"a write that counts once needs a name and 1 to 10,000 partitions, not {self.write!r} and {self.partitions}", self.write)
+            raise SparkError(
+                f"a write that counts once needs a name and 1 to 10,000 partitions, not "
+                f"{self.write!r} and {self.partitions}",
+                self.write,
+            )
 
 
 def write_topic(  # noqa: PLR0913 - the settings of the outermost call
@@ -66,24 +80,39 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
 ) -> int:
     """Send every row of a DataFrame as a message and wait; returns how many were stored.
 
-    ``body``: a string or binary column without nulls. ``key``: string or array of strings; ``tag``: string; ``properties``: one column of type
-    map<string,string>, or names of string columns. Null means none. ``timeout``: s, for each frame of up to 1 MiB. ``progress(rows)`` is called about
+    ``body``: a string or binary column without nulls. ``key``: string or array of strings; ``tag``:
+    string; ``properties``: one column of type map<string,string>, or names of string columns. Null
+    means none. ``timeout``: s, for each frame of up to 1 MiB. ``progress(rows)`` is called about
     twice a second with the rows of the tasks that have ended.
 
-    At least once: a task that Spark repeats sends its rows again. ``once``: a name for this write, the same when it is repeated and used for nothing
-    else (such as "totals/17", job and batch): the brokers recognise the frames of a repeat within 10 minutes and store nothing twice. The rows are
-    shuffled and sorted for it, so that a repeat is cut into the same frames; the topic must exist and keep its queues, and rows must be the same.
+    At least once: a task that Spark repeats sends its rows again. ``once``: a name for this write,
+    the same when it is repeated and used for nothing else (such as "totals/17", job and batch): the
+    brokers recognise the frames of a repeat within 10 minutes and store nothing twice. The rows are
+    shuffled and sorted for it, so that a repeat is cut into the same frames; the topic must exist
+    and keep its queues, and rows must be the same.
 
-    Raises ``SparkError`` for wrong columns and where a worker failed, ``ClientError`` for wrong names, ``TopicNotFound``, ``ClusterError``.
+    Raises ``SparkError`` for wrong columns and where a worker failed, ``ClientError`` for wrong
+    names, ``TopicNotFound``, ``ClusterError``.
     """
     check_bulk_topic(topic)
     if getattr(df, "isStreaming", False):
-        raise SparkError("write_topic takes a DataFrame that ends; write_stream_topic takes streaming ones", topic)
+        raise SparkError(
+            "write_topic takes a DataFrame that ends; write_stream_topic takes streaming ones",
+            topic,
+        )
     if not hasattr(df, "schema"):
-        raise SparkError(f"write_topic takes a Spark DataFrame, not a {type(df).__module__} {type(df).__name__}; session.createDataFrame makes one of it")
+        raise SparkError(
+            f"write_topic takes a Spark DataFrame, not a {type(df).__module__} "
+            f"{type(df).__name__}; session.createDataFrame makes one of it"
+        )
     if progress is not None and not callable(progress):
-        raise SparkError(f"progress must be a function of the number of rows, not {progress!r:.80}", repr(progress)[:80])
-    columns = Columns(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
+        raise SparkError(
+            f"progress must be a function of the number of rows, not {progress!r:.80}",
+            repr(progress)[:80],
+        )
+    columns = Columns(
+        body, key, tag, properties if isinstance(properties, str) else tuple(properties)
+    )
     check_schema(df, columns)
     discovery = discovery_for(cluster, name_servers, secret)
     target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
@@ -104,7 +133,10 @@ def check_schema(df: DataFrame, columns: Columns) -> None:
     one_map = isinstance(columns.properties, str)
     wanted = [("body", columns.body, _BODY), ("key", columns.key, _KEY), ("tag", columns.tag, _TAG)]
     wanted += [
-        ("properties", name, (_MAP,) if one_map else _TAG) for name in ([columns.properties] if isinstance(columns.properties, str) else columns.properties)
+        ("properties", name, (_MAP,) if one_map else _TAG)
+        for name in (
+            [columns.properties] if isinstance(columns.properties, str) else columns.properties
+        )
     ]
     for role, name, kinds in wanted:
         if name is None:
@@ -112,10 +144,17 @@ def check_schema(df: DataFrame, columns: Columns) -> None:
         types = found.get(name, [])
         if len(types) != 1:
             how = "no column" if not types else f"{len(types)} columns"
-            raise SparkError(f"{role}={name!r}: the DataFrame has {how} of that name; it has {', '.join(df.columns[:20])}", name)
+            raise SparkError(
+                f"{role}={name!r}: the DataFrame has {how} of that name; it has "
+                f"{', '.join(df.columns[:20])}",
+                name,
+            )
         if types[0] not in kinds:
             raise SparkError(
-                f"{role}={name!r} is of type {types[0]}; it must be {' or '.join(kinds)}: cast it, or to_json() what has structure", name, types[0]
+                f"{role}={name!r} is of type {types[0]}; it must be {' or '.join(kinds)}: "
+                f"cast it, or to_json() what has structure",
+                name,
+                types[0],
             )
 
 
@@ -141,8 +180,13 @@ def send(rows: DataFrame, target: Target, progress: Callable[[int], None] | None
     try:
         return sum(int(row[0]) for row in job.collect())
     except PySparkException as error:
-        hint = ": the rows of a repeated write must be the same" * ("DuplicateMismatch" in str(error))
-        text = f"writing to topic {target.topic!r} failed{hint}; part of the rows may be stored. The worker said: {_cause(error)}"
+        hint = ": the rows of a repeated write must be the same" * (
+            "DuplicateMismatch" in str(error)
+        )
+        text = (
+            f"writing to topic {target.topic!r} failed{hint}; part of the rows may be stored. "
+            f"The worker said: {_cause(error)}"
+        )
         raise SparkError(text, target.topic) from error
     finally:
         watched.end()
@@ -195,6 +239,10 @@ class _Progress:
 
 def _cause(error: Exception) -> str:
     """The last line of a worker's traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\tat ", "    at ", "  at "))]
+    lines = [
+        line.strip()
+        for line in str(error).splitlines()
+        if line.strip() and not line.startswith(("\tat ", "    at ", "  at "))
+    ]
     told = [line for line in lines if line.startswith("rmq_ray.errors.")]
     return (told or lines or [repr(error)])[0][:500]

@@ -1,4 +1,5 @@
-"""``rmq.toml``: which brokers and name servers a cluster has, where their stores lie, and with which settings.
+"""``rmq.toml``: which brokers and name servers a cluster has, where their stores lie, and with
+which settings.
 
     cluster = "default"                    # name of the message cluster
     foreign = "closed"                     # whether Apache RocketMQ's own clients may connect
@@ -29,10 +30,12 @@
     store = "/data/rmq-controller"
     resource = "store_head"
 
-Decides: what a file may say, and names the line of what it may not. Does not decide: whether Ray has such resources or the disks hold what is
-expected (``actors.control.survey``). Called by ``cluster`` and the commands.
+Decides: what a file may say, and names the line of what it may not. Does not decide: whether Ray
+has such resources or the disks hold what is expected (``actors.control.survey``). Called by
+``cluster`` and the commands.
 
-Invariants: everything is checked when the file is read; a ``Topology`` that exists can be planned. No file is opened but the one that is named.
+Invariants: everything is checked when the file is read; a ``Topology`` that exists can be planned.
+No file is opened but the one that is named.
 """
 
 from __future__ import annotations
@@ -45,7 +48,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from rmq_ray.config import DEFAULT_CLUSTER, BrokerConfig, FailoverConfig, ForeignClients, NameServerConfig, StoreConfig
+from rmq_ray.config import (
+    DEFAULT_CLUSTER,
+    BrokerConfig,
+    FailoverConfig,
+    ForeignClients,
+    NameServerConfig,
+    StoreConfig,
+)
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology import rules
 from rmq_ray.topology.source import Key, Source
@@ -60,20 +70,38 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOP = ("cluster", "foreign", "failover", "controller", "defaults", "name_servers", "brokers")
 _OWN = ("name", "resource", "store", "allow_same_node", "replicas")
 _OF_REPLICA = ("resource", "host", "advertise", "port", "store")
-_BROKER_DECIDED = ("store", "broker_name", "broker_id", "cluster_name", "name_servers", "hold_link", "foreign", "limits", "send_hooks", "master")
+_BROKER_DECIDED = (
+    "store",
+    "broker_name",
+    "broker_id",
+    "cluster_name",
+    "name_servers",
+    "hold_link",
+    "foreign",
+    "limits",
+    "send_hooks",
+    "master",
+)
 _NAME_SERVER_DECIDED = ("cluster_name", "foreign", "limits")
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def read_topology(path: str | Path) -> Topology:
-    """Read and check a topology file. ``ConfigError`` names file and line of the first thing that is wrong, and what to do."""
+    """Read and check a topology file. ``ConfigError`` names file and line of the first thing that
+    is wrong, and what to do.
+    """
     file = Path(path).expanduser().absolute()
     try:
         text = file.read_bytes().decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"topology file {file} cannot be read: {error.strerror}; name it with --config", str(file)) from None
+        raise ConfigError(
+            f"topology file {file} cannot be read: {error.strerror}; name it with --config",
+            str(file),
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 (byte {error.start}): save it as UTF-8", str(file)) from None
+        raise ConfigError(
+            f"{file} is not UTF-8 (byte {error.start}): save it as UTF-8", str(file)
+        ) from None
     return parse_topology(text, str(file))
 
 
@@ -99,44 +127,95 @@ class _Reader:
         self._keys(self._found, (), _TOP)
         cluster = self._found.get("cluster", DEFAULT_CLUSTER)
         if not isinstance(cluster, str) or not _NAME.fullmatch(cluster):
-            raise self._source.wrong(("cluster",), f"cluster must be 1 to 64 letters, digits, '_' or '-', not {cluster!r}", cluster)
+            raise self._source.wrong(
+                ("cluster",),
+                f"cluster must be 1 to 64 letters, digits, '_' or '-', not {cluster!r}",
+                cluster,
+            )
         foreign = self._value(("foreign",), ForeignClients, self._found.get("foreign", "closed"))
-        brokers = [self._broker(i, table, cluster, foreign) for i, table in enumerate(self._tables(("brokers",), self._found, BROKERS_MAX))]
+        brokers = [
+            self._broker(i, table, cluster, foreign)
+            for i, table in enumerate(self._tables(("brokers",), self._found, BROKERS_MAX))
+        ]
         if not brokers:
-            raise ConfigError(f"{self._source.path}: no brokers; add [[brokers]] with name and store = {{ path = ... }}", self._source.path)
+            raise ConfigError(
+                f"{self._source.path}: no brokers; add [[brokers]] with name and store = {{ "
+                f"path = ... }}",
+                self._source.path,
+            )
         servers = self._tables(("name_servers",), self._found, NAME_SERVERS_MAX) or [{}]
-        name_servers = tuple(self._name_server(i, table, cluster, foreign, brokers[0]) for i, table in enumerate(servers))
-        found = Topology(self._source, cluster, name_servers, tuple(brokers), self._controller(), self._failover())
+        name_servers = tuple(
+            self._name_server(i, table, cluster, foreign, brokers[0])
+            for i, table in enumerate(servers)
+        )
+        found = Topology(
+            self._source,
+            cluster,
+            name_servers,
+            tuple(brokers),
+            self._controller(),
+            self._failover(),
+        )
         rules.check(found)
         return found
 
-    # --- parts of the file -------------------------------------------------------------------------------------------------
+    # --- parts of the file ------------------------------------------------------------------------
 
-    def _broker(self, index: int, table: Mapping[str, Any], cluster: str, foreign: ForeignClients) -> BrokerSpec:
+    def _broker(
+        self, index: int, table: Mapping[str, Any], cluster: str, foreign: ForeignClients
+    ) -> BrokerSpec:
         key: Key = ("brokers", index)
         known = _hints(BrokerConfig, _BROKER_DECIDED)
         defaults = self._table(("defaults",), self._found.get("defaults", {}))
-        self._keys(defaults, ("defaults",), ("store", *(name for name in known if name not in ("host", "advertise", "port"))))
+        self._keys(
+            defaults,
+            ("defaults",),
+            ("store", *(name for name in known if name not in ("host", "advertise", "port"))),
+        )
         self._keys(table, key, (*_OWN, *known))
         name = table.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            said = "a broker needs a name" if name is None else f"name must be 1 to 64 letters, digits, '_' or '-', not {name!r}"
+            said = (
+                "a broker needs a name"
+                if name is None
+                else f"name must be 1 to 64 letters, digits, '_' or '-', not {name!r}"
+            )
             raise self._source.wrong((*key, "name"), f"{said}, like name = 'broker-a'", name)
         store = self._store(key, defaults, table)
-        settings = {"host": ""} | self._settings(("defaults",), defaults, known) | self._settings(key, table, known)
+        settings = (
+            {"host": ""}
+            | self._settings(("defaults",), defaults, known)
+            | self._settings(key, table, known)
+        )
         self._address(key, settings)
-        settings |= {"store": store, "broker_name": name, "cluster_name": cluster, "foreign": foreign}
-        config = self._built({("defaults",): defaults, key: table}, lambda: BrokerConfig(**settings))
-        replicas = [self._replica(i, one, config, key) for i, one in enumerate(self._tables((*key, "replicas"), table, REPLICAS_MAX))]
-        same_node = self._value((*key, "allow_same_node"), bool, table.get("allow_same_node", False))
+        settings |= {
+            "store": store,
+            "broker_name": name,
+            "cluster_name": cluster,
+            "foreign": foreign,
+        }
+        config = self._built(
+            {("defaults",): defaults, key: table}, lambda: BrokerConfig(**settings)
+        )
+        replicas = [
+            self._replica(i, one, config, key)
+            for i, one in enumerate(self._tables((*key, "replicas"), table, REPLICAS_MAX))
+        ]
+        same_node = self._value(
+            (*key, "allow_same_node"), bool, table.get("allow_same_node", False)
+        )
         return BrokerSpec(config, self._resource(key, table), key, tuple(replicas), same_node)
 
-    def _replica(self, index: int, table: Mapping[str, Any], broker: BrokerConfig, of: Key) -> BrokerSpec:
+    def _replica(
+        self, index: int, table: Mapping[str, Any], broker: BrokerConfig, of: Key
+    ) -> BrokerSpec:
         """A slave: all but its place is as its broker says."""
         key: Key = (*of, "replicas", index)
         self._keys(table, key, _OF_REPLICA)
         known = _hints(BrokerConfig, _BROKER_DECIDED)
-        settings: dict[str, Any] = {"host": "", "advertise": None, "port": 0} | self._settings(key, table, known)
+        settings: dict[str, Any] = {"host": "", "advertise": None, "port": 0} | self._settings(
+            key, table, known
+        )
         self._address(key, settings)
         at = (*key, "store")
         own = self._table(at, table.get("store", {}))
@@ -144,26 +223,41 @@ class _Reader:
         self._keys(own, at, tuple(stores))
         changes = self._settings(at, own, stores)
         if not changes.get("path"):
-            raise self._source.wrong(at, "a slave needs a store of its own: store = { path = '/data/rmq' }")
+            raise self._source.wrong(
+                at, "a slave needs a store of its own: store = { path = '/data/rmq' }"
+            )
         changes["path"] = self._path((*at, "path"), changes["path"], "resource" in table)
         store = self._built({at: own}, lambda: broker.store.but(**changes))
         config = broker.but(**settings, broker_id=index + 1, store=store)
         return BrokerSpec(config, self._resource(key, table), key)
 
-    def _store(self, broker: Key, defaults: Mapping[str, Any], table: Mapping[str, Any]) -> StoreConfig:
+    def _store(
+        self, broker: Key, defaults: Mapping[str, Any], table: Mapping[str, Any]
+    ) -> StoreConfig:
         key = (*broker, "store")
         own = self._table(key, table.get("store", {}))
         shared = self._table(("defaults", "store"), defaults.get("store", {}))
         known = _hints(StoreConfig, ())
         self._keys(own, key, tuple(known))
         self._keys(shared, ("defaults", "store"), tuple(name for name in known if name != "path"))
-        settings = self._settings(("defaults", "store"), shared, known) | self._settings(key, own, known)
+        settings = self._settings(("defaults", "store"), shared, known) | self._settings(
+            key, own, known
+        )
         if not settings.get("path"):
             raise self._source.wrong(key, "a broker needs a store: store = { path = '/data/rmq' }")
         settings["path"] = self._path((*key, "path"), settings["path"], "resource" in table)
-        return self._built({("defaults", "store"): shared, key: own}, lambda: StoreConfig(**settings))
+        return self._built(
+            {("defaults", "store"): shared, key: own}, lambda: StoreConfig(**settings)
+        )
 
-    def _name_server(self, index: int, table: Mapping[str, Any], cluster: str, foreign: ForeignClients, first: BrokerSpec) -> NameServerSpec:
+    def _name_server(
+        self,
+        index: int,
+        table: Mapping[str, Any],
+        cluster: str,
+        foreign: ForeignClients,
+        first: BrokerSpec,
+    ) -> NameServerSpec:
         key: Key = ("name_servers", index)
         known = _hints(NameServerConfig, _NAME_SERVER_DECIDED)
         self._keys(table, key, ("resource", *known))
@@ -171,20 +265,33 @@ class _Reader:
         self._address(key, settings)
         resource = self._resource(key, table) or (None if table else first.resource)
         if "directory" in settings:
-            settings["directory"] = self._path((*key, "directory"), settings["directory"], "resource" in table)
+            settings["directory"] = self._path(
+                (*key, "directory"), settings["directory"], "resource" in table
+            )
         else:
             settings["directory"] = f"{first.config.store.path}.name-server-{index}"
-        config = self._built({key: table}, lambda: NameServerConfig(**{**settings, "cluster_name": cluster, "foreign": foreign}))
+        config = self._built(
+            {key: table},
+            lambda: NameServerConfig(**{**settings, "cluster_name": cluster, "foreign": foreign}),
+        )
         return NameServerSpec(config, resource, key)
 
     def _controller(self) -> ControllerSpec:
         key: Key = ("controller",)
         table = self._table(key, self._found.get("controller", {}))
         self._keys(table, key, ("store", "resource"))
-        path = self._value((*key, "store"), str, table.get("store", f"{Path(self._source.path).stem}.controller"))
+        path = self._value(
+            (*key, "store"), str, table.get("store", f"{Path(self._source.path).stem}.controller")
+        )
         if not path:
-            raise self._source.wrong((*key, "store"), "store must be a directory: the controller keeps there who is master", path)
-        return ControllerSpec(self._path((*key, "store"), path, "resource" in table), self._resource(key, table), key)
+            raise self._source.wrong(
+                (*key, "store"),
+                "store must be a directory: the controller keeps there who is master",
+                path,
+            )
+        return ControllerSpec(
+            self._path((*key, "store"), path, "resource" in table), self._resource(key, table), key
+        )
 
     def _failover(self) -> FailoverConfig:
         key: Key = ("failover",)
@@ -194,30 +301,51 @@ class _Reader:
         settings = self._settings(key, table, known)
         return self._built({key: table}, lambda: FailoverConfig(**settings))
 
-    # --- values ------------------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
-    def _tables(self, key: Key, within: Mapping[str, Any], limit: int) -> Sequence[Mapping[str, Any]]:
+    def _tables(
+        self, key: Key, within: Mapping[str, Any], limit: int
+    ) -> Sequence[Mapping[str, Any]]:
         name = key[-1]
         found = within.get(str(name), [])
         if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
             heading = ".".join(part for part in key if isinstance(part, str))
-            raise self._source.wrong(key, f"{name} is a list of tables: begin each with [[{heading}]]", found)
+            raise self._source.wrong(
+                key, f"{name} is a list of tables: begin each with [[{heading}]]", found
+            )
         if len(found) > limit:
-            raise self._source.wrong((*key, limit), f"{len(found)} {name} are too many: at most {limit}", len(found))
+            raise self._source.wrong(
+                (*key, limit), f"{len(found)} {name} are too many: at most {limit}", len(found)
+            )
         return found
 
     def _table(self, key: Key, found: Any) -> Mapping[str, Any]:
         if not isinstance(found, dict):
-            raise self._source.wrong(key, f"{key[-1]} is a table, not {found!r}: write [{'.'.join(str(part) for part in key if isinstance(part, str))}]", found)
+            raise self._source.wrong(
+                key,
+                f"{key[-1]} is a table, not {found!r}: write "
+                f"[{'.'.join(str(part) for part in key if isinstance(part, str))}]",
+                found,
+            )
         return found
 
     def _keys(self, table: Mapping[str, Any], key: Key, known: Sequence[str]) -> None:
         for name in table:
             if name not in known:
-                raise self._source.wrong((*key, name), f"unknown key {name!r}; known here are {', '.join(sorted(known))}", name)
+                raise self._source.wrong(
+                    (*key, name),
+                    f"unknown key {name!r}; known here are {', '.join(sorted(known))}",
+                    name,
+                )
 
-    def _settings(self, key: Key, table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._value((*key, name), known[name], value) for name, value in table.items() if name in known}
+    def _settings(
+        self, key: Key, table: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            name: self._value((*key, name), known[name], value)
+            for name, value in table.items()
+            if name in known
+        }
 
     def _value(self, key: Key, kind: Any, value: Any) -> Any:
         kinds = [one for one in (get_args(kind) or (kind,)) if one is not type(None)]
@@ -226,37 +354,56 @@ class _Reader:
                 return kinds[0](value)
             except ValueError:
                 allowed = ", ".join(repr(member.value) for member in kinds[0])
-                raise self._source.wrong(key, f"{key[-1]} must be one of {allowed}, not {value!r}", value) from None
+                raise self._source.wrong(
+                    key, f"{key[-1]} must be one of {allowed}, not {value!r}", value
+                ) from None
         if float in kinds and type(value) is int:
             value = float(value)
         if type(value) not in kinds:  # exactly: True is an int
-            raise self._source.wrong(key, f"{key[-1]} must be {_WORDS[kinds[0]]}, not {value!r}", value)
+            raise self._source.wrong(
+                key, f"{key[-1]} must be {_WORDS[kinds[0]]}, not {value!r}", value
+            )
         if type(value) is int and value < 0:
             raise self._source.wrong(key, f"{key[-1]} must not be negative, not {value!r}", value)
         return value
 
     def _address(self, key: Key, settings: Mapping[str, Any]) -> None:
         if settings.get("port", 0) > PORT_MAX:
-            raise self._source.wrong((*key, "port"), f"port must be 0 (any free one, kept) to {PORT_MAX}, not {settings['port']}", settings["port"])
+            raise self._source.wrong(
+                (*key, "port"),
+                f"port must be 0 (any free one, kept) to {PORT_MAX}, not {settings['port']}",
+                settings["port"],
+            )
         if settings.get("host") in _ANY_ADDRESS and not settings.get("advertise"):
             raise self._source.wrong(
-                (*key, "host"), f"host {settings['host']!r} is nobody's address: name one, or leave it out for the node's", settings["host"]
+                (*key, "host"),
+                f"host {settings['host']!r} is nobody's address: name one, or leave it out "
+                f"for the node's",
+                settings["host"],
             )
 
     def _resource(self, key: Key, table: Mapping[str, Any]) -> str | None:
         resource = table.get("resource")
         if resource is not None and (not isinstance(resource, str) or not resource):
-            raise self._source.wrong((*key, "resource"), f"resource must be the name of a Ray resource, not {resource!r}", resource)
+            raise self._source.wrong(
+                (*key, "resource"),
+                f"resource must be the name of a Ray resource, not {resource!r}",
+                resource,
+            )
         return resource
 
     def _path(self, key: Key, path: str, elsewhere: bool) -> str:
         found = Path(path).expanduser()
         if elsewhere and not found.is_absolute():
-            raise self._source.wrong(key, f"{path!r} lies on another node: give an absolute path", path)
+            raise self._source.wrong(
+                key, f"{path!r} lies on another node: give an absolute path", path
+            )
         return str(self._below / found)
 
     def _built(self, tables: Mapping[Key, Mapping[str, Any]], make: Callable[[], G]) -> G:
-        """What the setting group itself refuses gets the line of the setting it names, in the table that counts (the last)."""
+        """What the setting group itself refuses gets the line of the setting it names, in the table
+        that counts (the last).
+        """
         try:
             return make()
         except ConfigError as error:
@@ -264,7 +411,14 @@ class _Reader:
             message = str(error.args[0])
             for key, table in tables.items():
                 group = message.split()[0]  # "disk ratios must rise"
-                at = next(((*key, name) for name in table if name in message or name.startswith(f"{group}_")), at)
+                at = next(
+                    (
+                        (*key, name)
+                        for name in table
+                        if name in message or name.startswith(f"{group}_")
+                    ),
+                    at,
+                )
             raise self._source.wrong(at, str(error.args[0]), *error.args[1:2]) from None
 
 

@@ -1,4 +1,5 @@
-"""What members of one topology may not share or contradict: names, directories, ports, nodes, sizes. Called by ``topology.reader``.
+"""What members of one topology may not share or contradict: names, directories, ports, nodes,
+sizes. Called by ``topology.reader``.
 
 Invariant: every refusal names the line, the other line where there are two, and what to do.
 """
@@ -29,19 +30,31 @@ def _unique_names(found: Topology) -> None:
         name = spec.config.broker_name
         if name in seen:
             line = found.source.line_of((*seen[name], "name"))
-            message = f"two masters of the name {name!r}, the first on line {line}: each needs a name of its own, slaves are [[brokers.replicas]]"
+            message = (
+                f"two masters of the name {name!r}, the first on line {line}: each needs a name "
+                f"of its own, slaves are [[brokers.replicas]]"
+            )
             raise found.source.wrong((*spec.key, "name"), message, name)
         seen[name] = spec.key
 
 
 def _unique_stores(found: Topology) -> None:
-    stores = [((*spec.key, "store"), spec.config.store.path, spec.resource) for spec in found.copies]
+    stores = [
+        ((*spec.key, "store"), spec.config.store.path, spec.resource) for spec in found.copies
+    ]
     if found.has_slaves:
-        stores.append(((*found.controller.key, "store"), found.controller.ledger, found.controller.resource))
+        stores.append(
+            ((*found.controller.key, "store"), found.controller.ledger, found.controller.resource)
+        )
     for at, (key, path, resource) in enumerate(stores):
         for other, its_path, its_resource in stores[:at]:
-            if (resource is None or its_resource is None or resource == its_resource) and _overlap(path, its_path):
-                message = f"store {path} is shared with the broker on line {found.source.line_of(other)}: each needs a directory of its own"
+            if (resource is None or its_resource is None or resource == its_resource) and _overlap(
+                path, its_path
+            ):
+                message = (
+                    f"store {path} is shared with the broker on line "
+                    f"{found.source.line_of(other)}: each needs a directory of its own"
+                )
                 raise found.source.wrong(key, message, path)
 
 
@@ -52,25 +65,33 @@ def _unique_ports(found: Topology) -> None:
         place = (spec.resource, spec.config.port)
         if spec.config.port and place in seen:
             line = found.source.line_of((*seen[place], "port"))
-            message = f"port {spec.config.port} is that of line {line}, on the same node: choose another, or 0"
+            message = (
+                f"port {spec.config.port} is that of line {line}, on the same node: choose "
+                f"another, or 0"
+            )
             raise found.source.wrong((*spec.key, "port"), message, place[1])
         seen[place] = spec.key
 
 
 def _apart(found: Topology, spec: BrokerSpec) -> None:
-    """Copies that die together are none; whether different resources are different nodes is seen later (``actors.control.survey``)."""
+    """Copies that die together are none; whether different resources are different nodes is seen
+    later (``actors.control.survey``).
+    """
     copies = (spec, *spec.replicas)
     for at, copy in enumerate(copies):
         same = [other for other in copies[:at] if other.resource == copy.resource]
         if same and not spec.allow_same_node:
-            raise found.source.wrong((*copy.key, "resource"), same_node(found, copy, same[0]), copy.resource)
+            raise found.source.wrong(
+                (*copy.key, "resource"), same_node(found, copy, same[0]), copy.resource
+            )
 
 
 def same_node(found: Topology, copy: BrokerSpec, other: BrokerSpec) -> str:
     """What is wrong with two copies on one node."""
     line = found.source.line_of((*other.key, "resource"))
     return (
-        f"this copy of {copy.config.broker_name} is on the same node as that of line {line}, and would die with it: give it the resource of another node, "
+        f"this copy of {copy.config.broker_name} is on the same node as that of line {line}, "
+        f"and would die with it: give it the resource of another node, "
         f"or say allow_same_node = true in [[brokers]]"
     )
 
@@ -80,17 +101,32 @@ def _same_segments(found: Topology, spec: BrokerSpec) -> None:
     for copy in spec.replicas:
         if copy.config.store.segment_bytes != wanted:
             line = found.source.line_of((*spec.key, "store"))
-            message = f"segment_bytes {copy.config.store.segment_bytes} differs from the {wanted} of line {line}: copies of one log have the same segments"
-            raise found.source.wrong((*copy.key, "store", "segment_bytes"), message, copy.config.store.segment_bytes)
+            message = (
+                f"segment_bytes {copy.config.store.segment_bytes} differs from the {wanted} of "
+                f"line {line}: copies of one log have the same segments"
+            )
+            raise found.source.wrong(
+                (*copy.key, "store", "segment_bytes"), message, copy.config.store.segment_bytes
+            )
 
 
 def _enough_copies(found: Topology, spec: BrokerSpec) -> None:
     copies = 1 + len(spec.replicas)
     if spec.config.replication is ReplicationMode.SYNC_MASTER and spec.config.copies_min > copies:
         key: Key = (*spec.key, "copies_min")
-        said = [at for at in (key, ("defaults", "copies_min"), (*spec.key, "replication"), ("defaults", "replication")) if found.source.has(at)]
+        said = [
+            at
+            for at in (
+                key,
+                ("defaults", "copies_min"),
+                (*spec.key, "replication"),
+                ("defaults", "replication"),
+            )
+            if found.source.has(at)
+        ]
         message = (
-            f"{spec.config.broker_name} has {copies} {'copy' if copies == 1 else 'copies'}, replication = 'sync' wants {spec.config.copies_min} (copies_min) "
+            f"{spec.config.broker_name} has {copies} {'copy' if copies == 1 else 'copies'}, "
+            f"replication = 'sync' wants {spec.config.copies_min} (copies_min) "
             "for every acknowledgement: add [[brokers.replicas]], or lower copies_min"
         )
         raise found.source.wrong(said[0] if said else spec.key, message, spec.config.copies_min)

@@ -39,14 +39,19 @@ class Source:
 
     def wrong(self, key: Key, message: str, value: object = None) -> ConfigError:
         """The error for what stands at ``key``."""
-        return ConfigError(f"{self.path}, line {self.line_of(key)}: {message}", value if value is not None else ".".join(map(str, key)))
+        return ConfigError(
+            f"{self.path}, line {self.line_of(key)}: {message}",
+            value if value is not None else ".".join(map(str, key)),
+        )
 
     def has(self, key: Key) -> bool:
         """Whether the file says something there."""
         return _holds(tomllib.loads(self.text), key)
 
     def _prefixes(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(lines, what they hold) for every number of lines that is TOML by itself, comments and empty lines before a value included in it."""
+        """(lines, what they hold) for every number of lines that is TOML by itself, comments and
+        empty lines before a value included in it.
+        """
         lines = self.text.splitlines(keepends=True)
         for number in range(1, len(lines) + 1):
             try:

@@ -1,4 +1,6 @@
-"""What a topology file describes, once read: values only. Made by ``topology.reader``, checked by ``topology.rules``; called by ``actors``."""
+"""What a topology file describes, once read: values only. Made by ``topology.reader``, checked by
+``topology.rules``; called by ``actors``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rmq_ray.topology.source import Key, Source
 
 @dataclass(frozen=True, slots=True)
 class NameServerSpec:
-    """``key``: where it stands in the file. ``resource``: Ray resource of its node, None = any. ``config.host``: "" = the node's."""
+    """``key``: where it stands in the file. ``resource``: Ray resource of its node, None = any.
+    ``config.host``: "" = the node's.
+    """
 
     config: NameServerConfig
     resource: str | None
@@ -20,9 +24,11 @@ class NameServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSpec:
-    """A broker, or one of its slaves, as the file describes it; its config has no hold service and no name servers yet.
+    """A broker, or one of its slaves, as the file describes it; its config has no hold service and
+    no name servers yet.
 
-    ``config.broker_id`` is the replica's number: 0 stands in the file as [[brokers]] itself, 1 to n are its ``replicas``.
+    ``config.broker_id`` is the replica's number: 0 stands in the file as [[brokers]] itself, 1 to n
+    are its ``replicas``.
     """
 
     config: BrokerConfig
@@ -33,7 +39,9 @@ class BrokerSpec:
 
     @property
     def actor(self) -> str:
-        """``broker-a``, and ``broker-a/1`` for its first slave: the key of resources and known stores."""
+        """``broker-a``, and ``broker-a/1`` for its first slave: the key of resources and known
+        stores.
+        """
         number = self.config.broker_id
         return f"{self.config.broker_name}/{number}" if number else self.config.broker_name
 
@@ -72,7 +80,9 @@ class Topology:
 
     @property
     def resources(self) -> dict[str, str]:
-        """Actor -> Ray resource of its node: ``broker-a``, ``broker-a/1``, ``name-server-0``, ``controller``."""
+        """Actor -> Ray resource of its node: ``broker-a``, ``broker-a/1``, ``name-server-0``,
+        ``controller``.
+        """
         found = {spec.actor: spec.resource for spec in self.copies}
         found |= {f"name-server-{i}": spec.resource for i, spec in enumerate(self.name_servers)}
         found["controller"] = self.controller.resource

@@ -1,4 +1,6 @@
-"""The end of a producer on an event loop with calls under way: what was not sent by then never is, and no connection is opened any more."""
+"""The end of a producer on an event loop with calls under way: what was not sent by then never is,
+and no connection is opened any more.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,21 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.wire.codes import RequestCode
-from tests.support.faults.stopwatch import within
 from tests.support.brokers.tiny_cluster import TinyCluster
+from tests.support.faults.stopwatch import within
 from tests.support.waiting import eventually
 
 PAIR = [Message("orders", b"1"), Message("orders", b"2")]
 CALLS: dict[str, Callable[[AsyncProducer], Coroutine[Any, Any, object]]] = {
     "send": lambda producer: producer.send("orders", b"late", timeout=30.0),
-    "special": lambda producer: producer.send("orders", b"late", delay=timedelta(seconds=9), timeout=30.0),
+    "special": lambda producer: producer.send(
+        "orders", b"late", delay=timedelta(seconds=9), timeout=30.0
+    ),
     "batch": lambda producer: producer.send_batch(PAIR, timeout=30.0),
     "request": lambda producer: producer.request("orders", b"late", timeout=3.0),
-    "request to a queue": lambda producer: producer.request("orders", b"late", selector=lambda queues, _message, _arg: queues[0], timeout=3.0),
+    "request to a queue": lambda producer: producer.request(
+        "orders", b"late", selector=lambda queues, _message, _arg: queues[0], timeout=3.0
+    ),
 }
 
 
@@ -56,14 +62,22 @@ def frames_of(producer: AsyncProducer) -> AsyncFrames:
     return producer._frames
 
 
-def test_of_a_table_whose_producer_is_closed_no_other_frame_leaves(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
+def test_of_a_table_whose_producer_is_closed_no_other_frame_leaves(
+    cluster: TinyCluster, opened: list[AsyncConnection]
+) -> None:
     rows = pa.table({"body": [b"body %d" % number for number in range(400)]})
 
     async def main() -> None:
-        producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=100, batch_bytes_max=2_000)
+        producer = AsyncProducer(
+            "web", discovery=cluster, send_timeout_ms=100, batch_bytes_max=2_000
+        )
         await producer.send("first", b"0", timeout=20.0)
         cluster.broker.fault = lambda _arrival, number: "lose" if number == 4 else None
-        sending = asyncio.create_task(producer.send_arrow("orders", rows, queue=MessageQueue("orders", cluster.broker.name, 0), timeout=30.0))
+        sending = asyncio.create_task(
+            producer.send_arrow(
+                "orders", rows, queue=MessageQueue("orders", cluster.broker.name, 0), timeout=30.0
+            )
+        )
         await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 5)
         await producer.close()
         arrived = len(cluster.broker.arrivals)
@@ -77,12 +91,16 @@ def test_of_a_table_whose_producer_is_closed_no_other_frame_leaves(cluster: Tiny
     asyncio.run(main())
 
 
-def test_a_request_that_waits_to_be_introduced_is_told_at_once(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
+def test_a_request_that_waits_to_be_introduced_is_told_at_once(
+    cluster: TinyCluster, opened: list[AsyncConnection]
+) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster)
         await producer.send("orders", b"0")
         answers = cluster.broker.handle
-        cluster.broker.handle = lambda command, peer: None if command.code == RequestCode.HEART_BEAT else answers(command, peer)  # type: ignore[method-assign]
+        cluster.broker.handle = lambda command, peer: (
+            None if command.code == RequestCode.HEART_BEAT else answers(command, peer)
+        )  # type: ignore[method-assign]
         asking = asyncio.create_task(producer.request("orders", b"late", timeout=6.0))
         while producer._requests is None or producer._requests._telling is None:
             await asyncio.sleep(0)
@@ -119,7 +137,9 @@ def test_a_call_of_the_turn_in_which_the_producer_is_closed_ends_and_leaves_noth
 
 
 @pytest.mark.parametrize("call", ["send", "special", "batch", "request to a queue"])
-def test_frames_that_are_closed_begin_nothing(cluster: TinyCluster, opened: list[AsyncConnection], call: str) -> None:
+def test_frames_that_are_closed_begin_nothing(
+    cluster: TinyCluster, opened: list[AsyncConnection], call: str
+) -> None:
     """The call found the producer open."""
 
     async def main() -> None:
@@ -134,7 +154,9 @@ def test_frames_that_are_closed_begin_nothing(cluster: TinyCluster, opened: list
     asyncio.run(main())
 
 
-def test_a_message_that_was_out_when_its_producer_was_closed_may_be_stored(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
+def test_a_message_that_was_out_when_its_producer_was_closed_may_be_stored(
+    cluster: TinyCluster, opened: list[AsyncConnection]
+) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=100)
         await producer.send("first", b"0", timeout=20.0)
@@ -149,7 +171,9 @@ def test_a_message_that_was_out_when_its_producer_was_closed_may_be_stored(clust
     asyncio.run(main())
 
 
-def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(cluster: TinyCluster) -> None:
+def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(
+    cluster: TinyCluster,
+) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, batch_bytes_max=400)
         await producer.send("first", b"0", timeout=20.0)
@@ -164,7 +188,9 @@ def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(cluste
             return shipped[-1]
 
         frames.resolve = resolve  # type: ignore[method-assign, assignment]
-        with pytest.raises(SendError, match="was closed.* the first . messages are stored") as caught:
+        with pytest.raises(
+            SendError, match="was closed.* the first . messages are stored"
+        ) as caught:
             await producer.send_batch([Message("orders", b"x" * 100)] * 9)
         assert caught.value.args[2] == cluster.broker.messages - 1 > 0
         await producer.close()
@@ -172,7 +198,9 @@ def test_a_batch_whose_producer_is_closed_on_its_way_tells_what_is_stored(cluste
     asyncio.run(main())
 
 
-def test_who_closes_a_producer_and_does_not_wait_for_what_is_out_leaves_nothing_open(cluster: TinyCluster, opened: list[AsyncConnection]) -> None:
+def test_who_closes_a_producer_and_does_not_wait_for_what_is_out_leaves_nothing_open(
+    cluster: TinyCluster, opened: list[AsyncConnection]
+) -> None:
     async def run() -> None:
         producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=30_000)
         await producer.send("orders", b"first")

@@ -12,11 +12,30 @@ import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ConnectFailed, ConnectionLost, FrameTooLarge, HandshakeFailed, RequestTimeout, TooManyRequests
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    FrameTooLarge,
+    HandshakeFailed,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from tests.support.wire import ASK_BACK, CREDENTIALS, ECHO, FAIL, HOLD, PUSH_FIRST, RELEASE, Echo, Served, echo_process, scripted
+from tests.support.wire import (
+    ASK_BACK,
+    CREDENTIALS,
+    ECHO,
+    FAIL,
+    HOLD,
+    PUSH_FIRST,
+    RELEASE,
+    Echo,
+    Served,
+    echo_process,
+    scripted,
+)
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = RemotingLimits()
@@ -28,9 +47,16 @@ def _served() -> Iterator[Served]:
         yield served
 
 
-def run(test: Callable[[AsyncConnection], Awaitable[None]], address: Address, limits: RemotingLimits = LIMITS, **callbacks: Any) -> None:
+def run(
+    test: Callable[[AsyncConnection], Awaitable[None]],
+    address: Address,
+    limits: RemotingLimits = LIMITS,
+    **callbacks: Any,
+) -> None:
     async def main() -> None:
-        connection = await AsyncConnection.open(address, CREDENTIALS, limits, SYSTEM_CLOCK, **callbacks)
+        connection = await AsyncConnection.open(
+            address, CREDENTIALS, limits, SYSTEM_CLOCK, **callbacks
+        )
         try:
             async with asyncio.timeout(30):
                 await test(connection)
@@ -40,13 +66,19 @@ def run(test: Callable[[AsyncConnection], Awaitable[None]], address: Address, li
     asyncio.run(main())
 
 
-async def echo(connection: AsyncConnection, body: bytes = b"hello", timeout_ms: int = 5_000) -> bytes:
-    return (await connection.request(Command(ECHO, body=body, serialize=BINARY), timeout_ms)).body_bytes()
+async def echo(
+    connection: AsyncConnection, body: bytes = b"hello", timeout_ms: int = 5_000
+) -> bytes:
+    return (
+        await connection.request(Command(ECHO, body=body, serialize=BINARY), timeout_ms)
+    ).body_bytes()
 
 
 def test_requests_in_flight_together_get_their_own_answers(served: Served) -> None:
     async def test(connection: AsyncConnection) -> None:
-        bodies = [b"%d" % number * (1 + number % 50) for number in range(2_000)] + [bytes(2_000_000)]
+        bodies = [b"%d" % number * (1 + number % 50) for number in range(2_000)] + [
+            bytes(2_000_000)
+        ]
         assert await asyncio.gather(*[echo(connection, body) for body in bodies]) == bodies
         assert (await connection.request(Command(FAIL), 5_000)).code == 1
 
@@ -57,11 +89,22 @@ def test_held_answers_come_in_any_order_and_pushes_before_them(served: Served) -
     pushed: list[int] = []
 
     async def test(connection: AsyncConnection) -> None:
-        held = [asyncio.ensure_future(connection.request(Command(HOLD, body=b"%d" % number), 10_000)) for number in range(5)]
+        held = [
+            asyncio.ensure_future(connection.request(Command(HOLD, body=b"%d" % number), 10_000))
+            for number in range(5)
+        ]
         assert (await connection.request(Command(PUSH_FIRST), 5_000)).code == 0
         await connection.request(Command(RELEASE), 5_000)
-        assert [answer.body_bytes() for answer in await asyncio.gather(*held)] == [b"0", b"1", b"2", b"3", b"4"]
-        assert (await connection.request(Command(ASK_BACK, body=b"x"), 5_000)).body_bytes() == b"answer to 307"
+        assert [answer.body_bytes() for answer in await asyncio.gather(*held)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
+        assert (
+            await connection.request(Command(ASK_BACK, body=b"x"), 5_000)
+        ).body_bytes() == b"answer to 307"
         assert pushed == [40, 307]
 
     def on_request(command: Command, connection: AsyncConnection) -> Command | None:
@@ -130,7 +173,9 @@ def test_a_killed_peer_fails_what_waits_and_tells_once() -> None:
     with echo_process() as (process, address):
 
         async def test(connection: AsyncConnection) -> None:
-            held = [asyncio.ensure_future(connection.request(Command(HOLD), 30_000)) for _ in range(10)]
+            held = [
+                asyncio.ensure_future(connection.request(Command(HOLD), 30_000)) for _ in range(10)
+            ]
             await echo(connection)
             process.send_signal(signal.SIGKILL)
             outcomes = await asyncio.gather(*held, return_exceptions=True)
@@ -156,11 +201,15 @@ def test_closing_is_not_told_as_a_loss(served: Served) -> None:
 def test_opening_fails_as_it_does_for_threads(served: Served) -> None:
     async def main() -> None:
         with pytest.raises(HandshakeFailed, match="wrong secret"):
-            await AsyncConnection.open(served.address, replace(CREDENTIALS, secret=b"wrong"), LIMITS, SYSTEM_CLOCK)
+            await AsyncConnection.open(
+                served.address, replace(CREDENTIALS, secret=b"wrong"), LIMITS, SYSTEM_CLOCK
+            )
         with pytest.raises(ConnectFailed, match="nothing was sent"):
             await AsyncConnection.open(Address("127.0.0.1", 1), CREDENTIALS, LIMITS, SYSTEM_CLOCK)
         with scripted(lambda sock: None) as silent, pytest.raises(ConnectFailed):
-            await AsyncConnection.open(silent, CREDENTIALS, RemotingLimits(connect_timeout_ms=200), SYSTEM_CLOCK)
+            await AsyncConnection.open(
+                silent, CREDENTIALS, RemotingLimits(connect_timeout_ms=200), SYSTEM_CLOCK
+            )
 
     asyncio.run(main())
 

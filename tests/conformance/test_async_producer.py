@@ -9,9 +9,16 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, MessageIllegal, SendTimeout, TopicNotFound
+from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    ClientError,
+    MessageIllegal,
+    SendTimeout,
+    TopicNotFound,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus, decode_properties
 from tests.support.brokers.tiny_cluster import TinyCluster
@@ -23,7 +30,9 @@ def cluster() -> Iterator[TinyCluster]:
         yield running
 
 
-def with_producer(cluster: TinyCluster, work: Callable[[AsyncProducer], Awaitable[object]], **settings: object) -> object:
+def with_producer(
+    cluster: TinyCluster, work: Callable[[AsyncProducer], Awaitable[object]], **settings: object
+) -> object:
     """Run ``work`` with a started producer in a loop of its own."""
 
     async def main() -> object:
@@ -46,12 +55,17 @@ def test_a_send_is_awaited_and_says_where_the_message_is(cluster: TinyCluster) -
     assert cluster.broker.unregistered[0]["producerGroup"] == "web"
 
 
-def test_sends_of_one_turn_of_the_loop_share_a_frame_and_each_has_its_own_place(cluster: TinyCluster) -> None:
+def test_sends_of_one_turn_of_the_loop_share_a_frame_and_each_has_its_own_place(
+    cluster: TinyCluster,
+) -> None:
     async def work(producer: AsyncProducer) -> None:
         await producer.send("orders", b"warm")
         results = await asyncio.gather(*(producer.send("orders", b"%d" % n) for n in range(300)))
         for n, result in enumerate(results):
-            assert cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body == b"%d" % n
+            assert (
+                cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body
+                == b"%d" % n
+            )
 
     with_producer(cluster, work)
     assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [1, 300]
@@ -62,12 +76,18 @@ def test_every_way_of_sending_works(cluster: TinyCluster) -> None:
 
     async def work(producer: AsyncProducer) -> None:
         assert (await producer.send("orders", b"x", queue=queue)).queue == queue
-        assert (await producer.send("orders", b"x", selector=lambda queues, message, arg: queues[0])).queue.queue_id == 0
+        assert (
+            await producer.send("orders", b"x", selector=lambda queues, message, arg: queues[0])
+        ).queue.queue_id == 0
         groups = {(await producer.send("orders", b"x", message_group="g")).queue for _ in range(3)}
         assert len(groups) == 1
         await producer.send(Message("orders", b"later", delay_level=2))
-        results = await producer.send_batch([Message("orders", b"x" * 200_000) for _ in range(9)], queue)
-        assert [result.count for result in results] == [5, 4] and {result.queue for result in results} == {queue}
+        results = await producer.send_batch(
+            [Message("orders", b"x" * 200_000) for _ in range(9)], queue
+        )
+        assert [result.count for result in results] == [5, 4] and {
+            result.queue for result in results
+        } == {queue}
         assert await producer.send_oneway("orders", b"gone") is None  # type: ignore[func-returns-value]
         await producer.send("orders", b"last")
         with pytest.raises(MessageIllegal):
@@ -87,7 +107,9 @@ def test_ordered_sends_keep_their_order_while_connections_break(cluster: TinyClu
     async def work(producer: AsyncProducer) -> None:
         sends = []
         for n in range(20):
-            sends.append(asyncio.ensure_future(producer.send("orders", b"%02d" % n, message_group="g")))
+            sends.append(
+                asyncio.ensure_future(producer.send("orders", b"%02d" % n, message_group="g"))
+            )
             await asyncio.sleep(0)
         await asyncio.gather(*sends)
 
@@ -107,14 +129,20 @@ def test_a_fifth_of_the_answers_lost_stores_every_message_once(cluster: TinyClus
     with_producer(cluster, work, retries=16, send_timeout_ms=10_000)
     bodies = [record.body for records in cluster.broker.stored.values() for record in records]
     assert len(bodies) == len(set(bodies)) == 120
-    assert len(cluster.broker.arrivals) > len({arrival.frame_id for arrival in cluster.broker.arrivals})
+    assert len(cluster.broker.arrivals) > len(
+        {arrival.frame_id for arrival in cluster.broker.arrivals}
+    )
 
 
 def test_failures_are_typed_and_each_caller_gets_a_copy(cluster: TinyCluster) -> None:
     async def work(producer: AsyncProducer) -> None:
         cluster.broker.fault = lambda arrival, number: 17
-        errors = await asyncio.gather(*(producer.send("orders", b"x") for _ in range(3)), return_exceptions=True)
-        assert {type(error) for error in errors} == {TopicNotFound} and len(set(map(id, errors))) == 3
+        errors = await asyncio.gather(
+            *(producer.send("orders", b"x") for _ in range(3)), return_exceptions=True
+        )
+        assert {type(error) for error in errors} == {TopicNotFound} and len(
+            set(map(id, errors))
+        ) == 3
         cluster.broker.fault = lambda arrival, number: "lose"
         with pytest.raises(SendTimeout):
             await producer.send("orders", b"x", timeout=0.2)
@@ -125,7 +153,9 @@ def test_failures_are_typed_and_each_caller_gets_a_copy(cluster: TinyCluster) ->
         with pytest.raises(BrokerUnreachable):
             await producer.send_oneway("orders", b"x")
         cluster.broker.fault = lambda arrival, number: None
-        asyncio.get_running_loop().call_later(0.3, lambda: asyncio.ensure_future(asyncio.to_thread(cluster.start, cluster.broker)))
+        asyncio.get_running_loop().call_later(
+            0.3, lambda: asyncio.ensure_future(asyncio.to_thread(cluster.start, cluster.broker))
+        )
         assert (await producer.send("orders", b"x", timeout=10)).status is SendStatus.SEND_OK
 
     with_producer(cluster, work)
@@ -135,7 +165,10 @@ def test_a_cancelled_send_is_forgotten_and_the_others_go_on(cluster: TinyCluster
     async def work(producer: AsyncProducer) -> None:
         await producer.send("orders", b"warm")
         cluster.broker.hold.clear()
-        first, second = asyncio.ensure_future(producer.send("orders", b"a")), asyncio.ensure_future(producer.send("orders", b"b"))
+        first, second = (
+            asyncio.ensure_future(producer.send("orders", b"a")),
+            asyncio.ensure_future(producer.send("orders", b"b")),
+        )
         await asyncio.sleep(0.05)
         first.cancel()
         await asyncio.to_thread(cluster.release, cluster.broker)
@@ -173,7 +206,9 @@ def test_frames_in_flight_are_bounded_by_waiting_or_by_refusing(cluster: TinyClu
     with_producer(cluster, refusing, frames_in_flight_max=2, on_full="raise")
 
 
-def test_it_starts_at_the_first_send_belongs_to_its_loop_and_ends_for_good(cluster: TinyCluster) -> None:
+def test_it_starts_at_the_first_send_belongs_to_its_loop_and_ends_for_good(
+    cluster: TinyCluster,
+) -> None:
     producer = AsyncProducer("web", discovery=cluster)
 
     async def first() -> None:
@@ -210,4 +245,13 @@ def test_a_pickled_one_carries_its_settings_only(cluster: TinyCluster) -> None:
         await copy.close()
 
     with_producer(cluster, work)
-    assert len({arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}) == 2
+    assert (
+        len(
+            {
+                arrival.frame_id.producer_id
+                for arrival in cluster.broker.arrivals
+                if arrival.frame_id
+            }
+        )
+        == 2
+    )

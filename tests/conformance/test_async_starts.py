@@ -1,4 +1,6 @@
-"""The start of a producer on an event loop, and its end, while calls are cancelled, closed or made from other loops."""
+"""The start of a producer on an event loop, and its end, while calls are cancelled, closed or made
+from other loops.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import ClientError
 from rmq_ray.ports import ClusterAddress
@@ -49,7 +51,9 @@ async def begun(slow: Slow) -> None:
     await asyncio.to_thread(slow.asked.wait, 10)
 
 
-async def closed_while_it_starts(slow: Slow) -> tuple[AsyncProducer, asyncio.Task[None], asyncio.Task[None]]:
+async def closed_while_it_starts(
+    slow: Slow,
+) -> tuple[AsyncProducer, asyncio.Task[None], asyncio.Task[None]]:
     """The producer, its start and its closing, which waits for it."""
     producer = AsyncProducer("web", discovery=slow)
     starting = asyncio.create_task(producer.start())
@@ -76,7 +80,9 @@ def clients() -> int:
 def test_a_first_send_that_is_cancelled_takes_the_start_from_nobody(slow: Slow) -> None:
     async def run() -> None:
         producer = AsyncProducer("web", discovery=slow)
-        first, second = (asyncio.create_task(producer.send("orders", body)) for body in (b"1", b"2"))
+        first, second = (
+            asyncio.create_task(producer.send("orders", body)) for body in (b"1", b"2")
+        )
         await begun(slow)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -98,7 +104,9 @@ def test_a_start_whose_only_caller_gave_up_is_there_for_the_next_one(slow: Slow)
                 await asyncio.wait_for(producer.start(), 0.05)
             assert (await ready.send("orders", b"the loop goes on")).queue_offset >= 0
             slow.go_on.set()
-            assert (await producer.send("orders", b"x")).queue_offset >= 0 and producer.state is ServiceState.RUNNING
+            assert (
+                await producer.send("orders", b"x")
+            ).queue_offset >= 0 and producer.state is ServiceState.RUNNING
             await producer.close()
 
     asyncio.run(run())
@@ -112,7 +120,9 @@ def test_a_start_for_which_nobody_waits_any_more_leaves_nothing_open(slow: Slow)
             async with asyncio.timeout(0.05), producer:
                 pass
         slow.go_on.set()
-        await asyncio.to_thread(eventually, lambda: producer.state is ServiceState.CREATE_JUST and clients() == 0)
+        await asyncio.to_thread(
+            eventually, lambda: producer.state is ServiceState.CREATE_JUST and clients() == 0
+        )
         await producer.start()
         assert (await producer.send("orders", b"x")).queue_offset >= 0
         await producer.close()
@@ -142,7 +152,9 @@ def test_who_gives_up_in_the_moment_in_which_the_start_ends_leaves_nothing_open(
     assert clients() == 0
 
 
-def test_a_start_may_follow_one_that_was_given_up_and_is_still_being_closed(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_may_follow_one_that_was_given_up_and_is_still_being_closed(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closing, may_close, close = threading.Event(), threading.Event(), ProducerCore.close
 
     def closes(core: ProducerCore) -> None:
@@ -170,7 +182,9 @@ def test_a_start_may_follow_one_that_was_given_up_and_is_still_being_closed(slow
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_closing_that_is_cancelled_while_it_waits_for_the_start_gives_it_up(slow: Slow, ended: bool) -> None:
+def test_a_closing_that_is_cancelled_while_it_waits_for_the_start_gives_it_up(
+    slow: Slow, ended: bool
+) -> None:
     """``ended``: the start ends in the same moment."""
 
     async def run() -> AsyncProducer:
@@ -208,7 +222,9 @@ def test_closing_while_it_starts_waits_for_the_start_and_leaves_nothing_open(slo
     eventually(lambda: clients() == 0)
 
 
-def test_a_loop_that_ends_during_the_start_leaves_nothing_open_and_another_loop_may_begin(slow: Slow) -> None:
+def test_a_loop_that_ends_during_the_start_leaves_nothing_open_and_another_loop_may_begin(
+    slow: Slow,
+) -> None:
     producer = AsyncProducer("web", discovery=slow)
 
     async def give_up() -> None:
@@ -228,7 +244,9 @@ def test_a_loop_that_ends_during_the_start_leaves_nothing_open_and_another_loop_
     assert clients() == 0
 
 
-def test_it_can_be_closed_after_its_loop_has_ended_but_not_from_another_while_that_runs(cluster: TinyCluster) -> None:
+def test_it_can_be_closed_after_its_loop_has_ended_but_not_from_another_while_that_runs(
+    cluster: TinyCluster,
+) -> None:
     loop = asyncio.new_event_loop()
     producer = AsyncProducer("web", discovery=cluster)
     loop.run_until_complete(producer.send("orders", b"x"))
@@ -265,7 +283,9 @@ def test_a_start_that_ends_while_its_loop_does_leaves_nothing_open(slow: Slow) -
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_start_whose_loop_was_closed_under_it_keeps_nobody_waiting(cluster: TinyCluster, slow: Slow, made: bool) -> None:
+def test_a_start_whose_loop_was_closed_under_it_keeps_nobody_waiting(
+    cluster: TinyCluster, slow: Slow, made: bool
+) -> None:
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)  # is told of tasks that were pending
     producer, other = (AsyncProducer(group, discovery=slow) for group in ("web", "other"))
@@ -298,7 +318,11 @@ def test_calls_that_come_while_it_waits_to_be_closed_are_told_so(slow: Slow) -> 
         producer, starting, closing = await closed_while_it_starts(slow)
         calls = [
             asyncio.create_task(call)
-            for call in (producer.send("orders", b"x"), producer.send("orders", b"x", message_group="g"), producer.recall_message("orders", "handle"))
+            for call in (
+                producer.send("orders", b"x"),
+                producer.send("orders", b"x", message_group="g"),
+                producer.recall_message("orders", "handle"),
+            )
         ]
         await asyncio.sleep(0)
         slow.go_on.set()
@@ -332,7 +356,9 @@ def test_a_start_that_is_cancelled_before_its_first_step_is_none(cluster: TinyCl
     asyncio.run(again())
 
 
-def test_a_call_that_starts_it_again_while_it_is_closed_leaves_nothing_open(cluster: TinyCluster) -> None:
+def test_a_call_that_starts_it_again_while_it_is_closed_leaves_nothing_open(
+    cluster: TinyCluster,
+) -> None:
     class FailsOnce(Slow):
         def lookup(self) -> ClusterAddress:
             first = not self.asked.is_set()

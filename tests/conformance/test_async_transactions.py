@@ -11,19 +11,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.transaction import transaction_engine
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.transaction import transaction_engine
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
-from rmq_ray.errors import ClientError, MessageIllegal, SendError, TransactionEnded, TransactionUnknown
+from rmq_ray.errors import (
+    ClientError,
+    MessageIllegal,
+    SendError,
+    TransactionEnded,
+    TransactionUnknown,
+)
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.protocol.transaction import LocalTransactionState
+from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.faults.chaos import read_log
 from tests.support.faults.killing_process import QUICK
-from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
-COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN
+COMMIT, ROLLBACK, UNKNOWN = (
+    LocalTransactionState.COMMIT_MESSAGE,
+    LocalTransactionState.ROLLBACK_MESSAGE,
+    LocalTransactionState.UNKNOWN,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +44,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture
 def unhurried(tmp_path: Path) -> Iterator[LiveCluster]:
-    """Asks about halves at RocketMQ's pace. A question is two frames more, and on a slow machine the other cluster asks about halves under way."""
+    """Asks about halves at RocketMQ's pace. A question is two frames more, and on a slow machine
+    the other cluster asks about halves under way.
+    """
     with LiveCluster(tmp_path) as running:
         yield running
 
@@ -47,7 +59,9 @@ def stored(cluster: LiveCluster, topic: str) -> list[bytes]:
     return sorted(bytes(record.body) for record in read_log(cluster, topic).values())
 
 
-def test_a_process_knows_every_transaction_that_it_has_open_however_many(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_knows_every_transaction_that_it_has_open_however_many(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transaction_engine, "KNOWN_MAX", 1)
     with Producer("many-open", discovery=cluster) as producer, producer.transaction(never) as tx:
         keys = [tx.send("many-open", b"%d" % number).transaction_id for number in range(3)]
@@ -63,21 +77,34 @@ def pending(cluster: LiveCluster) -> int:
     return int(cluster.run(ask()))
 
 
-def run(cluster: LiveCluster, group: str, work: Callable[[AsyncProducer], Awaitable[None]], **settings: Any) -> None:
+def run(
+    cluster: LiveCluster,
+    group: str,
+    work: Callable[[AsyncProducer], Awaitable[None]],
+    **settings: Any,
+) -> None:
     async def main() -> None:
-        async with AsyncProducer(group, discovery=cluster, send_timeout_ms=20_000, **settings) as producer:
+        async with AsyncProducer(
+            group, discovery=cluster, send_timeout_ms=20_000, **settings
+        ) as producer:
             await asyncio.wait_for(work(producer), 30)
 
     asyncio.run(main())
 
 
-def test_messages_become_visible_when_the_block_ends_and_are_ended_together(cluster: LiveCluster) -> None:
+def test_messages_become_visible_when_the_block_ends_and_are_ended_together(
+    cluster: LiveCluster,
+) -> None:
     async def work(producer: AsyncProducer) -> None:
         async with producer.transaction(never) as tx:
             results = [await tx.send("a-commit", b"%d" % n, tag="t", keys=["k"]) for n in range(5)]
-            assert tx.state is UNKNOWN and all(result.transaction_id == result.message_id for result in results)
+            assert tx.state is UNKNOWN and all(
+                result.transaction_id == result.message_id for result in results
+            )
             assert stored(cluster, "a-commit") == []
-        assert tx.state is COMMIT and [result.message_id for result in tx.results] == [result.message_id for result in results]
+        assert tx.state is COMMIT and [result.message_id for result in tx.results] == [
+            result.message_id for result in results
+        ]
 
     run(cluster, "a-commit", work)
     assert stored(cluster, "a-commit") == [b"0", b"1", b"2", b"3", b"4"] and pending(cluster) == 0
@@ -93,10 +120,15 @@ def test_many_tasks_have_a_transaction_each(cluster: LiveCluster) -> None:
         await asyncio.gather(*(one(n) for n in range(100)))
 
     run(cluster, "a-many", work)
-    assert stored(cluster, "a-many") == sorted(b"%d" % n for n in range(1, 100, 2)) and pending(cluster) == 0
+    assert (
+        stored(cluster, "a-many") == sorted(b"%d" % n for n in range(1, 100, 2))
+        and pending(cluster) == 0
+    )
 
 
-def test_transactions_of_one_turn_of_the_loop_share_frames_and_requests(unhurried: LiveCluster) -> None:
+def test_transactions_of_one_turn_of_the_loop_share_frames_and_requests(
+    unhurried: LiveCluster,
+) -> None:
     core = unhurried.brokers[0]._core
     assert core is not None
     frames, store_frames = core.counters.put_frames, unhurried.store().counters["frames"]
@@ -113,11 +145,19 @@ def test_transactions_of_one_turn_of_the_loop_share_frames_and_requests(unhurrie
 
         ids: dict[int, str] = {}
         outcomes = await asyncio.gather(*(one(n) for n in range(400)), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes if outcome is not None] == [KeyError] and len(set(ids.values())) == 400
+        assert [type(outcome) for outcome in outcomes if outcome is not None] == [KeyError] and len(
+            set(ids.values())
+        ) == 400
 
     run(unhurried, "a-shared", work)
-    assert stored(unhurried, "a-shared") == [b"%03d" % n for n in range(400) if n != 8] and pending(unhurried) == 0
-    assert core.counters.put_frames - frames < 20 and unhurried.store().counters["frames"] - store_frames < 100, "of 400 halves, 400 ends"
+    assert (
+        stored(unhurried, "a-shared") == [b"%03d" % n for n in range(400) if n != 8]
+        and pending(unhurried) == 0
+    )
+    assert (
+        core.counters.put_frames - frames < 20
+        and unhurried.store().counters["frames"] - store_frames < 100
+    ), "of 400 halves, 400 ends"
 
 
 def test_a_cancelled_send_of_a_shared_frame_leaves_the_others_alone(cluster: LiveCluster) -> None:
@@ -128,8 +168,12 @@ def test_a_cancelled_send_of_a_shared_frame_leaves_the_others_alone(cluster: Liv
         await asyncio.sleep(0)  # all have joined
         blocks[2].cancel()
         outcomes = await asyncio.gather(*blocks, return_exceptions=True)
-        assert [type(outcome).__name__ for outcome in outcomes] == ["NoneType"] * 2 + ["CancelledError"] + ["NoneType"] * 3
-        await asyncio.to_thread(eventually, lambda: pending(cluster) == 0)  # the broker asks about the cancelled one, and is told to roll it back
+        assert [type(outcome).__name__ for outcome in outcomes] == ["NoneType"] * 2 + [
+            "CancelledError"
+        ] + ["NoneType"] * 3
+        await asyncio.to_thread(
+            eventually, lambda: pending(cluster) == 0
+        )  # the broker asks about the cancelled one, and is told to roll it back
 
     async def one(producer: AsyncProducer, n: int) -> None:
         async with producer.transaction(never) as tx:
@@ -191,7 +235,9 @@ def test_it_ends_once_and_refuses_what_a_thread_s_refuses(cluster: LiveCluster) 
     assert stored(cluster, "a-once") == [b"x"] and pending(cluster) == 0
 
 
-def test_what_it_leaves_open_is_asked_of_its_group_and_a_late_end_is_told(cluster: LiveCluster) -> None:
+def test_what_it_leaves_open_is_asked_of_its_group_and_a_late_end_is_told(
+    cluster: LiveCluster,
+) -> None:
     async def work(producer: AsyncProducer) -> None:
         tx = producer.transaction(lambda message: False)
         await tx.send("a-late", b"x")
@@ -236,8 +282,14 @@ class Pay(TransactionListener):
 
 
 @pytest.mark.parametrize("awaits", [False, True], ids=["function", "coroutine"])
-@pytest.mark.parametrize(("said", "state"), [(True, COMMIT), (ROLLBACK, ROLLBACK), (ValueError("no"), UNKNOWN), (7, UNKNOWN)], ids=str)
-def test_a_listener_decides(cluster: LiveCluster, said: Any, state: LocalTransactionState, awaits: bool) -> None:
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [(True, COMMIT), (ROLLBACK, ROLLBACK), (ValueError("no"), UNKNOWN), (7, UNKNOWN)],
+    ids=str,
+)
+def test_a_listener_decides(
+    cluster: LiveCluster, said: Any, state: LocalTransactionState, awaits: bool
+) -> None:
     topic = f"a-listener-{type(said).__name__}-{awaits}"
     listener = Pay(said, awaits)
 
@@ -252,7 +304,9 @@ def test_a_listener_decides(cluster: LiveCluster, said: Any, state: LocalTransac
         await asyncio.to_thread(eventually, lambda: pending(cluster) == 0)
 
     run(cluster, topic, work)
-    assert stored(cluster, topic) == ([] if state is ROLLBACK else [b"x"]) and listener.seen == [(b"x", 42)]
+    assert stored(cluster, topic) == ([] if state is ROLLBACK else [b"x"]) and listener.seen == [
+        (b"x", 42)
+    ]
 
 
 def test_hooks_namespaces_and_compression_are_around_halves_too(cluster: LiveCluster) -> None:
@@ -275,10 +329,14 @@ def test_hooks_namespaces_and_compression_are_around_halves_too(cluster: LiveClu
     assert "sender\x01web" in record.properties and len(record.body) < 9_000
 
 
-@pytest.mark.parametrize("settings", [{}, {"compression": "zlib", "compress_over_bytes": 10}], ids=["columns", "steps"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"compression": "zlib", "compress_over_bytes": 10}], ids=["columns", "steps"]
+)
 def test_columns_are_sent_beside_the_loop(cluster: LiveCluster, settings: dict[str, Any]) -> None:
     topic = f"a-columns-{len(settings)}"
-    table = pa.table({"body": [b"%d" % n for n in range(1_000)], "id": [f"k{n}" for n in range(1_000)]})
+    table = pa.table(
+        {"body": [b"%d" % n for n in range(1_000)], "id": [f"k{n}" for n in range(1_000)]}
+    )
 
     async def work(producer: AsyncProducer) -> None:
         ticks = 0

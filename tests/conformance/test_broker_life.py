@@ -1,4 +1,6 @@
-"""A broker leaves and comes back while others work: drained, stopped, upgraded one at a time, the whole cluster restarted. No send fails, nothing is lost."""
+"""A broker leaves and comes back while others work: drained, stopped, upgraded one at a time, the
+whole cluster restarted. No send fails, nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from rmq_ray.errors import AdminError, BrokerBusy, NoRoute
 from rmq_ray.model.message import SendStatus
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 
@@ -38,7 +40,9 @@ class Sending:
             try:
                 result = self._producer.send(self._topic, b"%d" % len(self.sent))
                 assert result.status is SendStatus.SEND_OK
-                self.sent.append((result.queue.broker_name, result.queue.queue_id, result.queue_offset))
+                self.sent.append(
+                    (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
+                )
             except BaseException as error:  # noqa: BLE001 - the test looks at it
                 self.failed.append(error)
 
@@ -62,7 +66,9 @@ def restart(cluster: LiveCluster, number: int) -> None:
     """Stop a broker gracefully and start its successor on the same disk: what an upgrade does."""
     old = cluster.brokers[number]
     cluster.run(old.stop())
-    cluster.brokers[number] = successor = Broker(old._config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
+    cluster.brokers[number] = successor = Broker(
+        old._config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET)
+    )
     cluster.run(successor.start(create=False))
     assert cluster.run(successor.registered(10))
 
@@ -74,20 +80,38 @@ def pair(tmp_path: Path) -> Iterator[LiveCluster]:
         yield cluster
 
 
-def test_a_drained_broker_gets_no_message_no_send_fails_and_what_it_has_is_delivered(pair: LiveCluster) -> None:
+def test_a_drained_broker_gets_no_message_no_send_fails_and_what_it_has_is_delivered(
+    pair: LiveCluster,
+) -> None:
     admin, collector = Admin(pair), Collector()
     with (
         Producer("web", discovery=pair) as producer,
-        PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=pair, start_from="first"),
+        PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=pair,
+            start_from="first",
+        ),
     ):
         with (sending := Sending(producer)).running():
             sending.go_on()
-            assert admin.drain_broker("broker-a") == {"broker": "broker-a", "address": str(pair.brokers[0].address), "draining": True, "was": False}
-            assert admin.broker_status("broker-a")["draining"] and not admin.broker_status("broker-b")["draining"]
+            assert admin.drain_broker("broker-a") == {
+                "broker": "broker-a",
+                "address": str(pair.brokers[0].address),
+                "draining": True,
+                "was": False,
+            }
+            assert (
+                admin.broker_status("broker-a")["draining"]
+                and not admin.broker_status("broker-b")["draining"]
+            )
             held = pair.store(0).end_offset
             sending.go_on(100)
             assert pair.store(0).end_offset == held
-            assert {queue.broker_name: queue.permission for queue in admin.route("orders").queues} == {"broker-a": 4, "broker-b": 6}
+            assert {
+                queue.broker_name: queue.permission for queue in admin.route("orders").queues
+            } == {"broker-a": 4, "broker-b": 6}
             assert admin.undrain_broker("broker-a")["was"]
             assert {queue.permission for queue in admin.route("orders").queues} == {6}
             core = producer._core
@@ -96,11 +120,16 @@ def test_a_drained_broker_gets_no_message_no_send_fails_and_what_it_has_is_deliv
             eventually(lambda: pair.store(0).end_offset > held)
             sending.go_on()
         collector.wait_for(len(sending.sent))
-    assert set(sending.sent) == set(collector.places) and {name for name, _, _ in sending.sent} == {"broker-a", "broker-b"}
+    assert set(sending.sent) == set(collector.places) and {name for name, _, _ in sending.sent} == {
+        "broker-a",
+        "broker-b",
+    }
     admin.close()
 
 
-def test_a_topics_own_permission_survives_drain_and_undrain_and_new_topics_are_shown_without_write_permission(tmp_path: Path) -> None:
+def test_a_topics_own_permission_survives_drain_and_undrain_and_new_topics_are_shown_without_write_permission(
+    tmp_path: Path,
+) -> None:
     with LiveCluster(tmp_path) as cluster:
         admin = Admin(cluster)
         admin.create_topic("read-only", queues=1, permission=4)
@@ -109,14 +138,22 @@ def test_a_topics_own_permission_survives_drain_and_undrain_and_new_topics_are_s
             Admin(cluster, timeout_ms=300).create_topic("new", queues=1)
         assert admin.route("new").queues[0].permission == 4
         admin.undrain_broker("broker-a")
-        assert admin.route("new").queues[0].permission == 6 and admin.route("read-only").queues[0].permission == 4
+        assert (
+            admin.route("new").queues[0].permission == 6
+            and admin.route("read-only").queues[0].permission == 4
+        )
         with pytest.raises(AdminError, match="there are broker-a"):
             admin.drain_broker("broker-z")
         admin.close()
 
 
-def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_until_the_drain_ends(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, send_timeout_ms=1_500) as producer:
+def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_until_the_drain_ends(
+    tmp_path: Path,
+) -> None:
+    with (
+        LiveCluster(tmp_path) as cluster,
+        Producer("web", discovery=cluster, send_timeout_ms=1_500) as producer,
+    ):
         admin = Admin(cluster)
         producer.send("orders", b"0", timeout=20)
         admin.drain_broker("broker-a")
@@ -131,7 +168,11 @@ def test_a_topic_of_a_drained_broker_alone_is_shown_to_have_nowhere_to_write_unt
 
 
 def test_a_send_waits_for_the_restart_of_the_only_broker(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path) as cluster, Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer, (sending := Sending(producer)).running():
+    with (
+        LiveCluster(tmp_path) as cluster,
+        Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer,
+        (sending := Sending(producer)).running(),
+    ):
         for _ in range(2):
             sending.go_on()
             restart(cluster, 0)
@@ -140,13 +181,21 @@ def test_a_send_waits_for_the_restart_of_the_only_broker(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-def test_brokers_are_upgraded_one_at_a_time_and_no_send_fails(tmp_path: Path, flush: FlushMode) -> None:
+def test_brokers_are_upgraded_one_at_a_time_and_no_send_fails(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     collector = Collector()
     with LiveCluster(tmp_path, brokers=2, flush=flush) as cluster:
         Admin(cluster).create_topic("orders", queues=2)
         with (
             Producer("web", discovery=cluster) as producer,
-            PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
+            PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                discovery=cluster,
+                start_from="first",
+            ),
         ):
             with (sending := Sending(producer)).running():
                 for number in (0, 1):
@@ -163,20 +212,39 @@ def test_a_whole_cluster_is_stopped_and_started_again_on_its_disks(tmp_path: Pat
         with LiveCluster(tmp_path, brokers=2) as cluster:
             assert [broker.status()["draining"] for broker in cluster.brokers] == [False, False]
             with Producer("web", discovery=cluster) as producer:
-                results = [producer.send("orders", b"%d %d" % (life, number)) for number in range(20)]
-            places += [(result.queue.broker_name, result.queue.queue_id, result.queue_offset) for result in results]
-            assert all(broker._core is not None and broker._core.keeper.last_recovery.clean for broker in cluster.brokers)
+                results = [
+                    producer.send("orders", b"%d %d" % (life, number)) for number in range(20)
+                ]
+            places += [
+                (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
+                for result in results
+            ]
+            assert all(
+                broker._core is not None and broker._core.keeper.last_recovery.clean
+                for broker in cluster.brokers
+            )
     collector = Collector()
     with (
         LiveCluster(tmp_path, brokers=2) as cluster,
-        PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
+        PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+        ),
     ):
         collector.wait_for(60)
     assert sorted(collector.places) == sorted(places)
 
 
-def test_a_stop_acknowledges_what_waits_for_the_disk_refuses_what_comes_then_and_hands_held_pulls_back(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, flush=FlushMode.SYNC_FLUSH) as cluster, Producer("web", discovery=cluster, send_timeout_ms=2_500) as producer:
+def test_a_stop_acknowledges_what_waits_for_the_disk_refuses_what_comes_then_and_hands_held_pulls_back(
+    tmp_path: Path,
+) -> None:
+    with (
+        LiveCluster(tmp_path, flush=FlushMode.SYNC_FLUSH) as cluster,
+        Producer("web", discovery=cluster, send_timeout_ms=2_500) as producer,
+    ):
         producer.send("orders", b"0", timeout=20)
         broker = cluster.brokers[0]
         waiting = [1]

@@ -1,4 +1,6 @@
-"""A whole broker on a real port, with real threads, disk, name server and hold service; spoken to over connections."""
+"""A whole broker on a real port, with real threads, disk, name server and hold service; spoken to
+over connections.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,37 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, RemotingLimits, StoreConfig
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.config import (
+    BrokerConfig,
+    FlushMode,
+    ForeignClients,
+    NameServerConfig,
+    RemotingLimits,
+    StoreConfig,
+)
 from rmq_ray.errors import RemotingError, StoreFailed, StoreMissing
+from rmq_ray.files import File
 from rmq_ray.model.ids import Address, FrameId
-from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, RouteHeader
-from rmq_ray.remoting.listener import Listener
-from rmq_ray.remoting.wire.records import PullAnswer, PullRecords, pack_pull, pack_send, unpack_pull_answer, unpack_send_answer
+from rmq_ray.remoting.wire.records import (
+    PullAnswer,
+    PullRecords,
+    pack_pull,
+    pack_send,
+    unpack_pull_answer,
+    unpack_send_answer,
+)
 from rmq_ray.server.broker.broker import Broker
-from rmq_ray.server.pull.hold_service import HoldService
 from rmq_ray.server.namesrv.name_server import NameServer
-from rmq_ray.files import File
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.server.pull.hold_service import HoldService
 from tests.support.faults.stopwatch import Stopwatch
 
 SECRET = b"s" * 32
@@ -42,8 +58,17 @@ BROKER, NAMES = (Credentials("default", role, SECRET) for role in ("broker", "na
 TIMEOUT_S = 20.0
 
 
-def settings(directory: Path, flush: FlushMode = FlushMode.ASYNC_FLUSH, **changes: Any) -> BrokerConfig:
-    store = StoreConfig(str(directory / "store"), flush=flush, segment_bytes=1 << 22, consume_queue_entries=1_000, index_slots=997, index_items=4_000)
+def settings(
+    directory: Path, flush: FlushMode = FlushMode.ASYNC_FLUSH, **changes: Any
+) -> BrokerConfig:
+    store = StoreConfig(
+        str(directory / "store"),
+        flush=flush,
+        segment_bytes=1 << 22,
+        consume_queue_entries=1_000,
+        index_slots=997,
+        index_items=4_000,
+    )
     return BrokerConfig(store).but(**changes)
 
 
@@ -86,25 +111,41 @@ async def eventually(reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def send_command(body: bytes, sequence: int, topic: str = "orders", queue_id: int = 0, count: int = 1) -> Command:
+def send_command(
+    body: bytes, sequence: int, topic: str = "orders", queue_id: int = 0, count: int = 1
+) -> Command:
     unique = [f"UNIQ_KEY\x01{sequence:016X}{n:016X}" for n in range(count)]
-    records, sizes = encode_frame(topic, queue_id, [body] * count, unique, SYSTEM_CLOCK.now_ms(), FrameId(b"p" * 16, sequence))
+    records, sizes = encode_frame(
+        topic, queue_id, [body] * count, unique, SYSTEM_CLOCK.now_ms(), FrameId(b"p" * 16, sequence)
+    )
     return Command(Code.SEND_RECORDS, body=pack_send(records, np.asarray(sizes)), serialize=1)
 
 
-def pull_command(offset: int, suspend_ms: int = 0, topic: str = "orders", queue_id: int = 0) -> Command:
+def pull_command(
+    offset: int, suspend_ms: int = 0, topic: str = "orders", queue_id: int = 0
+) -> Command:
     return Command(
-        Code.PULL_RECORDS, body=pack_pull(PullRecords("billing", topic, queue_id, offset, 100, 1 << 20, 6, 0, suspend_ms, 0, "TAG", "*", 0)), serialize=1
+        Code.PULL_RECORDS,
+        body=pack_pull(
+            PullRecords(
+                "billing", topic, queue_id, offset, 100, 1 << 20, 6, 0, suspend_ms, 0, "TAG", "*", 0
+            )
+        ),
+        serialize=1,
     )
 
 
-async def send(connection: AsyncConnection, sequence: int, body: bytes = b"hello", count: int = 1) -> int:
+async def send(
+    connection: AsyncConnection, sequence: int, body: bytes = b"hello", count: int = 1
+) -> int:
     answer = await connection.request(send_command(body, sequence, count=count), 10_000)
     assert answer.code == 0, answer.remark
     return unpack_send_answer(answer.body).base_queue_offset
 
 
-async def pull(connection: AsyncConnection, offset: int, suspend_ms: int = 0) -> tuple[int, PullAnswer]:
+async def pull(
+    connection: AsyncConnection, offset: int, suspend_ms: int = 0
+) -> tuple[int, PullAnswer]:
     answer = await connection.request(pull_command(offset, suspend_ms), suspend_ms + 10_000)
     return answer.code, unpack_pull_answer(answer.body)
 
@@ -112,18 +153,28 @@ async def pull(connection: AsyncConnection, offset: int, suspend_ms: int = 0) ->
 async def route(address: Address, topic: str) -> Command:
     connection = await AsyncConnection.open(address, NAMES, LIMITS, SYSTEM_CLOCK)
     try:
-        return await connection.request(Command(Code.GET_ROUTEINFO_BY_TOPIC, fields=RouteHeader(topic).to_fields()), 5_000)
+        return await connection.request(
+            Command(Code.GET_ROUTEINFO_BY_TOPIC, fields=RouteHeader(topic).to_fields()), 5_000
+        )
     finally:
         await connection.close()
 
 
 @pytest.mark.seed("S0-007", "S0-018")
 @pytest.mark.parametrize("flush", list(FlushMode))
-def test_frames_sent_over_a_connection_are_pulled_over_another(tmp_path: Path, flush: FlushMode) -> None:
+def test_frames_sent_over_a_connection_are_pulled_over_another(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async def run() -> None:
-        async with running(settings(tmp_path, flush)) as broker, connected(broker) as producer, connected(broker) as consumer:
+        async with (
+            running(settings(tmp_path, flush)) as broker,
+            connected(broker) as producer,
+            connected(broker) as consumer,
+        ):
             offsets = await asyncio.gather(*(send(producer, n, b"x" * 100, 50) for n in range(20)))
-            assert sorted(offsets) == offsets == [50 * n for n in range(20)], "the order of the connection"
+            assert sorted(offsets) == offsets == [50 * n for n in range(20)], (
+                "the order of the connection"
+            )
             code, page = await pull(consumer, 0)
             assert code == 0 and len(page.sizes) == 100 and page.max_offset == 1_000
             assert broker.status()["put_messages"] == 1_000
@@ -163,11 +214,16 @@ def test_a_held_pull_wakes_when_a_message_arrives(tmp_path: Path, with_service: 
 
 def test_without_its_hold_service_the_broker_answers_one_second_late(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(settings(tmp_path, hold_link=str(tmp_path / "nobody.sock"))) as broker, connected(broker) as connection:
+        async with (
+            running(settings(tmp_path, hold_link=str(tmp_path / "nobody.sock"))) as broker,
+            connected(broker) as connection,
+        ):
             await send(connection, 0)
             watch = Stopwatch()
             assert (await pull(connection, 1, 200))[0] == 19
-            assert watch.passed_s >= 1.1 and watch.lived_s < 4.0 and broker.status()["late_pulls"] == 1
+            assert (
+                watch.passed_s >= 1.1 and watch.lived_s < 4.0 and broker.status()["late_pulls"] == 1
+            )
 
     asyncio.run(run())
 
@@ -187,7 +243,9 @@ def test_a_lost_connections_pulls_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-def test_after_a_restart_it_listens_on_the_same_port_and_has_everything(tmp_path: Path, flush: FlushMode) -> None:
+def test_after_a_restart_it_listens_on_the_same_port_and_has_everything(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async def run() -> None:
         config = settings(tmp_path, flush)
         async with running(config) as broker, connected(broker) as connection:
@@ -197,7 +255,10 @@ def test_after_a_restart_it_listens_on_the_same_port_and_has_everything(tmp_path
         async with running(config, create=False) as again, connected(again) as connection:
             assert again.address == first and again.status()["identity"] == identity
             answer = await connection.request(send_command(b"hello", 0, count=10), 5_000)
-            assert unpack_send_answer(answer.body).repeat and (await pull(connection, 0))[1].max_offset == 10
+            assert (
+                unpack_send_answer(answer.body).repeat
+                and (await pull(connection, 0))[1].max_offset == 10
+            )
 
     asyncio.run(run())
 
@@ -211,7 +272,9 @@ def test_a_restart_never_makes_a_new_store(tmp_path: Path) -> None:
         async with connected(broker) as connection:
             answer = await connection.request(send_command(b"x", 0), 5_000)
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and answer.remark
-            status = msgpack.unpackb((await connection.request(Command(Code.BROKER_STATUS), 5_000)).body)
+            status = msgpack.unpackb(
+                (await connection.request(Command(Code.BROKER_STATUS), 5_000)).body
+            )
             assert "StoreMissing" in status["error"]
         await broker.stop()
         assert not (tmp_path / "store").exists()
@@ -221,9 +284,15 @@ def test_a_restart_never_makes_a_new_store(tmp_path: Path) -> None:
 
 def test_a_stop_acknowledges_what_waited_for_the_disk(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(settings(tmp_path, FlushMode.SYNC_FLUSH)) as broker, connected(broker) as connection:
+        async with (
+            running(settings(tmp_path, FlushMode.SYNC_FLUSH)) as broker,
+            connected(broker) as connection,
+        ):
             await send(connection, 0)
-            requests = [asyncio.create_task(connection.request(send_command(b"x", n, count=100), 10_000)) for n in range(1, 200)]
+            requests = [
+                asyncio.create_task(connection.request(send_command(b"x", n, count=100), 10_000))
+                for n in range(1, 200)
+            ]
             await asyncio.sleep(0)
             await eventually(lambda: broker.status()["put_frames"] == 200)
             await broker.stop()
@@ -233,7 +302,9 @@ def test_a_stop_acknowledges_what_waited_for_the_disk(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = threading.Event()
 
     async def run() -> None:
@@ -247,7 +318,10 @@ def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(tmp_path: Path, 
                 raise StoreFailed(f"fdatasync of {file.path}: made to fail", file.path)
 
             monkeypatch.setattr(File, "datasync", fails)
-            requests = [asyncio.create_task(connection.request(send_command(b"x", n, count=3), 10_000)) for n in range(1, 5)]
+            requests = [
+                asyncio.create_task(connection.request(send_command(b"x", n, count=3), 10_000))
+                for n in range(1, 5)
+            ]
             await eventually(lambda: broker.status()["put_frames"] == 5)
             stopping = asyncio.create_task(broker.stop())
             await asyncio.sleep(0.05)
@@ -255,7 +329,10 @@ def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(tmp_path: Path, 
             with pytest.raises(StoreFailed):
                 await stopping
             outcomes = await asyncio.gather(*requests, return_exceptions=True)
-        assert all(isinstance(outcome, RemotingError) or outcome.code == ResponseCode.FLUSH_DISK_TIMEOUT for outcome in outcomes), outcomes
+        assert all(
+            isinstance(outcome, RemotingError) or outcome.code == ResponseCode.FLUSH_DISK_TIMEOUT
+            for outcome in outcomes
+        ), outcomes
 
     asyncio.run(run())
 
@@ -264,36 +341,61 @@ def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(tmp_path: Path, 
 
 
 @pytest.mark.seed("S0-017", "S0-009")
-def test_topics_are_at_the_name_server_as_soon_as_they_exist_and_gone_after_the_stop(tmp_path: Path) -> None:
+def test_topics_are_at_the_name_server_as_soon_as_they_exist_and_gone_after_the_stop(
+    tmp_path: Path,
+) -> None:
     async def run() -> None:
         async with name_server() as (_, address):
-            async with running(settings(tmp_path, name_servers=(str(address),))) as broker, connected(broker) as connection:
-                await eventually(lambda: any(server["registrations"] for server in broker.status()["name_servers"].values()))
+            async with (
+                running(settings(tmp_path, name_servers=(str(address),))) as broker,
+                connected(broker) as connection,
+            ):
+                await eventually(
+                    lambda: any(
+                        server["registrations"]
+                        for server in broker.status()["name_servers"].values()
+                    )
+                )
                 template = bodies.decode_route((await route(address, "TBW102")).body)
-                assert (template.queues[0].permission, template.queues[0].write_queues) == (7, 8) and template.brokers[0].addresses == {0: str(broker.address)}
+                assert (template.queues[0].permission, template.queues[0].write_queues) == (
+                    7,
+                    8,
+                ) and template.brokers[0].addresses == {0: str(broker.address)}
                 fields = CreateTopicHeader("orders", "TBW102", 3, 3, 6).to_fields()
-                assert (await connection.request(Command(Code.UPDATE_AND_CREATE_TOPIC, fields=fields), 5_000)).code == 0
+                assert (
+                    await connection.request(
+                        Command(Code.UPDATE_AND_CREATE_TOPIC, fields=fields), 5_000
+                    )
+                ).code == 0
                 await send(connection, 0, count=1)
                 async with asyncio.timeout(5):
                     while (answer := await route(address, "orders")).code != 0:
                         await asyncio.sleep(0.02)
                 assert bodies.decode_route(answer.body).queues[0].write_queues == 3
-            assert (await route(address, "orders")).code == ResponseCode.TOPIC_NOT_EXIST, "unregistered"
+            assert (await route(address, "orders")).code == ResponseCode.TOPIC_NOT_EXIST, (
+                "unregistered"
+            )
 
     asyncio.run(run())
 
 
 @pytest.mark.seed("S0-010")
-def test_a_name_server_that_is_down_or_hangs_holds_up_neither_the_broker_nor_the_others(tmp_path: Path) -> None:
+def test_a_name_server_that_is_down_or_hangs_holds_up_neither_the_broker_nor_the_others(
+    tmp_path: Path,
+) -> None:
     async def run() -> None:
         writers: list[asyncio.StreamWriter] = []
-        hanging = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        hanging = await asyncio.start_server(
+            lambda _, writer: writers.append(writer), "127.0.0.1", 0
+        )
         port = hanging.sockets[0].getsockname()[1]
         async with name_server() as (_, address):
             names = ("127.0.0.1:1", f"127.0.0.1:{port}", str(address))
             watch = Stopwatch()
             async with running(settings(tmp_path, name_servers=names)) as broker:
-                await eventually(lambda: broker.status()["name_servers"][str(address)]["registrations"] > 0)
+                await eventually(
+                    lambda: broker.status()["name_servers"][str(address)]["registrations"] > 0
+                )
                 assert watch.lived_s < 2.5
                 assert broker.status()["name_servers"]["127.0.0.1:1"]["registrations"] == 0
                 watch = Stopwatch()
@@ -307,7 +409,14 @@ def test_a_name_server_that_is_down_or_hangs_holds_up_neither_the_broker_nor_the
 
 def test_a_name_server_that_comes_back_is_told_again(tmp_path: Path) -> None:
     async def listening(port: int) -> tuple[Listener, Address]:
-        listener = Listener(NameServer(NameServerConfig(), SYSTEM_CLOCK), NAMES, ForeignClients.CLOSED, LIMITS, SYSTEM_CLOCK, "name server")
+        listener = Listener(
+            NameServer(NameServerConfig(), SYSTEM_CLOCK),
+            NAMES,
+            ForeignClients.CLOSED,
+            LIMITS,
+            SYSTEM_CLOCK,
+            "name server",
+        )
         return listener, await listener.start("127.0.0.1", port)
 
     async def run() -> None:
@@ -353,7 +462,14 @@ class Child:
     """A broker in a process of its own."""
 
     def __init__(self, directory: Path, flush: str, create: bool) -> None:
-        arguments = [sys.executable, "-c", CHILD, str(directory / "store"), flush, "create" if create else "open"]
+        arguments = [
+            sys.executable,
+            "-c",
+            CHILD,
+            str(directory / "store"),
+            flush,
+            "create" if create else "open",
+        ]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = Address.parse(self.process.stdout.readline().strip())
@@ -366,7 +482,9 @@ class Child:
 
 
 @pytest.mark.parametrize("flush", ["async", "sync", "pooled-async"])
-def test_what_was_acknowledged_before_kill_9_is_there_after_it_on_the_same_port(tmp_path: Path, flush: str) -> None:
+def test_what_was_acknowledged_before_kill_9_is_there_after_it_on_the_same_port(
+    tmp_path: Path, flush: str
+) -> None:
     async def produce(child: Child) -> int:
         connection = await AsyncConnection.open(child.address, BROKER, LIMITS, SYSTEM_CLOCK)
         acknowledged = 0

@@ -1,4 +1,6 @@
-"""Who asks a name server right behind a broker's start is told of it, and a name server that is away does not keep a broker from starting."""
+"""Who asks a name server right behind a broker's start is told of it, and a name server that is
+away does not keep a broker from starting.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def test_right_behind_the_start_a_topic_is_made_on_every_broker(tmp_path: Path) 
         with LiveCluster(tmp_path / str(number), brokers=3) as cluster:
             admin = Admin(cluster)
             admin.create_topic("everywhere", queues=1)
-            assert [row["broker"] for row in admin.describe_topic("everywhere")] == ["broker-a", "broker-b", "broker-c"]
+            assert [row["broker"] for row in admin.describe_topic("everywhere")] == [
+                "broker-a",
+                "broker-b",
+                "broker-c",
+            ]
             admin.close()
 
 

@@ -1,4 +1,6 @@
-"""A port that polls while it is busy serves as ever and sleeps again; the reader of a connection follows a crowd to its core and has its own mask between."""
+"""A port that polls while it is busy serves as ever and sleeps again; the reader of a connection
+follows a crowd to its core and has its own mask between.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.home_core import HomeCore, Sleeper
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from tests.support.wire import CREDENTIALS, ECHO, Echo, Served, eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,7 +39,9 @@ def echo(connection: Connection, body: bytes) -> bytes:
 
 
 @pytest.mark.skipif(not of_use(), reason="one core, or no way to give way")
-def test_a_busy_port_polls_answers_as_ever_and_sleeps_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_port_polls_answers_as_ever_and_sleeps_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks: list[float] = []
     look = BusyPoll._look
 
@@ -70,8 +74,12 @@ def test_a_port_that_was_not_asked_to_never_polls() -> None:
         connection.close()
 
 
-@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
-def test_the_reader_sleeps_on_the_crowds_core_and_answers_with_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
+)
+def test_the_reader_sleeps_on_the_crowds_core_and_answers_with_its_own_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     everywhere = os.sched_getaffinity(0)
     home = HomeCore()
     monkeypatch.setattr("rmq_ray.remoting.connection.HOME", home)
@@ -79,7 +87,11 @@ def test_the_reader_sleeps_on_the_crowds_core_and_answers_with_its_own_mask(monk
     masks: list[set[int]] = []
     with Served(Echo()) as served:
         connection = connect(served)
-        reader = next(thread for thread in threading.enumerate() if thread.name == f"rmq-reader-{served.address}")
+        reader = next(
+            thread
+            for thread in threading.enumerate()
+            if thread.name == f"rmq-reader-{served.address}"
+        )
         assert reader.native_id is not None
         core = home.of_crowd(SYSTEM_CLOCK.monotonic_ms())
         done = threading.Event()

@@ -1,4 +1,6 @@
-"""What producers and consumers of one client share: heartbeats, brokers' requests, routes, name servers."""
+"""What producers and consumers of one client share: heartbeats, brokers' requests, routes, name
+servers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ConnectFailed
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    Subscription,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.ports import ClusterAddress
@@ -32,7 +40,11 @@ class PlainConsumer:
 
     def consumer_data(self) -> ConsumerData:
         return ConsumerData(
-            self.group, ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, (Subscription("orders", version=7),)
+            self.group,
+            ConsumeType.CONSUME_PASSIVELY,
+            MessageModel.CLUSTERING,
+            ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            (Subscription("orders", version=7),),
         )
 
     def subscribed_topics(self) -> list[str]:
@@ -68,7 +80,9 @@ def instance(cluster: TinyCluster) -> Iterator[ClientInstance]:
 
 
 @pytest.mark.seed("S1-005")
-def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
@@ -77,11 +91,15 @@ def test_a_heartbeat_names_the_client_its_groups_and_subscriptions(cluster: Tiny
     assert told.client_id == instance.client_id and told.producer_groups == ()
     assert told.consumers == (consumer.consumer_data(),)
     instance.unregister_consumer("readers")
-    assert cluster.broker.unregistered == [{"clientID": instance.client_id, "consumerGroup": "readers"}]
+    assert cluster.broker.unregistered == [
+        {"clientID": instance.client_id, "consumerGroup": "readers"}
+    ]
 
 
 @pytest.fixture
-def timed(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ClientInstance, ManualClock]]:
+def timed(
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ClientInstance, ManualClock]]:
     """A client whose timers run when the test lets them, at the time that it says."""
     clock = ManualClock()
     made = ClientInstance.get_or_create(cluster, clock=clock)
@@ -92,7 +110,9 @@ def timed(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
 
 
 @pytest.mark.seed("S3-021")
-def test_every_30_s_a_client_drops_brokers_that_no_route_names_and_tells_the_others_that_it_lives(timed: tuple[ClientInstance, ManualClock]) -> None:
+def test_every_30_s_a_client_drops_brokers_that_no_route_names_and_tells_the_others_that_it_lives(
+    timed: tuple[ClientInstance, ManualClock],
+) -> None:
     instance, clock = timed
     with TinyCluster(brokers=2, topics={"orders": 1}) as pair:
         instance.link._discovery = pair
@@ -106,32 +126,48 @@ def test_every_30_s_a_client_drops_brokers_that_no_route_names_and_tells_the_oth
         connection = instance.link._brokers
         assert connection is not None and set(connection._slots) == {gone.address, stays.address}
         told = len(stays.heartbeats)
-        pair.routes["orders"] = TopicRoute((QueueData(stays.name, 1, 1, 6),), (BrokerData("tiny", stays.name, {0: str(stays.address)}),))
+        pair.routes["orders"] = TopicRoute(
+            (QueueData(stays.name, 1, 1, 6),),
+            (BrokerData("tiny", stays.name, {0: str(stays.address)}),),
+        )
         clock.advance_ms(30_000)
-        instance.timers.run_due()  # the route is asked for in this turn, too, maybe after the heartbeat
+        # the route is asked for in this turn, too, maybe after the heartbeat
+        instance.timers.run_due()
         clock.advance_ms(30_000)
         instance.timers.run_due()
-        assert instance.broker_address(gone.name) is None and set(connection._slots) == {stays.address}
+        assert instance.broker_address(gone.name) is None and set(connection._slots) == {
+            stays.address
+        }
         assert len(stays.heartbeats) == told + 2 and len(gone.heartbeats) <= told + 1
         instance.unregister_consumer("readers")
 
 
 @pytest.mark.seed("S3-019")
-def test_every_2_minutes_a_client_looks_its_name_servers_up_again(cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]) -> None:
+def test_every_2_minutes_a_client_looks_its_name_servers_up_again(
+    cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]
+) -> None:
     instance, clock = timed
     with TinyCluster(topics={"orders": 3}) as moved:
         instance.link._discovery = moved
         clock.advance_ms(119_999)
         instance.timers.run_due()
-        assert instance.link.name_server_addresses == (cluster.name_servers[0].address,) and moved.lookups == 0
+        assert (
+            instance.link.name_server_addresses == (cluster.name_servers[0].address,)
+            and moved.lookups == 0
+        )
         clock.advance_ms(1)
         instance.timers.run_due()
-        assert instance.link.name_server_addresses == (moved.name_servers[0].address,) and moved.lookups == 1
+        assert (
+            instance.link.name_server_addresses == (moved.name_servers[0].address,)
+            and moved.lookups == 1
+        )
         assert len(instance.routes.find_publish("orders").queues) == 3, "the new one is asked"
 
 
 @pytest.mark.seed("S3-020", "S3-022")
-def test_routes_are_asked_for_every_30_s_and_offsets_handed_over_every_5(cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]) -> None:
+def test_routes_are_asked_for_every_30_s_and_offsets_handed_over_every_5(
+    cluster: TinyCluster, timed: tuple[ClientInstance, ManualClock]
+) -> None:
     instance, clock = timed
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
@@ -163,26 +199,37 @@ def test_a_consumer_group_is_taken_once_in_a_client(instance: ClientInstance) ->
     instance.unregister_consumer("readers")
 
 
-def test_slaves_hear_of_consumers_but_not_of_clients_that_only_produce(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_slaves_hear_of_consumers_but_not_of_clients_that_only_produce(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     slave = TinyBroker("broker-a")
     cluster.start(slave)
     try:
         addresses = {0: str(cluster.broker.address), 1: str(slave.address)}
-        for topic, route in cluster.routes.items():  # every one that is asked for tells who the brokers are
-            cluster.routes[topic] = TopicRoute(route.queues, (BrokerData("tiny", "broker-a", addresses),))
+        for (
+            topic,
+            route,
+        ) in cluster.routes.items():  # every one that is asked for tells who the brokers are
+            cluster.routes[topic] = TopicRoute(
+                route.queues, (BrokerData("tiny", "broker-a", addresses),)
+            )
         with Producer("web", discovery=cluster, client_id=instance.client_id) as producer:
             producer.send("orders", b"x")
             instance.heartbeat(wait_s=10.0)
             assert cluster.broker.heartbeats and not slave.heartbeats
             instance.register_consumer(PlainConsumer())
             instance.heartbeat(wait_s=10.0)
-            assert slave.heartbeats[-1].consumers and slave.heartbeats[-1].producer_groups == ("web",)
+            assert slave.heartbeats[-1].consumers and slave.heartbeats[-1].producer_groups == (
+                "web",
+            )
             instance.unregister_consumer("readers")
     finally:
         cluster.stop(slave)
 
 
-def test_a_broker_that_hangs_does_not_keep_the_others_from_hearing(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_a_broker_that_hangs_does_not_keep_the_others_from_hearing(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
@@ -194,21 +241,37 @@ def test_a_broker_that_hangs_does_not_keep_the_others_from_hearing(cluster: Tiny
     instance.unregister_consumer("readers")
 
 
-def test_a_changed_group_is_balanced_again_at_once(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_a_changed_group_is_balanced_again_at_once(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     instance.routes.refresh("orders")
     instance.heartbeat(wait_s=10.0)
-    cluster.push(cluster.broker, Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=FLAG_ONEWAY, fields={"consumerGroup": "readers"}))
+    cluster.push(
+        cluster.broker,
+        Command(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            flag=FLAG_ONEWAY,
+            fields={"consumerGroup": "readers"},
+        ),
+    )
     assert eventually(lambda: consumer.rebalanced == 1)
     instance.unregister_consumer("readers")
 
 
-def test_requests_of_a_broker_reach_the_consumer_of_their_group(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_requests_of_a_broker_reach_the_consumer_of_their_group(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
-    for code, field in ((RequestCode.GET_CONSUMER_RUNNING_INFO, "consumerGroup"), (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "group")):
-        answer = instance._on_request(Command(code, fields={field: "readers"}), cluster.broker.address)
+    for code, field in (
+        (RequestCode.GET_CONSUMER_RUNNING_INFO, "consumerGroup"),
+        (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "group"),
+    ):
+        answer = instance._on_request(
+            Command(code, fields={field: "readers"}), cluster.broker.address
+        )
         assert answer is not None and answer.remark == "readers"
     assert consumer.requests == [307, 220]
     instance.unregister_consumer("readers")
@@ -225,7 +288,9 @@ def test_offsets_that_cannot_be_handed_over_stop_nothing(instance: ClientInstanc
 
 
 @pytest.mark.seed("S0-060")
-def test_the_refresh_covers_all_topics_and_tells_who_is_subscribed(cluster: TinyCluster, instance: ClientInstance) -> None:
+def test_the_refresh_covers_all_topics_and_tells_who_is_subscribed(
+    cluster: TinyCluster, instance: ClientInstance
+) -> None:
     consumer = PlainConsumer()
     instance.register_consumer(consumer)
     with Producer("web", discovery=cluster, client_id=instance.client_id) as producer:
@@ -235,12 +300,21 @@ def test_the_refresh_covers_all_topics_and_tells_who_is_subscribed(cluster: Tiny
         assert consumer.changed == ["orders"]
         cluster.add_topic("orders", 6)
         instance._refresh_routes()
-        assert consumer.changed == ["orders", "orders"] and len(instance.routes.subscribe("orders")) == 6
-        assert instance.broker_for_topic("orders") == cluster.broker.address == instance.broker_address("broker-a")
+        assert (
+            consumer.changed == ["orders", "orders"]
+            and len(instance.routes.subscribe("orders")) == 6
+        )
+        assert (
+            instance.broker_for_topic("orders")
+            == cluster.broker.address
+            == instance.broker_address("broker-a")
+        )
     instance.unregister_consumer("readers")
 
 
-def test_when_every_name_server_fails_the_discovery_is_asked_for_others(cluster: TinyCluster) -> None:
+def test_when_every_name_server_fails_the_discovery_is_asked_for_others(
+    cluster: TinyCluster,
+) -> None:
     class Moving:
         servers = ("127.0.0.1:1",)
 

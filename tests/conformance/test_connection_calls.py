@@ -1,4 +1,6 @@
-"""Connections of threads against a real listener: matching, many threads, callbacks, the server's own requests, errors."""
+"""Connections of threads against a real listener: matching, many threads, callbacks, the server's
+own requests, errors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,34 @@ import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
-from rmq_ray.errors import ClientError, ConnectFailed, ConnectionLost, FrameTooLarge, HandshakeFailed, RemotingError, RequestTimeout, TooManyRequests
+from rmq_ray.errors import (
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    FrameTooLarge,
+    HandshakeFailed,
+    RemotingError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.frame import BINARY, JSON, Command
 from tests.support.faults.stopwatch import Stopwatch
-from tests.support.wire import ASK_BACK, BIG, CREDENTIALS, ECHO, FAIL, HOLD, PUSH_FIRST, REFUSE, RELEASE, Echo, Served, eventually
+from tests.support.wire import (
+    ASK_BACK,
+    BIG,
+    CREDENTIALS,
+    ECHO,
+    FAIL,
+    HOLD,
+    PUSH_FIRST,
+    REFUSE,
+    RELEASE,
+    Echo,
+    Served,
+    eventually,
+)
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = RemotingLimits()
@@ -44,7 +68,9 @@ def echo(connection: Connection, body: bytes = b"hello", timeout_ms: int = 5_000
 
 
 def in_threads(count: int, work: Any) -> None:
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    threads = [
+        threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -60,9 +86,16 @@ def test_bodies_of_every_size_come_back(connection: Connection, size: int) -> No
 
 def test_both_forms_fields_and_remarks_pass(connection: Connection) -> None:
     for form in (JSON, BINARY):
-        command = Command(ECHO, fields={"topic": "T", "empty": "x"}, body=(b"a", b"b"), serialize=form)
+        command = Command(
+            ECHO, fields={"topic": "T", "empty": "x"}, body=(b"a", b"b"), serialize=form
+        )
         answer = connection.request(command, 5_000)
-        assert (answer.fields, answer.body_bytes(), answer.serialize, command.opaque) == (command.fields, b"ab", form, 0)
+        assert (answer.fields, answer.body_bytes(), answer.serialize, command.opaque) == (
+            command.fields,
+            b"ab",
+            form,
+            0,
+        )
 
 
 def test_codes_of_answers_are_not_raised(connection: Connection) -> None:
@@ -71,8 +104,13 @@ def test_codes_of_answers_are_not_raised(connection: Connection) -> None:
 
 
 def test_answers_may_be_kept_while_others_come(connection: Connection) -> None:
-    kept = [connection.request(Command(ECHO, body=b"%d" % number * 100, serialize=BINARY), 5_000) for number in range(50)]
-    assert [answer.body_bytes() for answer in kept] == [b"%d" % number * 100 for number in range(50)]
+    kept = [
+        connection.request(Command(ECHO, body=b"%d" % number * 100, serialize=BINARY), 5_000)
+        for number in range(50)
+    ]
+    assert [answer.body_bytes() for answer in kept] == [
+        b"%d" % number * 100 for number in range(50)
+    ]
 
 
 def test_64_threads_each_get_their_own_answers(connection: Connection) -> None:
@@ -105,7 +143,9 @@ def test_answers_out_of_order_find_their_callers(connection: Connection, served:
     answers: dict[int, bytes] = {}
 
     def work(number: int) -> None:
-        answers[number] = connection.request(Command(HOLD, body=b"%d" % number), 10_000).body_bytes()
+        answers[number] = connection.request(
+            Command(HOLD, body=b"%d" % number), 10_000
+        ).body_bytes()
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(10)]
     for thread in threads:
@@ -130,12 +170,19 @@ def test_a_push_before_the_answer_goes_to_on_request(served: Served) -> None:
 
 
 def test_the_servers_requests_are_answered_by_on_request(served: Served) -> None:
-    connection = connect(served, on_request=lambda command, _: command.answer(body=b"running " + command.body_bytes()))
-    assert connection.request(Command(ASK_BACK, body=b"info"), 5_000).body_bytes() == b"running info"
+    connection = connect(
+        served,
+        on_request=lambda command, _: command.answer(body=b"running " + command.body_bytes()),
+    )
+    assert (
+        connection.request(Command(ASK_BACK, body=b"info"), 5_000).body_bytes() == b"running info"
+    )
     connection.close()
 
 
-def test_without_on_request_the_server_hears_that_the_code_is_not_supported(connection: Connection, served: Served) -> None:
+def test_without_on_request_the_server_hears_that_the_code_is_not_supported(
+    connection: Connection, served: Served
+) -> None:
     peers: list[Any] = []
     outcomes: list[Any] = []
     echo(connection)
@@ -145,7 +192,9 @@ def test_without_on_request_the_server_hears_that_the_code_is_not_supported(conn
     assert (outcomes[0].code, outcomes[0].remark) == (3, " request type 307 not supported")
 
 
-def test_a_fault_in_on_request_is_answered_and_the_connection_goes_on(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_in_on_request_is_answered_and_the_connection_goes_on(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     def on_request(command: Command, connection: Connection) -> None:
         raise KeyError("fault")
 
@@ -176,7 +225,9 @@ def test_waiting_in_the_readers_thread_is_refused(served: Served) -> None:
     connection.close()
 
 
-def test_oneway_requests_arrive_and_are_not_answered(connection: Connection, served: Served) -> None:
+def test_oneway_requests_arrive_and_are_not_answered(
+    connection: Connection, served: Served
+) -> None:
     for number in range(20):
         connection.oneway(Command(ECHO, body=b"%d" % number, serialize=BINARY))
     assert echo(connection) == b"hello"
@@ -186,22 +237,32 @@ def test_oneway_requests_arrive_and_are_not_answered(connection: Connection, ser
 def test_callbacks_get_answers_once_each(connection: Connection) -> None:
     outcomes: list[Any] = []
     for number in range(2_000):
-        connection.request_async(Command(ECHO, body=b"%d" % number, serialize=BINARY), 10_000, outcomes.append)
+        connection.request_async(
+            Command(ECHO, body=b"%d" % number, serialize=BINARY), 10_000, outcomes.append
+        )
     assert eventually(lambda: len(outcomes) == 2_000, 20)
-    assert [outcome.body_bytes() for outcome in outcomes] == [b"%d" % number for number in range(2_000)]
+    assert [outcome.body_bytes() for outcome in outcomes] == [
+        b"%d" % number for number in range(2_000)
+    ]
 
 
-def test_a_fault_in_a_callback_does_not_end_the_reader(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_in_a_callback_does_not_end_the_reader(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     connection.request_async(Command(ECHO), 5_000, lambda outcome: 1 // 0)
     assert echo(connection) == b"hello" and "ZeroDivisionError" in caplog.text
 
 
-def test_a_time_out_is_an_unknown_outcome_and_the_thread_goes_on_with_clean_answers(connection: Connection, served: Served) -> None:
+def test_a_time_out_is_an_unknown_outcome_and_the_thread_goes_on_with_clean_answers(
+    connection: Connection, served: Served
+) -> None:
     watch = Stopwatch()
     with pytest.raises(RequestTimeout):
         connection.request(Command(HOLD, body=b"late"), 200)
     assert watch.passed_s > 0.19 and watch.lived_s < 2
-    assert connection.request(Command(RELEASE), 5_000).body_bytes() == b""  # the late answer comes before this one and wakes nobody
+    assert (
+        connection.request(Command(RELEASE), 5_000).body_bytes() == b""
+    )  # the late answer comes before this one and wakes nobody
     assert echo(connection) == b"hello" and connection.alive
 
 
@@ -213,7 +274,10 @@ def test_time_outs_and_answers_that_race_never_mix_up_answers(connection: Connec
         for turn in range(150):
             body = b"%d-%d" % (number, turn)
             try:
-                if connection.request(Command(ECHO, body=body, serialize=BINARY), 0.3).body_bytes() != body:
+                if (
+                    connection.request(Command(ECHO, body=body, serialize=BINARY), 0.3).body_bytes()
+                    != body
+                ):
                     wrong.append(body)
             except RequestTimeout:
                 timeouts.append(number)
@@ -223,8 +287,13 @@ def test_time_outs_and_answers_that_race_never_mix_up_answers(connection: Connec
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -5])
-def test_without_time_left_nothing_is_sent(connection: Connection, served: Served, timeout_ms: int) -> None:
-    for attempt in (lambda: echo(connection, b"x", timeout_ms), lambda: connection.request_async(Command(ECHO), timeout_ms, print)):
+def test_without_time_left_nothing_is_sent(
+    connection: Connection, served: Served, timeout_ms: int
+) -> None:
+    for attempt in (
+        lambda: echo(connection, b"x", timeout_ms),
+        lambda: connection.request_async(Command(ECHO), timeout_ms, print),
+    ):
         with pytest.raises(RequestTimeout, match="not sent"):
             attempt()
     assert echo(connection) == b"hello" and served.handler.seen == 1
@@ -252,7 +321,9 @@ def test_above_the_limit_of_unanswered_requests_nothing_is_sent(served: Served) 
     assert eventually(lambda: len(outcomes) == 5) and len(served.handler.held) == 5
 
 
-def test_a_frame_that_is_too_long_is_refused_before_anything_is_sent(connection: Connection, served: Served) -> None:
+def test_a_frame_that_is_too_long_is_refused_before_anything_is_sent(
+    connection: Connection, served: Served
+) -> None:
     with pytest.raises(FrameTooLarge):
         connection.request(Command(ECHO, body=bytes(16_777_213)), 1_000)
     assert served.handler.seen == 0 and echo(connection) == b"hello"
@@ -271,7 +342,9 @@ def test_an_answer_that_has_no_frame_is_a_system_error(connection: Connection) -
         (replace(CREDENTIALS, role="name_server"), "another cluster or role"),
     ],
 )
-def test_other_credentials_are_refused_with_the_reason(served: Served, credentials: Any, reason: str) -> None:
+def test_other_credentials_are_refused_with_the_reason(
+    served: Served, credentials: Any, reason: str
+) -> None:
     with pytest.raises(HandshakeFailed, match=reason):
         Connection(served.address, credentials, LIMITS, SYSTEM_CLOCK)
     assert served.handler.seen == 0
@@ -304,7 +377,11 @@ def test_closing_ends_what_waits_and_says_so(served: Served) -> None:
     connection.close()
     connection.close()
     assert eventually(lambda: outcomes) and isinstance(outcomes[0], ConnectionLost)
-    for attempt in (lambda: echo(connection), lambda: connection.oneway(Command(ECHO)), lambda: connection.request_async(Command(ECHO), 1, outcomes.append)):
+    for attempt in (
+        lambda: echo(connection),
+        lambda: connection.oneway(Command(ECHO)),
+        lambda: connection.request_async(Command(ECHO), 1, outcomes.append),
+    ):
         with pytest.raises(ConnectFailed, match="nothing was sent"):
             attempt()
     assert not connection.alive and lost == [] and len(outcomes) == 1
@@ -324,6 +401,8 @@ def test_errors_survive_pickling_with_their_values(served: Served) -> None:
 
 def test_an_idle_connection_ends_itself_and_tells(served: Served) -> None:
     lost: list[Any] = []
-    connection = connect(served, RemotingLimits(idle_timeout_ms=400), on_lost=lambda *args: lost.append(args))
+    connection = connect(
+        served, RemotingLimits(idle_timeout_ms=400), on_lost=lambda *args: lost.append(args)
+    )
     assert eventually(lambda: not connection.alive)
     assert eventually(lambda: lost) and "idle" in str(lost[0][1])

@@ -1,4 +1,6 @@
-"""Peers that stop, die, vanish or speak nonsense; processes that fork; threads that are interrupted."""
+"""Peers that stop, die, vanish or speak nonsense; processes that fork; threads that are
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,28 @@ import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RemotingError, RequestTimeout, TooManyRequests
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    HandshakeFailed,
+    RemotingError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.frame import BINARY, FLAG_RESPONSE, Command, encode_bytes
 from tests.support.faults.stopwatch import Stopwatch
-from tests.support.wire import CREDENTIALS, ECHO, HOLD, Echo, Served, echo_process, ended_well, eventually, scripted
+from tests.support.wire import (
+    CREDENTIALS,
+    ECHO,
+    HOLD,
+    Echo,
+    Served,
+    echo_process,
+    ended_well,
+    eventually,
+    scripted,
+)
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = RemotingLimits()
@@ -32,7 +51,9 @@ def echo(connection: Connection, body: bytes = b"hello", timeout_ms: int = 5_000
 def test_a_killed_peer_fails_everything_that_waits_at_once() -> None:
     lost: list[Any] = []
     with echo_process() as (process, address):
-        connection = Connection(address, CREDENTIALS, LIMITS, SYSTEM_CLOCK, on_lost=lambda *args: lost.append(args))
+        connection = Connection(
+            address, CREDENTIALS, LIMITS, SYSTEM_CLOCK, on_lost=lambda *args: lost.append(args)
+        )
         assert echo(connection) == b"hello"
         outcomes: list[Any] = []
         for _ in range(100):
@@ -54,7 +75,9 @@ def test_a_killed_peer_fails_everything_that_waits_at_once() -> None:
         for thread in threads:
             thread.join(5)
         assert eventually(lambda: len(outcomes) == 100) and watch.lived_s < 2
-        assert {type(outcome) for outcome in outcomes + errors} == {ConnectionLost} and len(errors) == 8
+        assert {type(outcome) for outcome in outcomes + errors} == {ConnectionLost} and len(
+            errors
+        ) == 8
         assert len({id(error) for error in errors}) == 8  # each its own object
         assert eventually(lambda: len(lost) == 1) and lost[0][0] is connection
         with pytest.raises(ConnectFailed, match="nothing was sent"):
@@ -71,10 +94,14 @@ def test_a_stopped_peer_costs_each_request_its_time_out_and_serves_again_when_it
             echo(connection, timeout_ms=300)
         assert watch.lived_s < 1.5
         process.send_signal(signal.SIGCONT)
-        assert echo(connection, b"again") == b"again"  # the late answer to the first request is dropped
+        assert (
+            echo(connection, b"again") == b"again"
+        )  # the late answer to the first request is dropped
 
 
-def test_a_stopped_peer_holds_a_writer_of_much_for_seconds_at_most_and_then_the_outcome_is_unknown() -> None:
+def test_a_stopped_peer_holds_a_writer_of_much_for_seconds_at_most_and_then_the_outcome_is_unknown() -> (
+    None
+):
     with echo_process() as (process, address):
         connection = Connection(address, CREDENTIALS, LIMITS, SYSTEM_CLOCK)
         process.send_signal(signal.SIGSTOP)
@@ -84,7 +111,11 @@ def test_a_stopped_peer_holds_a_writer_of_much_for_seconds_at_most_and_then_the_
         with pytest.raises(ConnectionLost, match="does not read"):
             echo(connection, bytes(15_000_000), timeout_ms=10_000)
         assert watch.lived_s < 8
-        assert not connection.alive and eventually(lambda: outcomes) and isinstance(outcomes[0], ConnectionLost)
+        assert (
+            not connection.alive
+            and eventually(lambda: outcomes)
+            and isinstance(outcomes[0], ConnectionLost)
+        )
 
 
 def test_frames_that_never_left_a_stuck_connection_are_definitely_not_sent() -> None:
@@ -106,20 +137,31 @@ def test_frames_that_never_left_a_stuck_connection_are_definitely_not_sent() -> 
         second.start()
         first.join(15)
         second.join(15)
-        assert isinstance(errors["long"], ConnectionLost) and isinstance(errors["queued"], ConnectFailed)
+        assert isinstance(errors["long"], ConnectionLost) and isinstance(
+            errors["queued"], ConnectFailed
+        )
 
 
 def test_too_many_queued_bytes_are_refused_and_not_sent() -> None:
     with echo_process() as (process, address):
-        connection = Connection(address, CREDENTIALS, RemotingLimits(unsent_bytes_max=1 << 20), SYSTEM_CLOCK)
+        connection = Connection(
+            address, CREDENTIALS, RemotingLimits(unsent_bytes_max=1 << 20), SYSTEM_CLOCK
+        )
         process.send_signal(signal.SIGSTOP)
         outcomes: list[Any] = []
-        blocked = threading.Thread(target=lambda: connection.request_async(Command(ECHO, body=bytes(15_000_000)), 20_000, outcomes.append), daemon=True)
+        blocked = threading.Thread(
+            target=lambda: connection.request_async(
+                Command(ECHO, body=bytes(15_000_000)), 20_000, outcomes.append
+            ),
+            daemon=True,
+        )
         blocked.start()
         assert eventually(lambda: connection._outbox.lock.locked())
         with pytest.raises(TooManyRequests, match="nothing was sent"):
             for _ in range(30):
-                connection.request_async(Command(ECHO, body=bytes(100_000)), 20_000, outcomes.append)
+                connection.request_async(
+                    Command(ECHO, body=bytes(100_000)), 20_000, outcomes.append
+                )
         connection.close()
         blocked.join(10)
         assert eventually(lambda: len(outcomes) >= 2)
@@ -133,12 +175,17 @@ NO_HANDSHAKE = {
     "broken header": struct.pack(">ii", 8, 1000) + b"abcd",
     "no nonce": encode_bytes(Command(0, -1, FLAG_RESPONSE)),
     "short nonce": encode_bytes(Command(0, -1, FLAG_RESPONSE, body=b"\x91\xc4\x02ab")),
-    "apache rocketmq": encode_bytes(Command(3, -1, FLAG_RESPONSE, remark=" request type 20001 not supported")),
+    "apache rocketmq": encode_bytes(
+        Command(3, -1, FLAG_RESPONSE, remark=" request type 20001 not supported")
+    ),
 }
 NONSENSE = [
-    struct.pack(">i", -7), struct.pack(">i", 16_777_213), struct.pack(">ii", 8, 9 << 24) + b"abcd", struct.pack(">ii", 8, 100) + b"abcd",
+    struct.pack(">i", -7),
+    struct.pack(">i", 16_777_213),
+    struct.pack(">ii", 8, 9 << 24) + b"abcd",
+    struct.pack(">ii", 8, 100) + b"abcd",
     b"\x16\x03\x01\x02\x00",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("answer", NO_HANDSHAKE.values(), ids=NO_HANDSHAKE.keys())
@@ -148,7 +195,10 @@ def test_a_port_of_another_program_is_found_out_in_the_handshake(answer: bytes) 
         sock.sendall(answer)
         sock.shutdown(socket.SHUT_WR)
 
-    with scripted(script) as address, pytest.raises((HandshakeFailed, ConnectFailed), match=str(address)):
+    with (
+        scripted(script) as address,
+        pytest.raises((HandshakeFailed, ConnectFailed), match=str(address)),
+    ):
         Connection(address, CREDENTIALS, LIMITS, SYSTEM_CLOCK)
 
 
@@ -168,7 +218,9 @@ def test_a_server_that_speaks_nonsense_ends_its_connection(nonsense: bytes) -> N
 
     lost: list[Any] = []
     with scripted(script) as address:
-        connection = Connection(address, None, LIMITS, SYSTEM_CLOCK, on_lost=lambda *args: lost.append(args))
+        connection = Connection(
+            address, None, LIMITS, SYSTEM_CLOCK, on_lost=lambda *args: lost.append(args)
+        )
         with pytest.raises(ConnectionLost):
             echo(connection)
         assert not connection.alive and eventually(lambda: len(lost) == 1)
@@ -241,8 +293,12 @@ def test_a_waiting_thread_can_be_interrupted_and_later_answers_wake_nobody_wrong
         thread.start()
         assert eventually(lambda: served.handler.held)
         watch = Stopwatch()
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
-        assert eventually(lambda: caught) and watch.lived_s < 2  # waits are cut into slices of half a second
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted)
+        )
+        assert (
+            eventually(lambda: caught) and watch.lived_s < 2
+        )  # waits are cut into slices of half a second
         held, peer = served.handler.held[0]
         served.call(lambda: peer.send(held.answer(body=b"late")))
         thread.join(10)
@@ -250,7 +306,9 @@ def test_a_waiting_thread_can_be_interrupted_and_later_answers_wake_nobody_wrong
         connection.close()
 
 
-def test_an_answer_that_is_handed_over_while_its_thread_is_interrupted_wakes_no_later_request() -> None:
+def test_an_answer_that_is_handed_over_while_its_thread_is_interrupted_wakes_no_later_request() -> (
+    None
+):
     with Served(Echo()) as served:
         connection = Connection(served.address, CREDENTIALS, LIMITS, SYSTEM_CLOCK)
         caught: list[str] = []
@@ -269,9 +327,13 @@ def test_an_answer_that_is_handed_over_while_its_thread_is_interrupted_wakes_no_
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         assert eventually(lambda: served.handler.held)
-        waiter = connection._waiting.take(next(iter(connection._waiting._waiting)))  # as the reader does before it releases the lock
+        waiter = connection._waiting.take(
+            next(iter(connection._waiting._waiting))
+        )  # as the reader does before it releases the lock
         assert waiter is not None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted)
+        )
         assert eventually(lambda: caught)
         waiter.resolve(Command(0, body=b"stale"))
         go_on.set()

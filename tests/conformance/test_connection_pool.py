@@ -1,4 +1,6 @@
-"""The pool: one connection an address, made when needed, replaced when broken, and no address holds up another."""
+"""The pool: one connection an address, made when needed, replaced when broken, and no address holds
+up another.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,19 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RemotingError
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.pool import ConnectionPool
+from rmq_ray.remoting.wire.frame import BINARY, Command
 from tests.support.faults.stopwatch import Stopwatch
-from tests.support.wire import CREDENTIALS, ECHO, HOLD, PUSH_FIRST, Echo, Served, ended_well, eventually
+from tests.support.wire import (
+    CREDENTIALS,
+    ECHO,
+    HOLD,
+    PUSH_FIRST,
+    Echo,
+    Served,
+    ended_well,
+    eventually,
+)
 
 pytestmark = pytest.mark.timeout(60)
 HELLO = Command(ECHO, body=b"hello", serialize=BINARY)
@@ -58,7 +69,13 @@ def attempts_at(listening: socket.socket) -> int:
 
 def test_many_threads_share_one_connection(pool: ConnectionPool, served: Served) -> None:
     answers: list[bytes] = []
-    threads = [threading.Thread(target=lambda: answers.append(pool.request(served.address, HELLO, 5_000).body_bytes()), daemon=True) for _ in range(20)]
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(pool.request(served.address, HELLO, 5_000).body_bytes()),
+            daemon=True,
+        )
+        for _ in range(20)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -68,7 +85,10 @@ def test_many_threads_share_one_connection(pool: ConnectionPool, served: Served)
 
 def test_two_addresses_have_two_connections(pool: ConnectionPool, served: Served) -> None:
     with Served(Echo()) as other:
-        assert pool.request(served.address, HELLO, 5_000).body == pool.request(other.address, HELLO, 5_000).body
+        assert (
+            pool.request(served.address, HELLO, 5_000).body
+            == pool.request(other.address, HELLO, 5_000).body
+        )
         assert served.listener.connections == other.listener.connections == 1
 
 
@@ -82,15 +102,23 @@ def test_a_broken_connection_is_replaced_on_next_use(pool: ConnectionPool, serve
     assert pool.request(served.address, HELLO, 5_000).body_bytes() == b"hello"
 
 
-def test_an_address_where_nobody_listens_fails_at_once_and_serves_when_somebody_does(pool: ConnectionPool) -> None:
+def test_an_address_where_nobody_listens_fails_at_once_and_serves_when_somebody_does(
+    pool: ConnectionPool,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address(*taken.getsockname())
-    for use in (lambda: pool.request(address, HELLO, 1_000), lambda: pool.oneway(address, HELLO), lambda: pool.request_async(address, HELLO, 1_000, print)):
+    for use in (
+        lambda: pool.request(address, HELLO, 1_000),
+        lambda: pool.oneway(address, HELLO),
+        lambda: pool.request_async(address, HELLO, 1_000, print),
+    ):
         with pytest.raises(ConnectFailed, match="nothing was sent"):
             use()
 
 
-def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_its_failure(served: Served, silent: socket.socket) -> None:
+def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_its_failure(
+    served: Served, silent: socket.socket
+) -> None:
     pool = ConnectionPool(CREDENTIALS, RemotingLimits(connect_timeout_ms=700), SYSTEM_CLOCK)
     failures: list[RemotingError] = []
 
@@ -140,7 +168,13 @@ def test_a_closed_pool_sends_nothing(pool: ConnectionPool, served: Served) -> No
 def test_callbacks_of_the_pool_reach_its_owner(served: Served) -> None:
     pushed: list[int] = []
     lost: list[Any] = []
-    pool = ConnectionPool(CREDENTIALS, RemotingLimits(), SYSTEM_CLOCK, lambda command, connection: pushed.append(command.code), lambda *args: lost.append(args))
+    pool = ConnectionPool(
+        CREDENTIALS,
+        RemotingLimits(),
+        SYSTEM_CLOCK,
+        lambda command, connection: pushed.append(command.code),
+        lambda *args: lost.append(args),
+    )
     assert pool.request(served.address, Command(PUSH_FIRST), 5_000).code == 0
     served.call(lambda: [peer.close("for the test") for peer in served.listener.peers])
     assert eventually(lambda: lost) and pushed == [40] and lost[0][0].address == served.address
@@ -153,7 +187,12 @@ def test_a_forked_child_opens_connections_of_its_own(pool: ConnectionPool, serve
     if child == 0:  # only plain exits here: the child shares the test runner's memory
         verdict = 1
         try:
-            verdict = 0 if pool.request(served.address, Command(ECHO, body=b"child"), 5_000).body_bytes() == b"child" else 2
+            verdict = (
+                0
+                if pool.request(served.address, Command(ECHO, body=b"child"), 5_000).body_bytes()
+                == b"child"
+                else 2
+            )
         finally:
             os._exit(verdict)
     assert ended_well(child)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors.control import controller as module
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.control import controller as module
 from rmq_ray.actors.control import elections
 from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.plan import make_plan
@@ -27,7 +27,10 @@ class Actors:
         self.away = away
         self.created: list[str] = []
         self.pinged: set[str] = set()
-        self.reports = {n: ReplicaReport(n, Role.SLAVE, f"host:{n}", f"store-{n}", 0, 0, 0, True, 0) for n in range(2)}
+        self.reports = {
+            n: ReplicaReport(n, Role.SLAVE, f"host:{n}", f"store-{n}", 0, 0, 0, True, 0)
+            for n in range(2)
+        }
         for name in ("call_async", "create_in_thread", "find_again", "ping_handle", "dead_nodes"):
             monkeypatch.setattr(gateway, name, getattr(self, name))
         monkeypatch.setattr(gateway, "my_handle", lambda: "controller")
@@ -36,7 +39,9 @@ class Actors:
         monkeypatch.setattr(module, "MEMBER_START_S", 0.05)
         monkeypatch.setattr(elections, "ATTEND_S", 0.02)
 
-    async def create_in_thread(self, _shell: type, name: str, _arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
+    async def create_in_thread(
+        self, _shell: type, name: str, _arguments: tuple[Any, ...], *, resource: str | None = None
+    ) -> Any:
         self.created.append(name)
         return name
 
@@ -50,7 +55,9 @@ class Actors:
     async def dead_nodes(self) -> frozenset[str]:
         return frozenset()
 
-    async def call_async(self, handle: str, method: str, *arguments: Any, timeout_s: float = 30.0) -> Any:
+    async def call_async(
+        self, handle: str, method: str, *arguments: Any, timeout_s: float = 30.0
+    ) -> Any:
         await asyncio.sleep(0)
         if handle in self.away:
             raise ClusterError(f"{handle} is away")
@@ -72,8 +79,17 @@ def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_s
     restarted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(
-        "c", brokers=1, name_servers=1, replicas=1, store_path=str(tmp_path), flush="async", foreign="closed", host="127.0.0.1", ports=(0, 0), secret=b"s"
-    )  # fmt: skip
+        "c",
+        brokers=1,
+        name_servers=1,
+        replicas=1,
+        store_path=str(tmp_path),
+        flush="async",
+        foreign="closed",
+        host="127.0.0.1",
+        ports=(0, 0),
+        secret=b"s",
+    )
     monkeypatch.setattr(module, "is_restart", lambda: restarted)
     actors = Actors(monkeypatch, {names.name_server("c", 0)})
 
@@ -83,10 +99,14 @@ def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_s
             await until(lambda: shell._state.value == "failed")
             assert shell._elections.masters() == frozenset()
         else:
-            await until(lambda: shell._elections.masters() == {"broker-a"} and len(actors.pinged) >= 3)
+            await until(
+                lambda: shell._elections.masters() == {"broker-a"} and len(actors.pinged) >= 3
+            )
             await until(lambda: shell._error is not None)
             assert shell._state.value == "starting"
-            assert not [name for name in actors.created if "broker" in name], "nobody is created without the name servers' addresses"
+            assert not [name for name in actors.created if "broker" in name], (
+                "nobody is created without the name servers' addresses"
+            )
             actors.away = set()
             await until(lambda: shell._state.value == "serving")
             assert shell._error is None

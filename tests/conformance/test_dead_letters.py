@@ -1,4 +1,6 @@
-"""Dead letters of every kind of consumer: seen, resent to where they came from, each once unless asked again."""
+"""Dead letters of every kind of consumer: seen, resent to where they came from, each once unless
+asked again.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
-from rmq_ray.client.push.listener import Reject
-from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.listener import Reject
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, SendError
 from rmq_ray.model.message import Message
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 
@@ -36,15 +38,32 @@ def dead(cluster: LiveCluster) -> Iterator[DeadLetters]:
 def send(cluster: LiveCluster, count: int, topic: str = "orders") -> list[str]:
     with Producer("p", discovery=cluster) as p:
         return [
-            p.send(Message(topic, b"%d" % i, "paid", [f"k{i}"], {"region": "eu", "n": str(i)}, flag=7)).message_id for i in range(count)
-        ]  # fmt: skip
+            p.send(
+                Message(topic, b"%d" % i, "paid", [f"k{i}"], {"region": "eu", "n": str(i)}, flag=7)
+            ).message_id
+            for i in range(count)
+        ]
 
 
-def reject_all(cluster: LiveCluster, dead: DeadLetters, group: str, count: int, topic: str = "orders", **options) -> None:
+def reject_all(
+    cluster: LiveCluster,
+    dead: DeadLetters,
+    group: str,
+    count: int,
+    topic: str = "orders",
+    **options,
+) -> None:
     def listener(messages, ctx):
         raise Reject
 
-    with PushConsumer(group, listener=listener, subscriptions={topic: "*"}, discovery=cluster, start_from="first", **options) as consumer:
+    with PushConsumer(
+        group,
+        listener=listener,
+        subscriptions={topic: "*"},
+        discovery=cluster,
+        start_from="first",
+        **options,
+    ) as consumer:
         eventually(lambda: consumer.stats()["sent_back"] == count)
 
 
@@ -53,7 +72,9 @@ def fate(dead: DeadLetters, group: str) -> tuple[int, int]:
     return row["messages"], row["left"]
 
 
-def test_every_kind_of_consumer_leaves_dead_letters_that_know_where_they_came_from(cluster: LiveCluster, dead: DeadLetters) -> None:
+def test_every_kind_of_consumer_leaves_dead_letters_that_know_where_they_came_from(
+    cluster: LiveCluster, dead: DeadLetters
+) -> None:
     ids = send(cluster, 3)
     reject_all(cluster, dead, "concurrent", 3)
     reject_all(cluster, dead, "ordered", 3, orderly=True)
@@ -70,15 +91,23 @@ def test_every_kind_of_consumer_leaves_dead_letters_that_know_where_they_came_fr
         found = list(dead.dead_letters(group))
         assert sorted(message.message_id for message in found) == sorted(ids)
         assert {origin_topic(message) for message in found} == {"orders"}
-        assert {(message.tag, message.properties["region"]) for message in found} == {("paid", "eu")}
+        assert {(message.tag, message.properties["region"]) for message in found} == {
+            ("paid", "eu")
+        }
 
 
-def test_what_is_resent_is_a_new_message_to_the_first_topic_and_goes_once(cluster: LiveCluster, dead: DeadLetters) -> None:
+def test_what_is_resent_is_a_new_message_to_the_first_topic_and_goes_once(
+    cluster: LiveCluster, dead: DeadLetters
+) -> None:
     send(cluster, 5)
     reject_all(cluster, dead, "g", 5)
-    assert dead.resend_dead_letters("g") == {"orders": 5} and fate(dead, "g") == (5, 5), "nothing is sent without execute"
+    assert dead.resend_dead_letters("g") == {"orders": 5} and fate(dead, "g") == (5, 5), (
+        "nothing is sent without execute"
+    )
     seen = Collector()
-    with PushConsumer("g", listener=seen, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
+    with PushConsumer(
+        "g", listener=seen, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"
+    ):
         assert dead.resend_dead_letters("g", limit=2, execute=True) == {"orders": 2}
         assert fate(dead, "g") == (5, 3)
         assert len(list(dead.dead_letters("g", all_of_them=False))) == 3
@@ -89,11 +118,20 @@ def test_what_is_resent_is_a_new_message_to_the_first_topic_and_goes_once(cluste
         assert fate(dead, "g") == (5, 0), "the position does not go back"
         seen.wait_for(6)
     again = seen.messages[0]
-    assert set(seen.bodies) == {b"0", b"1", b"2", b"3", b"4"} and {message.reconsume_times for message in seen.messages} == {0}
-    assert (again.tag, again.keys, again.properties, again.flag) == ("paid", [f"k{int(again.body)}"], {"region": "eu", "n": again.body.decode()}, 7)
+    assert set(seen.bodies) == {b"0", b"1", b"2", b"3", b"4"} and {
+        message.reconsume_times for message in seen.messages
+    } == {0}
+    assert (again.tag, again.keys, again.properties, again.flag) == (
+        "paid",
+        [f"k{int(again.body)}"],
+        {"region": "eu", "n": again.body.decode()},
+        7,
+    )
 
 
-def test_single_ones_are_resent_by_their_ids_without_moving_the_position(cluster: LiveCluster, dead: DeadLetters) -> None:
+def test_single_ones_are_resent_by_their_ids_without_moving_the_position(
+    cluster: LiveCluster, dead: DeadLetters
+) -> None:
     ids = send(cluster, 3)
     reject_all(cluster, dead, "g", 3)
     assert dead.resend_dead_letters("g", message_ids=[ids[1]], execute=True) == {"orders": 1}
@@ -103,7 +141,9 @@ def test_single_ones_are_resent_by_their_ids_without_moving_the_position(cluster
     assert sum(row["messages"] for row in dead.describe_topic("orders")) == 4
 
 
-def test_a_send_that_fails_leaves_the_rest_for_the_next_time(cluster: LiveCluster, dead: DeadLetters) -> None:
+def test_a_send_that_fails_leaves_the_rest_for_the_next_time(
+    cluster: LiveCluster, dead: DeadLetters
+) -> None:
     send(cluster, 2)
     reject_all(cluster, dead, "g", 2)
     dead.create_topic("orders", queues=2, permission=4)
@@ -111,7 +151,10 @@ def test_a_send_that_fails_leaves_the_rest_for_the_next_time(cluster: LiveCluste
         dead.resend_dead_letters("g", execute=True)
     assert fate(dead, "g") == (2, 2)
     dead.create_topic("orders", queues=2)
-    assert dead.resend_dead_letters("g", execute=True) == {"orders": 2} and fate(dead, "g") == (2, 0)
+    assert dead.resend_dead_letters("g", execute=True) == {"orders": 2} and fate(dead, "g") == (
+        2,
+        0,
+    )
 
 
 def test_groups_without_dead_letters_and_wrong_names_are_told(dead: DeadLetters) -> None:

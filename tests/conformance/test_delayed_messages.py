@@ -15,13 +15,13 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import Record
 from rmq_ray.errors import ClientError, MessageIllegal, RecallFailed
 from rmq_ray.model.message import Message
-from rmq_ray.codec.record import Record
-from tests.support.faults.chaos import read_log
 from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
-from tests.support.faults.stopwatch import Stopwatch
 from tests.support.brokers.tiny_cluster import FixedDiscovery
+from tests.support.faults.chaos import read_log
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 SHORT = timedelta(milliseconds=300)
@@ -61,7 +61,10 @@ def test_every_way_to_send_takes_a_delay_or_a_time(cluster: LiveCluster) -> None
     assert not arrived(cluster, "d-ways")
     sent_ms = SYSTEM_CLOCK.now_ms()
     found = eventually(lambda: len(now := arrived(cluster, "d-ways")) == 8 and now)
-    assert all(begun + 3_000 <= record.store_ms <= sent_ms + 4_000 + 1_000 * watch.stopped_s for record in found.values())
+    assert all(
+        begun + 3_000 <= record.store_ms <= sent_ms + 4_000 + 1_000 * watch.stopped_s
+        for record in found.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,9 @@ def test_every_way_to_send_takes_a_delay_or_a_time(cluster: LiveCluster) -> None
     ],
     ids=str,
 )
-def test_contradictions_and_nonsense_are_refused(cluster: LiveCluster, given: dict[str, Any]) -> None:
+def test_contradictions_and_nonsense_are_refused(
+    cluster: LiveCluster, given: dict[str, Any]
+) -> None:
     with Producer("d-bad", discovery=cluster) as producer, pytest.raises(ClientError):
         producer.send("d-bad", b"x", **given)
 
@@ -89,9 +94,17 @@ def test_too_far_ahead_and_batches_are_refused(cluster: LiveCluster) -> None:
         producer.send("d-far", b"x", delay=timedelta(days=364))
 
 
-def test_a_message_is_taken_back_while_it_waits_by_another_producer_too(cluster: LiveCluster) -> None:
-    with Producer("d-recall", discovery=cluster) as producer, Producer("d-recall-2", discovery=cluster) as other:
-        kept, gone = producer.send("d-recall", b"kept", delay=LATER), producer.send("d-recall", b"gone", delay=LATER)
+def test_a_message_is_taken_back_while_it_waits_by_another_producer_too(
+    cluster: LiveCluster,
+) -> None:
+    with (
+        Producer("d-recall", discovery=cluster) as producer,
+        Producer("d-recall-2", discovery=cluster) as other,
+    ):
+        kept, gone = (
+            producer.send("d-recall", b"kept", delay=LATER),
+            producer.send("d-recall", b"gone", delay=LATER),
+        )
         assert kept.recall_handle and gone.recall_handle
         assert other.recall_message("d-recall", gone.recall_handle) == gone.message_id
         eventually(lambda: arrived(cluster, "d-recall"))
@@ -107,16 +120,24 @@ def test_many_that_are_due_together_are_a_second_late_at_most(cluster: LiveClust
     watch = Stopwatch()
     with Producer("d-many", discovery=cluster, send_timeout_ms=20_000) as producer:
         at = datetime.now(UTC) + timedelta(seconds=1.5)
-        futures = [producer.send_async("d-many", b"%d" % number, deliver_at=at) for number in range(1_000)]
+        futures = [
+            producer.send_async("d-many", b"%d" % number, deliver_at=at) for number in range(1_000)
+        ]
         for future in futures:
             future.result(30)
     found = eventually(lambda: len(now := arrived(cluster, "d-many")) == 1_000 and now)
     due = at.timestamp() * 1_000
-    assert all(due <= record.store_ms <= due + 1_000 + 1_000 * watch.stopped_s for record in found.values())
+    assert all(
+        due <= record.store_ms <= due + 1_000 + 1_000 * watch.stopped_s for record in found.values()
+    )
 
 
-def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(tmp_path: Path) -> None:
-    """Killed twice, once with messages that fall due while nobody is there; one of them was taken back."""
+def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(
+    tmp_path: Path,
+) -> None:
+    """Killed twice, once with messages that fall due while nobody is there; one of them was taken
+    back.
+    """
     living = LiveProcess(tmp_path)
     discovery = FixedDiscovery(living.lookup())
     admin = Admin(discovery)
@@ -137,7 +158,13 @@ def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(
         living.kill()
         living = LiveProcess(tmp_path)
         try:
-            found = eventually(lambda: len(now := read_log(discovery, "orders")) >= 59 and len({r.body for r in now.values()}) == 59 and now)
+            found = eventually(
+                lambda: (
+                    len(now := read_log(discovery, "orders")) >= 59
+                    and len({r.body for r in now.values()}) == 59
+                    and now
+                )
+            )
         finally:
             living.kill()
     assert {record.body for record in found.values()} == sent.keys() - {b"59"}
@@ -147,7 +174,10 @@ def test_a_broker_killed_while_messages_wait_loses_none_and_delivers_none_early(
 def test_a_message_in_a_namespace_is_taken_back_by_its_short_name(cluster: LiveCluster) -> None:
     with Producer("d-space", discovery=cluster, namespace="shop") as producer:
         result = producer.send("d-space", b"x", delay=SHORT)
-        assert result.recall_handle and producer.recall_message("d-space", result.recall_handle) == result.message_id
+        assert (
+            result.recall_handle
+            and producer.recall_message("d-space", result.recall_handle) == result.message_id
+        )
 
 
 def test_a_transaction_in_a_namespace_commits(cluster: LiveCluster) -> None:

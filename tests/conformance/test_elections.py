@@ -1,4 +1,6 @@
-"""The controller's side of elections beside replicas that are played: a real ledger, real calls in one loop, no Ray."""
+"""The controller's side of elections beside replicas that are played: a real ledger, real calls in
+one loop, no Ray.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from rmq_ray.actors.control import elections
 from rmq_ray.actors.control.elections import Election
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
+from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.election.electing import Rules
-from rmq_ray.files import FileSystem
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.stopwatch import within
 
@@ -29,7 +31,10 @@ class Stage:
     def __init__(self, root: Path) -> None:
         self.ledger = Ledger(str(root / "ledger"), "default", FileSystem())
         self.ledger.open()
-        self.reports = {n: ReplicaReport(n, Role.SLAVE, f"host:{n}", f"store-{n}", 0, 0, 0, True, 0) for n in range(2)}
+        self.reports = {
+            n: ReplicaReport(n, Role.SLAVE, f"host:{n}", f"store-{n}", 0, 0, 0, True, 0)
+            for n in range(2)
+        }
         self.silent: set[int] = set()
         self.told: list[tuple[int, str, object]] = []
         self.holds: list[tuple[int, int]] = []
@@ -50,7 +55,9 @@ class Stage:
         if self.fails_late:
             raise StoreFailed("the disk fails behind the rename", name)
 
-    async def ask(self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+    async def ask(
+        self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float
+    ) -> Any:
         await asyncio.sleep(0)
         if replica in self.silent:
             raise ClusterError("no answer")
@@ -90,8 +97,20 @@ def after(report: ReplicaReport, told: object) -> ReplicaReport:
         return replace(report, role=Role.SLAVE, master_epoch=0)
     assert isinstance(told, Assignment)
     if told.master == report.replica:
-        return replace(report, role=Role.MASTER, master_epoch=told.master_epoch, log_epoch=told.master_epoch, newest_epoch=told.master_epoch)
-    return replace(report, role=Role.SLAVE, master_epoch=0, log_epoch=told.master_epoch, newest_epoch=told.master_epoch)
+        return replace(
+            report,
+            role=Role.MASTER,
+            master_epoch=told.master_epoch,
+            log_epoch=told.master_epoch,
+            newest_epoch=told.master_epoch,
+        )
+    return replace(
+        report,
+        role=Role.SLAVE,
+        master_epoch=0,
+        log_epoch=told.master_epoch,
+        newest_epoch=told.master_epoch,
+    )
 
 
 def played(root: Path, scene: Callable[[Stage], Awaitable[None]]) -> Stage:
@@ -126,7 +145,9 @@ def test_the_first_reign_is_on_the_disk_before_anybody_hears_of_it(tmp_path: Pat
     assert [what for _, what, _ in told].count("fence") >= 2
 
 
-def test_while_the_ledger_cannot_be_written_nobody_is_told_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_ledger_cannot_be_written_nobody_is_told_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "LEDGER_PAUSE_S", 0.02)
 
     async def scene(stage: Stage) -> None:
@@ -164,7 +185,9 @@ def test_a_silent_master_is_replaced_and_follows_when_it_is_heard_again(tmp_path
     assert played(tmp_path, scene)
 
 
-def test_a_master_on_a_dead_node_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_on_a_dead_node_is_replaced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "ATTEND_S", 0.05)
 
     async def scene(stage: Stage) -> None:
@@ -194,7 +217,9 @@ def test_a_controller_that_starts_again_leaves_a_serving_master_alone(tmp_path: 
     assert played(tmp_path, scene)
 
 
-def test_a_proposal_is_answered_when_it_is_on_the_disk_and_refused_when_it_is_old(tmp_path: Path) -> None:
+def test_a_proposal_is_answered_when_it_is_on_the_disk_and_refused_when_it_is_old(
+    tmp_path: Path,
+) -> None:
     async def scene(stage: Stage) -> None:
         await stage.until(stage.reigns(0))
         told = await stage.election.propose(0, 1, 1, (0,))
@@ -220,7 +245,9 @@ def test_by_hand_the_heir_first_gets_all_that_the_master_has(tmp_path: Path) -> 
     assert played(tmp_path, scene).holds[0] == (1, elections.HOLD_MS)
 
 
-def test_by_hand_an_heir_that_does_not_catch_up_is_refused_and_sends_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_an_heir_that_does_not_catch_up_is_refused_and_sends_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "DRAIN_MS", 100)
 
     async def scene(stage: Stage) -> None:
@@ -260,7 +287,9 @@ def test_by_hand_the_heir_reigns_though_another_set_is_being_written(tmp_path: P
     assert played(tmp_path, scene)
 
 
-def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "PROMOTE_MS", 100)
 
     async def scene(stage: Stage) -> None:
@@ -273,7 +302,9 @@ def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(tmp_path: Pat
     assert played(tmp_path, scene).holds == [(1, elections.HOLD_MS), (1, 0)]
 
 
-def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "LEDGER_PAUSE_S", 0.02)
 
     async def scene(stage: Stage) -> None:
@@ -282,9 +313,13 @@ def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(tmp
         await stage.until(lambda: "behind the rename" in str(stage.election.status()["why"]))
         stage.silent = set()
         stage.told.clear()
-        await stage.until(lambda: sum(replica == 0 for replica, _, _ in stage.told) > 1)  # no need for an election any more
+        await stage.until(
+            lambda: sum(replica == 0 for replica, _, _ in stage.told) > 1
+        )  # no need for an election any more
         stage.fails_late = False
-        await stage.until(lambda: stage.reigns(0)() and stage.election.status()["master_epoch"] == 2)
+        await stage.until(
+            lambda: stage.reigns(0)() and stage.election.status()["master_epoch"] == 2
+        )
         told = await stage.election.propose(0, 2, 1, (0,))
         assert told is not None
         stage.check_written(told)

@@ -1,4 +1,6 @@
-"""A disk without room under a real broker: typed refusals, reads go on, and it recovers by itself (tmpfs; skipped where the test may not mount)."""
+"""A disk without room under a real broker: typed refusals, reads go on, and it recovers by itself
+(tmpfs; skipped where the test may not mount).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import BrokerBusy, SendUnknown
-from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
+from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
 from tests.support.waiting import eventually
 
 DISK_BYTES = 12 << 20
@@ -28,7 +30,10 @@ BODY_BYTES = 20_000
 def disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)],
+        capture_output=True,
+    )
     if mounted.returncode:
         pytest.skip(f"may not mount a tmpfs: {mounted.stderr.decode().strip()}")
     try:
@@ -39,7 +44,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("preallocate", [True, False])
 @pytest.mark.parametrize("flush", list(FlushMode))
-def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by_itself(disk: Path, flush: FlushMode, preallocate: bool) -> None:
+def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by_itself(
+    disk: Path, flush: FlushMode, preallocate: bool
+) -> None:
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(6 << 20))
     acknowledged, collector = Acknowledged(), Collector()
@@ -48,7 +55,13 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
         admin.create_topic("orders", queues=1)
         with (
             Producer("web", discovery=cluster, send_timeout_ms=2_000) as producer,
-            PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
+            PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                discovery=cluster,
+                start_from="first",
+            ),
         ):
 
             def send(number: int) -> None:
@@ -63,7 +76,9 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
                     refused += 1
                     if refused == 3:
                         break
-                except SendUnknown:  # a slow machine: an attempt ran out of its time, and after that no refusal makes the send a definite failure
+                except SendUnknown:
+                    # a slow machine: an attempt ran out of its time, and after that no refusal
+                    # makes the send a definite failure
                     unknown += 1
                     assert unknown < 10
             assert refused == 3 and 50 < len(acknowledged.places) < 1_000
@@ -78,7 +93,9 @@ def test_sends_are_refused_while_the_disk_is_full_reads_go_on_and_it_recovers_by
         check_log(read_log(cluster, "orders"), acknowledged, ends)
         (stored,) = ends.values()
         assert len(acknowledged.places) + 1 <= stored <= len(acknowledged.places) + 1 + unknown
-        assert sorted(set(collector.places)) == [("broker-a", 0, offset) for offset in range(stored)]
+        assert sorted(set(collector.places)) == [
+            ("broker-a", 0, offset) for offset in range(stored)
+        ]
         admin.close()
 
 
@@ -99,9 +116,16 @@ def fill(disk: Path, ratio: float) -> None:
     ballast.write_bytes(bytes(max(0, own + int(stat.f_blocks * stat.f_frsize * ratio) - used)))
 
 
-def test_a_disk_that_fills_up_loses_expired_segments_then_any_then_refuses_writes_and_recovers(disk: Path) -> None:
-    """75, 85 and 90 % of a real file system, each crossed from below; the cycles of retention are called instead of waited for."""
-    with LiveCluster(disk, preallocate=False, delete_when="") as cluster, Producer("web", discovery=cluster, send_timeout_ms=3_000) as producer:
+def test_a_disk_that_fills_up_loses_expired_segments_then_any_then_refuses_writes_and_recovers(
+    disk: Path,
+) -> None:
+    """75, 85 and 90 % of a real file system, each crossed from below; the cycles of retention are
+    called instead of waited for.
+    """
+    with (
+        LiveCluster(disk, preallocate=False, delete_when="") as cluster,
+        Producer("web", discovery=cluster, send_timeout_ms=3_000) as producer,
+    ):
         for number in range(50):
             producer.send("orders", b"%d " % number + bytes(BODY_BYTES))
         store = cluster.store()

@@ -1,4 +1,6 @@
-"""Operators and running groups: positions moved live and at rest, copied and skipped; one message consumed directly; what a member says of itself."""
+"""Operators and running groups: positions moved live and at rest, copied and skipped; one message
+consumed directly; what a member says of itself.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.admin_groups import Offset
-from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
+from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -49,7 +51,14 @@ def send(cluster: LiveCluster, first: int, count: int) -> None:
 
 def consumer(cluster: LiveCluster, group: str, listener) -> PushConsumer:
     config = ConsumerConfig(group, offset_illegal_delay_ms=100)
-    return PushConsumer(group, listener=listener, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", config=config)
+    return PushConsumer(
+        group,
+        listener=listener,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        config=config,
+    )
 
 
 def consume_all(cluster: LiveCluster, group: str, count: int) -> None:
@@ -63,7 +72,9 @@ def numbers(seen: Collector) -> list[int]:
 
 
 @pytest.mark.parametrize("target", ["first", Offset(4), {QUEUE: 7}], ids=str)
-def test_a_running_group_goes_back_where_it_is_told_and_skips_nothing(cluster: LiveCluster, admin: Admin, target) -> None:
+def test_a_running_group_goes_back_where_it_is_told_and_skips_nothing(
+    cluster: LiveCluster, admin: Admin, target
+) -> None:
     send(cluster, 0, 10)
     seen = Collector()
     with consumer(cluster, "g", seen) as running:
@@ -88,8 +99,17 @@ def test_a_running_group_gives_up_its_backlog(cluster: LiveCluster, admin: Admin
         gate.wait(20)
 
     send(cluster, 0, 50)
-    config = ConsumerConfig("g", offset_illegal_delay_ms=100, concurrency=1, threshold_messages=5, pull_records=5)
-    with PushConsumer("g", listener=slow, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", config=config):
+    config = ConsumerConfig(
+        "g", offset_illegal_delay_ms=100, concurrency=1, threshold_messages=5, pull_records=5
+    )
+    with PushConsumer(
+        "g",
+        listener=slow,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        config=config,
+    ):
         seen.wait_for(1)
         (row,) = admin.skip_group("g", "orders", execute=True)
         assert row["target"] == 50
@@ -97,19 +117,27 @@ def test_a_running_group_gives_up_its_backlog(cluster: LiveCluster, admin: Admin
         eventually(lambda: admin.group_lag("g")[-1]["committed"] == 50)
         send(cluster, 50, 1)
         eventually(lambda: numbers(seen)[-1] == 50)
-    assert len(numbers(seen)) <= 11, "what was pulled before may still be handed out, the backlog is not"
+    assert len(numbers(seen)) <= 11, (
+        "what was pulled before may still be handed out, the backlog is not"
+    )
 
 
-def test_a_group_at_rest_goes_where_another_is_to_a_time_and_to_an_offset(cluster: LiveCluster, admin: Admin) -> None:
+def test_a_group_at_rest_goes_where_another_is_to_a_time_and_to_an_offset(
+    cluster: LiveCluster, admin: Admin
+) -> None:
     send(cluster, 0, 5)
     consume_all(cluster, "ahead", 5)
     middle = datetime.now(UTC)
     send(cluster, 5, 5)
     consume_all(cluster, "behind", 10)
     assert admin.seek_group("behind", "orders", middle)[0]["target"] in (5, 6)
-    assert admin.seek_group("behind", "orders", LikeGroup("ahead"), execute=True)[0]["moved_by"] == -5
+    assert (
+        admin.seek_group("behind", "orders", LikeGroup("ahead"), execute=True)[0]["moved_by"] == -5
+    )
     assert admin.group_lag("behind")[-1]["committed"] == 5
-    assert admin.seek_group("behind", "orders", Offset(1_000_000), execute=True)[0]["target"] == 10, "bounded by what is there"
+    assert (
+        admin.seek_group("behind", "orders", Offset(1_000_000), execute=True)[0]["target"] == 10
+    ), "bounded by what is there"
     with pytest.raises(GroupNotFound, match="nobody"):
         admin.seek_group("behind", "orders", LikeGroup("nobody"))
 
@@ -122,7 +150,10 @@ def test_a_copy_of_a_group_goes_on_where_the_group_is(cluster: LiveCluster, admi
     assert (row["target"], row["moved_by"]) == (6, 6)
     assert "copy" not in admin.groups()
     admin.clone_group("source", "copy", "orders", execute=True)
-    assert "copy" in admin.groups() and admin.seek_group("source", "orders", LikeGroup("copy"))[0]["moved_by"] == 0
+    assert (
+        "copy" in admin.groups()
+        and admin.seek_group("source", "orders", LikeGroup("copy"))[0]["moved_by"] == 0
+    )
     seen = Collector()
     with consumer(cluster, "copy", seen):
         seen.wait_for(3)
@@ -133,7 +164,9 @@ def test_a_copy_of_a_group_goes_on_where_the_group_is(cluster: LiveCluster, admi
         admin.clone_group("nobody", "copy", "orders")
 
 
-def test_members_that_pull_by_themselves_are_not_moved_silently(cluster: LiveCluster, admin: Admin) -> None:
+def test_members_that_pull_by_themselves_are_not_moved_silently(
+    cluster: LiveCluster, admin: Admin
+) -> None:
     send(cluster, 0, 3)
     with PullConsumer("puller", discovery=cluster, start_from="first") as pulling:
         pulling.subscribe("orders")
@@ -143,7 +176,9 @@ def test_members_that_pull_by_themselves_are_not_moved_silently(cluster: LiveClu
 
 
 @pytest.mark.seed("S4-167")
-def test_one_message_is_consumed_directly_and_its_outcome_told(cluster: LiveCluster, admin: Admin) -> None:
+def test_one_message_is_consumed_directly_and_its_outcome_told(
+    cluster: LiveCluster, admin: Admin
+) -> None:
     answers = {b"0": None, b"1": RECONSUME_LATER}
 
     def listener(messages, ctx):
@@ -153,9 +188,14 @@ def test_one_message_is_consumed_directly_and_its_outcome_told(cluster: LiveClus
 
     with Producer("p", discovery=cluster) as p:
         ids = [p.send("orders", b"%d" % number).offset_message_id for number in range(3)]
-    with PushConsumer("g", listener=listener, subscriptions={"orders": "no-such-tag"}, discovery=cluster) as running:
+    with PushConsumer(
+        "g", listener=listener, subscriptions={"orders": "no-such-tag"}, discovery=cluster
+    ) as running:
         eventually(lambda: running.assignment() and admin.group_clients("g"))
-        results = [admin.consume_directly("g", running.client_id, message_id, "broker-a") for message_id in ids]
+        results = [
+            admin.consume_directly("g", running.client_id, message_id, "broker-a")
+            for message_id in ids
+        ]
         info = admin.running_info("g", running.client_id)
         assert running.stats()["consumed_ok"] == 0, "nothing is committed or counted by it"
         with pytest.raises(AdminError, match="not online"):
@@ -164,17 +204,33 @@ def test_one_message_is_consumed_directly_and_its_outcome_told(cluster: LiveClus
             admin.consume_directly("g", running.client_id, ids[0], "broker-z")
         with pytest.raises(AdminError, match="not online"):
             admin.running_info("g", "somebody-else")
-    assert [result["consumeResult"] for result in results] == ["CR_SUCCESS", "CR_LATER", "CR_THROW_EXCEPTION"]
+    assert [result["consumeResult"] for result in results] == [
+        "CR_SUCCESS",
+        "CR_LATER",
+        "CR_THROW_EXCEPTION",
+    ]
     assert "no such account" in results[2]["remark"]
     assert info["properties"]["PROP_CONSUMEORDERLY"] == "false"
     assert info["mqTable"]
 
 
-def test_an_ordered_listener_is_asked_directly_in_its_own_terms(cluster: LiveCluster, admin: Admin) -> None:
+def test_an_ordered_listener_is_asked_directly_in_its_own_terms(
+    cluster: LiveCluster, admin: Admin
+) -> None:
     def by_hand(ctx):
         ctx.suspend_ms, ctx.auto_commit = 20, False
 
-    answers = [None, SUCCESS, COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject, Reject(), SystemExit(3), "nonsense"]
+    answers = [
+        None,
+        SUCCESS,
+        COMMIT,
+        ROLLBACK,
+        SUSPEND_CURRENT_QUEUE_A_MOMENT,
+        Reject,
+        Reject(),
+        SystemExit(3),
+        "nonsense",
+    ]
 
     def listener(messages, ctx):
         by_hand(ctx)
@@ -185,19 +241,42 @@ def test_an_ordered_listener_is_asked_directly_in_its_own_terms(cluster: LiveClu
 
     with Producer("p", discovery=cluster) as p:
         ids = [p.send("orders", b"%d" % number).offset_message_id for number in range(len(answers))]
-    with PushConsumer("g", listener=listener, subscriptions={"orders": "no-such-tag"}, orderly=True, discovery=cluster) as running:
+    with PushConsumer(
+        "g",
+        listener=listener,
+        subscriptions={"orders": "no-such-tag"},
+        orderly=True,
+        discovery=cluster,
+    ) as running:
         eventually(lambda: running.assignment() and admin.group_clients("g"))
-        results = [admin.consume_directly("g", running.client_id, message_id, "broker-a") for message_id in ids]
+        results = [
+            admin.consume_directly("g", running.client_id, message_id, "broker-a")
+            for message_id in ids
+        ]
     assert [result["consumeResult"] for result in results] == [
-        "CR_SUCCESS", "CR_SUCCESS", "CR_COMMIT", "CR_ROLLBACK", "CR_LATER", "CR_LATER", "CR_LATER", "CR_THROW_EXCEPTION", "CR_LATER",
-    ]  # fmt: skip
+        "CR_SUCCESS",
+        "CR_SUCCESS",
+        "CR_COMMIT",
+        "CR_ROLLBACK",
+        "CR_LATER",
+        "CR_LATER",
+        "CR_LATER",
+        "CR_THROW_EXCEPTION",
+        "CR_LATER",
+    ]
     assert all(result["order"] is True and result["autoCommit"] is False for result in results)
     assert "SystemExit" in results[7]["remark"] and "nonsense" in results[8]["remark"]
 
 
-def test_a_topic_that_there_is_not_is_told_and_not_moved_in(cluster: LiveCluster, admin: Admin) -> None:
+def test_a_topic_that_there_is_not_is_told_and_not_moved_in(
+    cluster: LiveCluster, admin: Admin
+) -> None:
     send(cluster, 0, 1)
     consume_all(cluster, "g", 1)
-    for asked in (lambda: admin.seek_group("g", "no-such", "first"), lambda: admin.skip_group("g", "no-such"), lambda: admin.clone_group("g", "h", "no-such")):
+    for asked in (
+        lambda: admin.seek_group("g", "no-such", "first"),
+        lambda: admin.skip_group("g", "no-such"),
+        lambda: admin.clone_group("g", "h", "no-such"),
+    ):
         with pytest.raises(TopicNotFound, match="no-such"):
             asked()

@@ -1,4 +1,5 @@
-"""The hold, run on both implementations: the service behind its Unix socket, and the one inside the broker.
+"""The hold, run on both implementations: the service behind its Unix socket, and the one inside the
+broker.
 
 Then what only the service has: restarts of either end, a service that hangs, foreign bytes.
 """
@@ -69,8 +70,17 @@ async def service(path: str) -> AsyncIterator[HoldService]:
 
 @asynccontextmanager
 async def link(path: str, broker: Broker, **settings) -> AsyncIterator[HoldLink]:
-    """Arrivals go to the service, however few pulls are parked, unless ``wake_here_max`` says otherwise."""
-    made = HoldLink(path, broker.on_wake, broker.max_offset, SYSTEM_CLOCK, broker_name="broker-a", **{"wake_here_max": 0, **settings})
+    """Arrivals go to the service, however few pulls are parked, unless ``wake_here_max`` says
+    otherwise.
+    """
+    made = HoldLink(
+        path,
+        broker.on_wake,
+        broker.max_offset,
+        SYSTEM_CLOCK,
+        broker_name="broker-a",
+        **{"wake_here_max": 0, **settings},
+    )
     made.start()
     try:
         yield made
@@ -130,7 +140,8 @@ def test_an_arrival_in_the_same_turn_as_the_park_is_not_lost(kind: str, tmp_path
                 held.park(token, "orders", 0, token, soon(), None)
                 broker.maxima["orders", 0] = token + 1
                 held.arrived("orders", 0, token + 1, [0])
-                await expect_soon(lambda: len(broker.woken) > token)  # noqa: B023 - awaited in the loop's own round
+                # awaited in the loop's own round
+                await expect_soon(lambda: len(broker.woken) > token)  # noqa: B023
             assert broker.woken == list(range(500))
 
     run(scenario())
@@ -203,7 +214,9 @@ def test_beyond_the_limit_parking_is_refused_with_busy(kind: str, tmp_path: Path
 
 
 @both
-def test_a_pull_that_is_behind_wakes_although_no_arrival_is_told_any_more(kind: str, tmp_path: Path) -> None:
+def test_a_pull_that_is_behind_wakes_although_no_arrival_is_told_any_more(
+    kind: str, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         broker = Broker()
         broker.maxima["orders", 0] = 8
@@ -216,7 +229,9 @@ def test_a_pull_that_is_behind_wakes_although_no_arrival_is_told_any_more(kind: 
 
 @both
 @pytest.mark.seed("S4-130", "S4-139", "S4-140", "S4-136")
-def test_the_periodic_scan_finds_a_pull_whose_arrival_was_never_told(kind: str, tmp_path: Path) -> None:
+def test_the_periodic_scan_finds_a_pull_whose_arrival_was_never_told(
+    kind: str, tmp_path: Path
+) -> None:
     usual = BrokerConfig(StoreConfig("unused"))
     assert (usual.hold_check_ms, usual.short_polling_ms) == (5_000, 1_000)
 
@@ -232,7 +247,9 @@ def test_the_periodic_scan_finds_a_pull_whose_arrival_was_never_told(kind: str, 
     run(scenario())
 
 
-def test_after_a_restart_of_the_service_everything_is_parked_anew_and_what_arrived_meanwhile_wakes(tmp_path: Path) -> None:
+def test_after_a_restart_of_the_service_everything_is_parked_anew_and_what_arrived_meanwhile_wakes(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         broker = Broker()
         path = str(tmp_path / "hold.sock")
@@ -253,7 +270,9 @@ def test_after_a_restart_of_the_service_everything_is_parked_anew_and_what_arriv
     run(scenario())
 
 
-def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(tmp_path: Path) -> None:
+def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         broker = Broker()
         async with link(str(tmp_path / "nobody.sock"), broker) as held:
@@ -278,7 +297,14 @@ def test_a_broker_that_comes_back_finds_nothing_of_its_old_connection(tmp_path: 
             await expect_soon(lambda: running.status()["parked"] == 1)
             async with link(path, broker) as held:
                 await expect_soon(lambda: held.alive)
-                assert running.status() == {"connected": True, "broker": "broker-a", "parked": 0, "queues": 0, "connections": 2, "wakes": 0}
+                assert running.status() == {
+                    "connected": True,
+                    "broker": "broker-a",
+                    "parked": 0,
+                    "queues": 0,
+                    "connections": 2,
+                    "wakes": 0,
+                }
                 async with asyncio.timeout(5):
                     assert len(await reader.read()) > 0  # the welcome, then the end
                 held.park(1, "orders", 1, 0, soon(), None)
@@ -291,8 +317,13 @@ def test_a_broker_that_comes_back_finds_nothing_of_its_old_connection(tmp_path: 
     run(scenario())
 
 
-def test_a_stopped_service_is_noticed_within_seconds_and_used_again_when_it_goes_on(tmp_path: Path) -> None:
-    imports = "import asyncio, sys\nfrom rmq_ray.clock import SYSTEM_CLOCK\nfrom rmq_ray.server.pull.hold_service import HoldService\n"
+def test_a_stopped_service_is_noticed_within_seconds_and_used_again_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    imports = (
+        "import asyncio, sys\nfrom rmq_ray.clock import SYSTEM_CLOCK\nfrom "
+        "rmq_ray.server.pull.hold_service import HoldService\n"
+    )
     code = imports + "asyncio.run(HoldService(SYSTEM_CLOCK).serve(sys.argv[1]))"
     path = str(tmp_path / "hold.sock")
     process = subprocess.Popen([sys.executable, "-c", code, path])
@@ -331,9 +362,20 @@ def test_a_stopped_service_is_noticed_within_seconds_and_used_again_when_it_goes
         struct.pack(">I", 5) + b"\xc1\xc1\xc1\xc1\xc1",
         frame(1, 2),
     ],
-    ids=["http", "no hello", "other version", "unknown kind", "too short", "wrong types", "no msgpack", "no lists"],
+    ids=[
+        "http",
+        "no hello",
+        "other version",
+        "unknown kind",
+        "too short",
+        "wrong types",
+        "no msgpack",
+        "no lists",
+    ],
 )
-def test_bytes_that_break_the_protocol_end_that_connection_and_no_other(sent: bytes, tmp_path: Path) -> None:
+def test_bytes_that_break_the_protocol_end_that_connection_and_no_other(
+    sent: bytes, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         broker = Broker()
         path = str(tmp_path / "hold.sock")
@@ -354,7 +396,9 @@ def test_bytes_that_break_the_protocol_end_that_connection_and_no_other(sent: by
     run(scenario())
 
 
-def test_the_socket_must_lie_in_a_private_directory_and_never_replaces_a_file(tmp_path: Path) -> None:
+def test_the_socket_must_lie_in_a_private_directory_and_never_replaces_a_file(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         shared = tmp_path / "shared"
         shared.mkdir()

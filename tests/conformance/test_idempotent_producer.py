@@ -1,4 +1,6 @@
-"""``idempotent=True`` over two brokers that lose a fifth of their answers: no message is stored on either of them twice, nor on both."""
+"""``idempotent=True`` over two brokers that lose a fifth of their answers: no message is stored on
+either of them twice, nor on both.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,33 @@ def send_all(pair: TinyCluster, style: str, idempotent: bool) -> list[SendStatus
             return [producer.send_async("orders", body).result(20).status for body in bodies]
         if style == "send_batch":
             return [producer.send_batch([Message("orders", body)])[0].status for body in bodies]
-        options = {"send": {}, "ordered": {"message_group": "g"}, "special": {"delay_level": 1}}[style]
+        options = {"send": {}, "ordered": {"message_group": "g"}, "special": {"delay_level": 1}}[
+            style
+        ]
         return [producer.send("orders", body, **options).status for body in bodies]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("style", ["send", "send_async", "send_batch", "ordered", "special", "asyncio"])
+@pytest.mark.parametrize(
+    "style", ["send", "send_async", "send_batch", "ordered", "special", "asyncio"]
+)
 def test_no_message_is_stored_twice_anywhere(pair: TinyCluster, style: str) -> None:
     assert set(send_all(pair, style, True)) == {SendStatus.SEND_OK}
-    stored = [record.body for broker in pair.brokers for records in broker.stored.values() for record in records]
+    stored = [
+        record.body
+        for broker in pair.brokers
+        for records in broker.stored.values()
+        for record in records
+    ]
     assert sorted(stored) == sorted(b"%d" % n for n in range(COUNT))
     assert sum(len(broker.arrivals) for broker in pair.brokers) > COUNT + 8, "nothing was repeated"
 
 
 def test_without_it_another_broker_may_store_a_message_again(pair: TinyCluster) -> None:
     send_all(pair, "send", False)
-    stored = [record.body for broker in pair.brokers for records in broker.stored.values() for record in records]
+    stored = [
+        record.body
+        for broker in pair.brokers
+        for records in broker.stored.values()
+        for record in records
+    ]
     assert len(stored) > len(set(stored)) == COUNT

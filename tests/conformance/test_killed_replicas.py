@@ -1,4 +1,6 @@
-"""kill -9 of master and slave in processes of their own: what was acknowledged is there, a copy is a prefix, consumers go on."""
+"""kill -9 of master and slave in processes of their own: what was acknowledged is there, a copy is
+a prefix, consumers go on.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ import pytest
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import ConsumerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.message import SendStatus
 from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import decode_record
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import SMALL
 from tests.support.brokers.replicated_process import Party
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 
@@ -32,7 +34,12 @@ def parties(tmp_path: Path) -> Iterator[dict[str, Party]]:
 
 def opened(path: Path, kind: type[MessageStore]) -> MessageStore:
     """The store of a party that was killed."""
-    store = kind(StoreConfig(str(path), **SMALL), SYSTEM_CLOCK, broker_name="broker-a", store_host=("127.0.0.1", 1))
+    store = kind(
+        StoreConfig(str(path), **SMALL),
+        SYSTEM_CLOCK,
+        broker_name="broker-a",
+        store_host=("127.0.0.1", 1),
+    )
     store.open(False)
     store.recover()
     store.start(lambda _position: None, threads=False)
@@ -55,10 +62,15 @@ def stored(store: MessageStore) -> dict[tuple[int, int], bytes]:
 
 
 def log_of(store: MessageStore) -> bytes:
-    return b"".join(segment.read(segment.start, segment.end - segment.start) for segment in store.opened.chain.segments())[: store.end_offset]
+    return b"".join(
+        segment.read(segment.start, segment.end - segment.start)
+        for segment in store.opened.chain.segments()
+    )[: store.end_offset]
 
 
-def test_a_killed_sync_master_leaves_everything_acknowledged_on_its_slave(tmp_path: Path, parties: dict[str, Party]) -> None:
+def test_a_killed_sync_master_leaves_everything_acknowledged_on_its_slave(
+    tmp_path: Path, parties: dict[str, Party]
+) -> None:
     parties["1"] = Party(tmp_path, "1", "sync")
     parties["master"] = Party(tmp_path, "master", "sync")
     acknowledged: dict[tuple[int, int], bytes] = {}
@@ -75,14 +87,19 @@ def test_a_killed_sync_master_leaves_everything_acknowledged_on_its_slave(tmp_pa
                 acknowledged[result.queue.queue_id, result.queue_offset] = b"%d" % number * 20
     assert len(acknowledged) >= 300
     parties.pop("1").kill()
-    slave, master = opened(tmp_path / "broker-a-slave-1", FollowerStore), opened(tmp_path / "broker-a", MessageStore)
+    slave, master = (
+        opened(tmp_path / "broker-a-slave-1", FollowerStore),
+        opened(tmp_path / "broker-a", MessageStore),
+    )
     assert acknowledged.items() <= stored(slave).items()
     assert log_of(master).startswith(log_of(slave))
     for store in (slave, master):
         store.shutdown()
 
 
-def test_a_slave_that_is_killed_again_and_again_catches_up_each_time(tmp_path: Path, parties: dict[str, Party]) -> None:
+def test_a_slave_that_is_killed_again_and_again_catches_up_each_time(
+    tmp_path: Path, parties: dict[str, Party]
+) -> None:
     parties["master"] = Party(tmp_path, "master")
     parties["1"] = Party(tmp_path, "1")
     with Producer("p", discovery=parties["ns"]) as producer:
@@ -95,8 +112,15 @@ def test_a_slave_that_is_killed_again_and_again_catches_up_each_time(tmp_path: P
     eventually(lambda: _used(tmp_path / "broker-a-slave-1") >= _used(tmp_path / "broker-a"))
     parties.pop("1").kill()
     parties.pop("master").kill()
-    slave, master = opened(tmp_path / "broker-a-slave-1", FollowerStore), opened(tmp_path / "broker-a", MessageStore)
-    assert log_of(slave) == log_of(master)[: slave.end_offset] and slave.end_offset == master.end_offset and len(stored(slave)) == 450
+    slave, master = (
+        opened(tmp_path / "broker-a-slave-1", FollowerStore),
+        opened(tmp_path / "broker-a", MessageStore),
+    )
+    assert (
+        log_of(slave) == log_of(master)[: slave.end_offset]
+        and slave.end_offset == master.end_offset
+        and len(stored(slave)) == 450
+    )
     for store in (slave, master):
         store.shutdown()
 
@@ -109,25 +133,52 @@ def _used(store: Path) -> int:
 
 
 @pytest.mark.seed("S3-135", "S3-144")
-def test_consumers_go_on_from_the_slave_when_the_master_is_killed(tmp_path: Path, parties: dict[str, Party]) -> None:
+def test_consumers_go_on_from_the_slave_when_the_master_is_killed(
+    tmp_path: Path, parties: dict[str, Party]
+) -> None:
     parties["master"] = Party(tmp_path, "master")
     parties["1"] = Party(tmp_path, "1")
-    collector, everything, local = Collector(), Collector(), ConsumerConfig("b", local_offset_dir=str(tmp_path / "offsets"))
+    collector, everything, local = (
+        Collector(),
+        Collector(),
+        ConsumerConfig("b", local_offset_dir=str(tmp_path / "offsets")),
+    )
     with Producer("p", discovery=parties["ns"]) as producer:
         for number in range(100):
             producer.send("orders", b"%d" % number)
     with (
-        PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=parties["ns"], start_from="first"),
-        PushConsumer("b", listener=everything, subscriptions={"orders": "*"}, discovery=parties["ns"], start_from="first", model="broadcasting", config=local),
+        PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=parties["ns"],
+            start_from="first",
+        ),
+        PushConsumer(
+            "b",
+            listener=everything,
+            subscriptions={"orders": "*"},
+            discovery=parties["ns"],
+            start_from="first",
+            model="broadcasting",
+            config=local,
+        ),
     ):
         eventually(lambda: _used(tmp_path / "broker-a-slave-1") >= _used(tmp_path / "broker-a"))
         collector.wait_for(100)
         everything.wait_for(100)
         parties.pop("master").kill()
-        with Producer("p", discovery=parties["ns"], send_timeout_ms=500) as producer, pytest.raises(RmqError):
+        with (
+            Producer("p", discovery=parties["ns"], send_timeout_ms=500) as producer,
+            pytest.raises(RmqError),
+        ):
             producer.send("orders", b"nobody takes it")
         parties["master"] = Party(tmp_path, "master")
         with Producer("p", discovery=parties["ns"]) as producer:
             producer.send("orders", b"100")
-        assert sorted(collector.wait_for(101), key=int) == [b"%d" % number for number in range(101)], "once each, though the master was away"
-        assert sorted(everything.wait_for(101), key=int) == [b"%d" % number for number in range(101)]
+        assert sorted(collector.wait_for(101), key=int) == [
+            b"%d" % number for number in range(101)
+        ], "once each, though the master was away"
+        assert sorted(everything.wait_for(101), key=int) == [
+            b"%d" % number for number in range(101)
+        ]

@@ -1,4 +1,6 @@
-"""Ways to be called: Arrow batches, coroutine functions, hooks, the ack index, pausing and limits while the consumer runs."""
+"""Ways to be called: Arrow batches, coroutine functions, hooks, the ack index, pausing and limits
+while the consumer runs.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,17 @@ class Batches:
     @property
     def bodies(self) -> Counter[bytes]:
         with self._lock:
-            return Counter(body for batch in self.batches for body in batch.column("body").to_pylist())
+            return Counter(
+                body for batch in self.batches for body in batch.column("body").to_pylist()
+            )
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
-def test_a_columnar_listener_gets_batches_of_one_queue_with_all_columns(cluster: PullCluster) -> None:
+def test_a_columnar_listener_gets_batches_of_one_queue_with_all_columns(
+    cluster: PullCluster,
+) -> None:
     for queue_id in range(4):
         cluster.put("orders", queue_id, bodies(queue_id, 300), "KEYS\x01k\x02TAGS\x01paid")
     seen = Batches()
@@ -68,17 +74,24 @@ def test_a_columnar_listener_gets_batches_of_one_queue_with_all_columns(cluster:
         eventually(lambda: sum(seen.bodies.values()) == 1_200)
         eventually(lambda: running.stats()["consumed_ok"] == 1_200)
     assert seen.bodies == Counter(body for queue_id in range(4) for body in bodies(queue_id, 300))
-    assert {batch.num_rows for batch in seen.batches} == {100} and all(batch.schema == SCHEMA for batch in seen.batches)
+    assert {batch.num_rows for batch in seen.batches} == {100} and all(
+        batch.schema == SCHEMA for batch in seen.batches
+    )
     assert all(len(set(batch.column("queue_id").to_pylist())) == 1 for batch in seen.batches)
     assert cluster.pull_brokers[0].offsets["billing", ("orders", 0)] == 300
 
 
-def test_columns_may_be_chosen_and_a_page_is_a_batch_unless_its_size_is_given(cluster: PullCluster) -> None:
+def test_columns_may_be_chosen_and_a_page_is_a_batch_unless_its_size_is_given(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 700))
     seen = Batches()
     with consumer(cluster, seen, batch="arrow", columns=["body", "queue_offset"]):
         eventually(lambda: sum(seen.bodies.values()) == 700)
-    assert [batch.num_rows for batch in seen.batches] == [700] and seen.batches[0].schema.names == ["body", "queue_offset"]
+    assert [batch.num_rows for batch in seen.batches] == [700] and seen.batches[0].schema.names == [
+        "body",
+        "queue_offset",
+    ]
 
 
 def test_filtered_rows_are_left_out_of_columns(cluster: PullCluster) -> None:
@@ -87,10 +100,14 @@ def test_filtered_rows_are_left_out_of_columns(cluster: PullCluster) -> None:
     seen = Batches()
     with consumer(cluster, seen, batch="arrow", subscriptions={"orders": "Aa"}) as running:
         eventually(lambda: running.stats()["consumed_ok"] == 60)
-    assert seen.bodies == {b"Aa": 60} and {tag for batch in seen.batches for tag in batch.column("tag").to_pylist()} == {"Aa"}
+    assert seen.bodies == {b"Aa": 60} and {
+        tag for batch in seen.batches for tag in batch.column("tag").to_pylist()
+    } == {"Aa"}
 
 
-def test_what_a_columnar_listener_refuses_comes_again_row_by_row_under_its_own_topic(cluster: PullCluster) -> None:
+def test_what_a_columnar_listener_refuses_comes_again_row_by_row_under_its_own_topic(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 10))
 
     def answer(batch: Any, _ctx: Any) -> Any:
@@ -105,11 +122,16 @@ def test_what_a_columnar_listener_refuses_comes_again_row_by_row_under_its_own_t
     assert Counter(row["body"] for row in again) == Counter(bodies(0, 10))
 
 
-def test_rows_behind_the_ack_index_are_sent_back_and_rejected_ones_are_dead_letters(cluster: PullCluster) -> None:
+def test_rows_behind_the_ack_index_are_sent_back_and_rejected_ones_are_dead_letters(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 10))
 
     def answer(batch: Any, ctx: Any) -> Any:
-        if batch.column("topic")[0].as_py() == "orders" and batch.column("reconsume_times")[0].as_py() == 0:
+        if (
+            batch.column("topic")[0].as_py() == "orders"
+            and batch.column("reconsume_times")[0].as_py() == 0
+        ):
             ctx.ack_index = 6
             return None
         return Reject
@@ -119,7 +141,9 @@ def test_rows_behind_the_ack_index_are_sent_back_and_rejected_ones_are_dead_lett
         assert running.stats()["consumed_ok"] == 7
 
 
-def test_rows_that_no_broker_takes_back_are_kept_and_tell_that_they_failed_here(cluster: PullCluster) -> None:
+def test_rows_that_no_broker_takes_back_are_kept_and_tell_that_they_failed_here(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 4))
     cluster.pull_brokers[0].refuse_send_back = 4
     cluster.pull_brokers[0].fault = lambda _arrival, _number: 1
@@ -136,10 +160,12 @@ def test_rows_that_no_broker_takes_back_are_kept_and_tell_that_they_failed_here(
     assert tries == [[0] * 4, [1] * 4]
 
 
-# --- coroutine functions ---------------------------------------------------------------------------------------------------
+# --- coroutine functions --------------------------------------------------------------------------
 
 
-def test_a_coroutine_function_runs_in_one_loop_as_often_at_once_as_concurrency_says(cluster: PullCluster) -> None:
+def test_a_coroutine_function_runs_in_one_loop_as_often_at_once_as_concurrency_says(
+    cluster: PullCluster,
+) -> None:
     for queue_id in range(4):
         cluster.put("orders", queue_id, bodies(queue_id, 10))
     running_now, most, threads, seen = 0, 0, set(), Counter[bytes]()
@@ -158,7 +184,9 @@ def test_a_coroutine_function_runs_in_one_loop_as_often_at_once_as_concurrency_s
     assert most == 8 and threads == {"rmq-listener-billing"} and set(seen.values()) == {1}
 
 
-def test_what_a_coroutine_raises_or_returns_counts_as_for_any_listener(cluster: PullCluster) -> None:
+def test_what_a_coroutine_raises_or_returns_counts_as_for_any_listener(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, [b"raise", b"later", b"reject", b"fine"])
 
     class Handler:
@@ -170,11 +198,18 @@ def test_what_a_coroutine_raises_or_returns_counts_as_for_any_listener(cluster: 
             return Reject() if messages[0].body == b"reject" else None
 
     with consumer(cluster, Handler()) as running:
-        eventually(lambda: running.stats()["consumed_ok"] == 3 and cluster.bodies("%DLQ%billing") == [b"reject"])
+        eventually(
+            lambda: (
+                running.stats()["consumed_ok"] == 3
+                and cluster.bodies("%DLQ%billing") == [b"reject"]
+            )
+        )
         assert (running.stats()["sent_back"], running.stats()["listener_faults"]) == (3, 1)
 
 
-def test_stop_waits_for_coroutines_cancels_those_that_take_too_long_and_is_refused_inside_of_one(cluster: PullCluster) -> None:
+def test_stop_waits_for_coroutines_cancels_those_that_take_too_long_and_is_refused_inside_of_one(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, [b"quick", b"slow"])
     begun, refused, cancelled = threading.Event(), [], threading.Event()
 
@@ -197,7 +232,7 @@ def test_stop_waits_for_coroutines_cancels_those_that_take_too_long_and_is_refus
     assert cancelled.wait(10) and len(refused) == 1
 
 
-# --- hooks -----------------------------------------------------------------------------------------------------------------
+# --- hooks ----------------------------------------------------------------------------------------
 
 
 class Watching(ConsumeHook):
@@ -220,7 +255,9 @@ class Watching(ConsumeHook):
             raise RuntimeError("a hook that fails after")
 
 
-def test_hooks_see_each_call_before_and_after_with_its_status_and_hurt_nothing(cluster: PullCluster) -> None:
+def test_hooks_see_each_call_before_and_after_with_its_status_and_hurt_nothing(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, [b"fine", b"later", b"raise"])
 
     def handle(messages: list[Any], _ctx: Any) -> Any:
@@ -234,23 +271,39 @@ def test_hooks_see_each_call_before_and_after_with_its_status_and_hurt_nothing(c
     with consumer(cluster, handle, hooks=[failing, watching]) as running:
         eventually(lambda: running.stats()["consumed_ok"] == 3)
         eventually(lambda: len(watching.after_calls) == 5)
-    first = {context.messages[0].body: context for context in watching.after_calls if not context.messages[0].reconsume_times}
+    first = {
+        context.messages[0].body: context
+        for context in watching.after_calls
+        if not context.messages[0].reconsume_times
+    }
     assert {body: context.status for body, context in first.items()} == {
         b"fine": ConsumeStatus.SUCCESS,
         b"later": ConsumeStatus.FAILED,
         b"raise": ConsumeStatus.EXCEPTION,
     }
-    assert isinstance(first[b"raise"].error, ValueError) and first[b"later"].answer is RECONSUME_LATER and first[b"fine"].success
-    assert first[b"fine"].group == "billing" and first[b"fine"].queue == QUEUES[0] and first[b"fine"].props == {"seen": None}
+    assert (
+        isinstance(first[b"raise"].error, ValueError)
+        and first[b"later"].answer is RECONSUME_LATER
+        and first[b"fine"].success
+    )
+    assert (
+        first[b"fine"].group == "billing"
+        and first[b"fine"].queue == QUEUES[0]
+        and first[b"fine"].props == {"seen": None}
+    )
     assert len(failing.before_calls) == len(failing.after_calls) == len(watching.before_calls) == 5
 
 
-# --- while it runs ---------------------------------------------------------------------------------------------------------
+# --- while it runs --------------------------------------------------------------------------------
 
 
-def test_a_paused_queue_is_not_pulled_until_it_is_resumed_while_the_others_are(cluster: PullCluster) -> None:
+def test_a_paused_queue_is_not_pulled_until_it_is_resumed_while_the_others_are(
+    cluster: PullCluster,
+) -> None:
     seen: Counter[bytes] = Counter()
-    with consumer(cluster, lambda messages, _ctx: seen.update(message.body for message in messages)) as running:
+    with consumer(
+        cluster, lambda messages, _ctx: seen.update(message.body for message in messages)
+    ) as running:
         eventually(lambda: running.balanced)
         running.pause(QUEUES[1], "%RETRY%billing")
         for queue_id in range(4):  # held pulls of before bring these yet
@@ -277,7 +330,9 @@ def test_limits_change_while_the_consumer_runs(cluster: PullCluster) -> None:
 
     config = ConsumerConfig("billing", pull_records=100, threshold_messages=100, concurrency=1)
     with consumer(cluster, handle, config=config) as running:
-        eventually(lambda: running.stats()["in_flight"] == 200)  # at most one answer beyond the limit
+        eventually(
+            lambda: running.stats()["in_flight"] == 200
+        )  # at most one answer beyond the limit
         running.adjust(threshold_messages=400)
         eventually(lambda: running.stats()["in_flight"] == 500)
         running.adjust(threshold_messages_group=1_000, concurrency=5)

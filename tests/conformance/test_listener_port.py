@@ -1,4 +1,6 @@
-"""A listener's port seen from outside: who gets in, what ends a connection, and that nothing else is touched."""
+"""A listener's port seen from outside: who gets in, what ends a connection, and that nothing else
+is touched.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,24 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConfigError
 from rmq_ray.remoting.answer_writer import AnswerWriter
-from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, JSON, Command, encode_bytes
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
-from tests.support.wire import BIG, CREDENTIALS, ECHO, FAIL, HOLD, LATE_AND_NOW, REFUSE, RELEASE, Echo, RawClient, Served, eventually
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, JSON, Command, encode_bytes
+from tests.support.wire import (
+    BIG,
+    CREDENTIALS,
+    ECHO,
+    FAIL,
+    HOLD,
+    LATE_AND_NOW,
+    REFUSE,
+    RELEASE,
+    Echo,
+    RawClient,
+    Served,
+    eventually,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,7 +56,13 @@ def test_after_the_handshake_requests_are_served_in_both_forms(served: Served) -
     with RawClient(served.address, CREDENTIALS) as client:
         for form in (JSON, BINARY):
             answer = client.ask(Command(ECHO, 5, fields={"a": "b"}, body=b"hello", serialize=form))
-            assert (answer.opaque, answer.flag, answer.serialize, answer.fields, answer.body_bytes()) == (5, 1, form, {"a": "b"}, b"hello")
+            assert (
+                answer.opaque,
+                answer.flag,
+                answer.serialize,
+                answer.fields,
+                answer.body_bytes(),
+            ) == (5, 1, form, {"a": "b"}, b"hello")
     assert served.handler.trusted == [True, True]
     assert eventually(lambda: len(served.handler.closings) == 1)
 
@@ -54,7 +75,9 @@ def test_the_server_never_speaks_first(served: Served) -> None:
 
 
 @pytest.mark.parametrize("code", [ECHO, RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.PROVE])
-def test_a_closed_port_drops_whoever_begins_with_anything_but_hello(served: Served, code: int) -> None:
+def test_a_closed_port_drops_whoever_begins_with_anything_but_hello(
+    served: Served, code: int
+) -> None:
     with RawClient(served.address) as client:
         client.send(Command(code, 1))
         assert client.ended()
@@ -78,7 +101,10 @@ def test_a_stranger_cannot_send_long_frames_to_a_closed_port(served: Served) -> 
 
 
 def test_an_open_port_serves_strangers_and_marks_them(open_port: Served) -> None:
-    with RawClient(open_port.address) as stranger, RawClient(open_port.address, CREDENTIALS) as ours:
+    with (
+        RawClient(open_port.address) as stranger,
+        RawClient(open_port.address, CREDENTIALS) as ours,
+    ):
         assert stranger.echo() and ours.echo()
         assert open_port.handler.trusted == [False, True]
         assert stranger.ask(Command(ECHO, 1, body=b"z" * 300_000)).body_bytes() == b"z" * 300_000
@@ -95,7 +121,14 @@ def test_settings_that_cannot_hold_are_refused_at_construction() -> None:
     with pytest.raises(ConfigError, match="acl"):
         Listener(Echo(), CREDENTIALS, ForeignClients.ACL, RemotingLimits(), SYSTEM_CLOCK, "broker")
     with pytest.raises(ConfigError, match="secret"):
-        Listener(Echo(), Credentials("c", "broker", b""), ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "broker")
+        Listener(
+            Echo(),
+            Credentials("c", "broker", b""),
+            ForeignClients.CLOSED,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            "broker",
+        )
 
 
 BAD_STARTS = {
@@ -117,7 +150,10 @@ def test_a_malformed_frame_ends_its_connection_with_a_logged_reason_and_no_other
     served: Served, open_port: Served, start: bytes, trusted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = served if trusted else open_port
-    with caplog.at_level(logging.WARNING, "rmq_ray.remoting"), RawClient(server.address, CREDENTIALS) as healthy:
+    with (
+        caplog.at_level(logging.WARNING, "rmq_ray.remoting"),
+        RawClient(server.address, CREDENTIALS) as healthy,
+    ):
         assert healthy.echo()
         with RawClient(server.address, CREDENTIALS if trusted else None) as bad:
             bad.sock.sendall(start)
@@ -133,13 +169,34 @@ def test_frames_before_a_malformed_one_are_answered(served: Served) -> None:
         assert client.ended()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(min_size=1, max_size=300), after_a_good_frame=st.booleans(), seed=st.integers(0, 1 << 30))
-def test_random_bytes_hurt_nobody_else(served: Served, data: bytes, after_a_good_frame: bool, seed: int) -> None:
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    data=st.binary(min_size=1, max_size=300),
+    after_a_good_frame=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+def test_random_bytes_hurt_nobody_else(
+    served: Served, data: bytes, after_a_good_frame: bool, seed: int
+) -> None:
     chance = random.Random(seed)
-    with RawClient(served.address, CREDENTIALS) as healthy, RawClient(served.address, CREDENTIALS) as bad:
+    with (
+        RawClient(served.address, CREDENTIALS) as healthy,
+        RawClient(served.address, CREDENTIALS) as bad,
+    ):
         if after_a_good_frame:  # a well-formed frame whose inside is overwritten
-            frame = bytearray(encode_bytes(Command(ECHO, 9, fields={"a": "b"}, body=b"x" * 40, serialize=chance.choice((JSON, BINARY)))))
+            frame = bytearray(
+                encode_bytes(
+                    Command(
+                        ECHO,
+                        9,
+                        fields={"a": "b"},
+                        body=b"x" * 40,
+                        serialize=chance.choice((JSON, BINARY)),
+                    )
+                )
+            )
             for byte in data[:6]:
                 frame[chance.randrange(4, len(frame))] = byte
             data = bytes(frame)
@@ -152,11 +209,20 @@ def test_random_bytes_hurt_nobody_else(served: Served, data: bytes, after_a_good
         assert healthy.echo()
 
 
-def test_refusals_and_faults_of_the_handler_become_answers(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_and_faults_of_the_handler_become_answers(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     with RawClient(served.address, CREDENTIALS) as client:
-        refused, failed = client.ask(Command(REFUSE, 1)), client.ask(Command(FAIL, 2, serialize=BINARY))
+        refused, failed = (
+            client.ask(Command(REFUSE, 1)),
+            client.ask(Command(FAIL, 2, serialize=BINARY)),
+        )
         assert (refused.code, refused.remark) == (2, "busy with tests")
-        assert (failed.code, failed.remark, failed.serialize) == (1, "ValueError: a fault of the handler", BINARY)
+        assert (failed.code, failed.remark, failed.serialize) == (
+            1,
+            "ValueError: a fault of the handler",
+            BINARY,
+        )
         assert "a fault of the handler" in caplog.text
         assert client.echo()
 
@@ -178,7 +244,9 @@ def test_held_requests_are_answered_later_in_any_order(served: Served) -> None:
         assert client.ask(Command(LATE_AND_NOW, 11, body=b"now")).body_bytes() == b"now"
 
 
-def test_answers_to_earlier_requests_leave_in_two_writes_a_turn_the_first_one_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_to_earlier_requests_leave_in_two_writes_a_turn_the_first_one_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes: list[int] = []
     plain = AnswerWriter.flush
 
@@ -206,9 +274,16 @@ def test_answers_to_earlier_requests_leave_in_two_writes_a_turn_the_first_one_at
         assert writes == [2, 6, 2, 6]
 
 
-def test_a_thousand_pipelined_requests_are_answered_in_order_and_in_few_writes(served: Served) -> None:
+def test_a_thousand_pipelined_requests_are_answered_in_order_and_in_few_writes(
+    served: Served,
+) -> None:
     with RawClient(served.address, CREDENTIALS) as client:
-        client.sock.sendall(b"".join(encode_bytes(Command(ECHO, number, body=b"x" * 20, serialize=BINARY)) for number in range(1_000)))
+        client.sock.sendall(
+            b"".join(
+                encode_bytes(Command(ECHO, number, body=b"x" * 20, serialize=BINARY))
+                for number in range(1_000)
+            )
+        )
         assert [client.receive().opaque for _ in range(1_000)] == list(range(1_000))
 
 
@@ -224,7 +299,11 @@ def test_the_greatest_frame_passes_in_both_directions(served: Served) -> None:
 
 
 def test_a_client_that_does_not_read_is_read_no_further_and_then_goes_on() -> None:
-    with Served(Echo()) as served, RawClient(served.address, CREDENTIALS) as lazy, RawClient(served.address, CREDENTIALS) as healthy:
+    with (
+        Served(Echo()) as served,
+        RawClient(served.address, CREDENTIALS) as lazy,
+        RawClient(served.address, CREDENTIALS) as healthy,
+    ):
         request = encode_bytes(Command(ECHO, 1, body=b"r" * 100_000, serialize=BINARY))
         lazy.sock.settimeout(0.3)
         sent = 0
@@ -241,7 +320,10 @@ def test_a_client_that_does_not_read_is_read_no_further_and_then_goes_on() -> No
 
 
 def test_a_client_that_never_reads_its_answers_is_closed() -> None:
-    with Served(Echo(), limits=RemotingLimits(unsent_bytes_max=4 << 20)) as served, RawClient(served.address, CREDENTIALS) as lazy:
+    with (
+        Served(Echo(), limits=RemotingLimits(unsent_bytes_max=4 << 20)) as served,
+        RawClient(served.address, CREDENTIALS) as lazy,
+    ):
         for number in range(30):
             lazy.send(Command(HOLD, number, serialize=BINARY))
         assert eventually(lambda: len(served.handler.held) == 30)
@@ -257,11 +339,17 @@ def test_a_client_that_never_reads_its_answers_is_closed() -> None:
 
 def test_unanswered_request_bytes_stop_the_reading_until_answers_are_given() -> None:
     limits = RemotingLimits(unsent_bytes_max=1 << 20)
-    with Served(Echo(), limits=limits) as served, RawClient(served.address, CREDENTIALS) as client, RawClient(served.address, CREDENTIALS) as other:
+    with (
+        Served(Echo(), limits=limits) as served,
+        RawClient(served.address, CREDENTIALS) as client,
+        RawClient(served.address, CREDENTIALS) as other,
+    ):
         client.sock.settimeout(0.3)
         with pytest.raises(TimeoutError):
             for number in range(3_000):
-                client.sock.sendall(encode_bytes(Command(HOLD, number, body=b"h" * 20_000, serialize=BINARY)))
+                client.sock.sendall(
+                    encode_bytes(Command(HOLD, number, body=b"h" * 20_000, serialize=BINARY))
+                )
         held = len(served.handler.held)
         assert 50 <= held < 200
         assert other.echo()
@@ -271,7 +359,10 @@ def test_unanswered_request_bytes_stop_the_reading_until_answers_are_given() -> 
 
 def test_connections_above_the_limit_are_closed_at_once_and_room_is_used_again() -> None:
     with Served(Echo(), limits=RemotingLimits(connections_max=2)) as served:
-        with RawClient(served.address, CREDENTIALS) as first, RawClient(served.address, CREDENTIALS):
+        with (
+            RawClient(served.address, CREDENTIALS) as first,
+            RawClient(served.address, CREDENTIALS),
+        ):
             with RawClient(served.address) as third:
                 assert third.ended()
             assert first.echo()
@@ -281,7 +372,10 @@ def test_connections_above_the_limit_are_closed_at_once_and_room_is_used_again()
 
 
 def test_requests_above_the_limit_of_unanswered_ones_are_refused() -> None:
-    with Served(Echo(), limits=RemotingLimits(unanswered_requests_max=3)) as served, RawClient(served.address, CREDENTIALS) as client:
+    with (
+        Served(Echo(), limits=RemotingLimits(unanswered_requests_max=3)) as served,
+        RawClient(served.address, CREDENTIALS) as client,
+    ):
         for number in range(4):
             client.send(Command(HOLD, number, serialize=BINARY))
         refused = client.receive()
@@ -289,13 +383,28 @@ def test_requests_above_the_limit_of_unanswered_ones_are_refused() -> None:
 
 
 def test_requests_answered_inside_the_handler_do_not_count_as_unanswered() -> None:
-    with Served(Echo(), limits=RemotingLimits(unanswered_requests_max=3)) as served, RawClient(served.address, CREDENTIALS) as client:
-        assert [client.ask(Command(LATE_AND_NOW, number, body=b"now")).code for number in range(20)] == [0] * 20
+    with (
+        Served(Echo(), limits=RemotingLimits(unanswered_requests_max=3)) as served,
+        RawClient(served.address, CREDENTIALS) as client,
+    ):
+        assert [
+            client.ask(Command(LATE_AND_NOW, number, body=b"now")).code for number in range(20)
+        ] == [0] * 20
 
 
-@pytest.mark.parametrize("said", [b"", struct.pack(">i", 50) + b"half", encode_bytes(ClientHandshake(CREDENTIALS, b"n" * 32).hello())])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        struct.pack(">i", 50) + b"half",
+        encode_bytes(ClientHandshake(CREDENTIALS, b"n" * 32).hello()),
+    ],
+)
 def test_a_client_that_does_not_finish_the_handshake_in_time_is_closed(said: bytes) -> None:
-    with Served(Echo(), limits=RemotingLimits(handshake_timeout_ms=300)) as served, RawClient(served.address) as silent:
+    with (
+        Served(Echo(), limits=RemotingLimits(handshake_timeout_ms=300)) as served,
+        RawClient(served.address) as silent,
+    ):
         silent.sock.sendall(said)
         if said.startswith(encode_bytes(ClientHandshake(CREDENTIALS, b"n" * 32).hello())):
             silent.receive()
@@ -304,7 +413,11 @@ def test_a_client_that_does_not_finish_the_handshake_in_time_is_closed(said: byt
 
 def test_an_idle_connection_is_closed_and_a_used_one_is_not() -> None:
     limits = RemotingLimits(idle_timeout_ms=1_500)
-    with Served(Echo(), limits=limits) as served, RawClient(served.address, CREDENTIALS) as idle, RawClient(served.address, CREDENTIALS) as used:
+    with (
+        Served(Echo(), limits=limits) as served,
+        RawClient(served.address, CREDENTIALS) as idle,
+        RawClient(served.address, CREDENTIALS) as used,
+    ):
         assert eventually(lambda: used.echo() and served.listener.connections == 1, 8.0)
         assert idle.ended(0.5) and used.echo()
 

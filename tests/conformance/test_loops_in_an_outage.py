@@ -1,4 +1,6 @@
-"""Columns, requests and recalls of an event loop while a topic has no master, its broker or the name servers do not answer: nobody else is held up."""
+"""Columns, requests and recalls of an event loop while a topic has no master, its broker or the
+name servers do not answer: nobody else is held up.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,33 @@ import pytest
 from rmq_ray.client.producer.async_frames import Turn
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ClientError, NoRoute, RequestTimeout, RmqError, SendTimeout
+from rmq_ray.errors import (
+    BrokerBusy,
+    BrokerUnreachable,
+    ClientError,
+    NoRoute,
+    RequestTimeout,
+    RmqError,
+    SendTimeout,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.timer import RecallHandle
 from rmq_ray.remoting.wire.codes import RequestCode
-from tests.support.faults.stopwatch import Stopwatch, within
 from tests.support.brokers.tiny_cluster import TinyCluster
+from tests.support.faults.stopwatch import Stopwatch, within
 from tests.support.waiting import eventually
 
 TABLE = pa.table({"body": [b"1", b"2"]})
 MANY = [f"t{number}" for number in range(12)]
 CALLS: dict[str, Callable[[AsyncProducer, str, float], Coroutine[Any, Any, object]]] = {
-    "send_arrow": lambda producer, topic, timeout: producer.send_arrow(topic, TABLE, timeout=timeout),
+    "send_arrow": lambda producer, topic, timeout: producer.send_arrow(
+        topic, TABLE, timeout=timeout
+    ),
     "request": lambda producer, topic, timeout: producer.request(topic, b"x", timeout=timeout),
-    "recall": lambda producer, topic, timeout: producer.recall_message(topic, handle(topic), timeout=timeout),
+    "recall": lambda producer, topic, timeout: producer.recall_message(
+        topic, handle(topic), timeout=timeout
+    ),
 }
 
 
@@ -51,7 +65,9 @@ async def lose_masters(cluster: TinyCluster, producer: AsyncProducer) -> None:
     for topic in MANY:
         full = routes[topic]
         broker = full.brokers[0]
-        routes[topic] = replace(full, queues=(), brokers=(replace(broker, addresses={1: broker.addresses[0]}),))
+        routes[topic] = replace(
+            full, queues=(), brokers=(replace(broker, addresses={1: broker.addresses[0]}),)
+        )
         await asyncio.to_thread(core.instance.routes.refresh, topic)
 
 
@@ -64,7 +80,9 @@ OUTAGES = {"no master": lose_masters, "no name server": silence_name_servers}
 
 @pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("call", CALLS)
-def test_many_calls_in_an_outage_hold_up_nobody_else(cluster: TinyCluster, outage: str, call: str) -> None:
+def test_many_calls_in_an_outage_hold_up_nobody_else(
+    cluster: TinyCluster, outage: str, call: str
+) -> None:
     async def main() -> None:
         producer = AsyncProducer("web", discovery=cluster, send_timeout_ms=30_000)
         await producer.send("good", b"0")
@@ -77,11 +95,15 @@ def test_many_calls_in_an_outage_hold_up_nobody_else(cluster: TinyCluster, outag
         with pytest.raises(RequestTimeout, match="was sent"):
             await producer.request("good", b"x", timeout=2.5)
         assert watch.lived_s < 4.0 and not any(task.done() for task in stuck)
-        cluster.stop(cluster.name_servers[0])  # else closing waits for what the producer asks by itself
+        cluster.stop(
+            cluster.name_servers[0]
+        )  # else closing waits for what the producer asks by itself
         watch = Stopwatch()
         await producer.close()
         ends = await within(5.0, asyncio.gather(*stuck, return_exceptions=True))
-        assert watch.lived_s < 2 and all(isinstance(end, ClientError) and "nothing was sent" in str(end) for end in ends)
+        assert watch.lived_s < 2 and all(
+            isinstance(end, ClientError) and "nothing was sent" in str(end) for end in ends
+        )
 
     asyncio.run(main())
 
@@ -101,8 +123,12 @@ def test_a_call_in_an_outage_ends_at_its_own_time_out(cluster: TinyCluster, call
 
 
 @pytest.mark.parametrize("call", ["send_arrow", "request"])
-def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(cluster: TinyCluster, call: str) -> None:
-    """The master is back after 0.5 of 0.8 s, and answers nothing: with a time-out of its own what follows would end at 1.3 s."""
+def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(
+    cluster: TinyCluster, call: str
+) -> None:
+    """The master is back after 0.5 of 0.8 s, and answers nothing: with a time-out of its own what
+    follows would end at 1.3 s.
+    """
 
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster, send_timeout_ms=800) as producer:
@@ -110,7 +136,9 @@ def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(cluster: Tiny
             full = cluster.name_servers[0].routes["t0"]
             await lose_masters(cluster, producer)
             cluster.broker.fault = lambda _arrival, _number: "lose"
-            asyncio.get_running_loop().call_later(0.5, lambda: cluster.name_servers[0].routes.update(t0=full))
+            asyncio.get_running_loop().call_later(
+                0.5, lambda: cluster.name_servers[0].routes.update(t0=full)
+            )
             watch = Stopwatch()
             with pytest.raises((SendTimeout, RequestTimeout)):
                 await CALLS[call](producer, "t0", 0.8)
@@ -120,7 +148,9 @@ def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(cluster: Tiny
     asyncio.run(main())
 
 
-def test_tables_for_a_broker_that_hangs_hold_no_threads_and_go_on_when_it_answers(cluster: TinyCluster) -> None:
+def test_tables_for_a_broker_that_hangs_hold_no_threads_and_go_on_when_it_answers(
+    cluster: TinyCluster,
+) -> None:
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster, send_timeout_ms=20_000) as producer:
             await producer.send("good", b"0")
@@ -130,17 +160,24 @@ def test_tables_for_a_broker_that_hangs_hold_no_threads_and_go_on_when_it_answer
             await within(2.0, asyncio.to_thread(int))
             assert not any(call.done() for call in calls)
             await asyncio.to_thread(cluster.release, cluster.broker)
-            assert [sum(result.count for result in results) for results in await within(5.0, asyncio.gather(*calls))] == [2] * len(MANY)
+            assert [
+                sum(result.count for result in results)
+                for results in await within(5.0, asyncio.gather(*calls))
+            ] == [2] * len(MANY)
 
     asyncio.run(main())
 
 
 def without_answers_to_heartbeats(cluster: TinyCluster) -> None:
     answers = cluster.broker.handle
-    cluster.broker.handle = lambda command, peer: None if command.code == RequestCode.HEART_BEAT else answers(command, peer)  # type: ignore[method-assign]
+    cluster.broker.handle = lambda command, peer: (
+        None if command.code == RequestCode.HEART_BEAT else answers(command, peer)
+    )  # type: ignore[method-assign]
 
 
-def test_a_broker_that_does_not_answer_heartbeats_takes_half_of_a_requests_time(cluster: TinyCluster) -> None:
+def test_a_broker_that_does_not_answer_heartbeats_takes_half_of_a_requests_time(
+    cluster: TinyCluster,
+) -> None:
     without_answers_to_heartbeats(cluster)
     with Producer("web", discovery=cluster) as producer:
         producer.send("good", b"0")
@@ -157,7 +194,10 @@ def test_so_it_does_for_requests_of_a_loop_which_wait_for_it_together(cluster: T
         async with AsyncProducer("web", discovery=cluster) as producer:
             await producer.send("good", b"0")
             watch = Stopwatch()
-            ends = await asyncio.gather(*(producer.request(topic, b"x", timeout=0.8) for topic in ("good", *MANY)), return_exceptions=True)
+            ends = await asyncio.gather(
+                *(producer.request(topic, b"x", timeout=0.8) for topic in ("good", *MANY)),
+                return_exceptions=True,
+            )
             assert {type(end) for end in ends} == {RequestTimeout} and "was sent" in str(ends[0])
             assert watch.lived_s < 1.2
 
@@ -177,37 +217,71 @@ def test_a_request_whose_name_servers_are_silent_says_so(cluster: TinyCluster) -
     asyncio.run(main())
 
 
-def test_a_table_of_a_loop_is_cut_goes_round_the_queues_and_tells_what_is_stored(cluster: TinyCluster) -> None:
+def test_a_table_of_a_loop_is_cut_goes_round_the_queues_and_tells_what_is_stored(
+    cluster: TinyCluster,
+) -> None:
     rows = pa.table({"body": [b"body %d" % n for n in range(1_000)]})
 
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster, batch_bytes_max=20_000) as producer:
             results = await producer.send_arrow("good", rows)
-            assert len(results) > 4 and {result.queue.queue_id for result in results} == {0, 1, 2, 3}
-            by_queue = {key: [record.body for record in records] for key, records in cluster.broker.stored.items()}
-            found = [body for r in results for body in by_queue["good", r.queue.queue_id][r.queue_offset : r.queue_offset + r.count]]
+            assert len(results) > 4 and {result.queue.queue_id for result in results} == {
+                0,
+                1,
+                2,
+                3,
+            }
+            by_queue = {
+                key: [record.body for record in records]
+                for key, records in cluster.broker.stored.items()
+            }
+            found = [
+                body
+                for r in results
+                for body in by_queue["good", r.queue.queue_id][
+                    r.queue_offset : r.queue_offset + r.count
+                ]
+            ]
             assert found == rows["body"].to_pylist()
-            cluster.broker.fault = lambda arrival, _number: 1_009 if any(record.body == b"body 500" for record in arrival.records) else None
+            cluster.broker.fault = lambda arrival, _number: (
+                1_009 if any(record.body == b"body 500" for record in arrival.records) else None
+            )
             with pytest.raises(RmqError) as caught:
-                await producer.send_arrow("good", rows, queue=MessageQueue("good", cluster.broker.name, 1))
+                await producer.send_arrow(
+                    "good", rows, queue=MessageQueue("good", cluster.broker.name, 1)
+                )
             ((begin, _), *_, (_, end)) = caught.value.args[2]
             assert begin == 0 and 0 < end <= 500
-            assert [record.body for record in cluster.broker.stored["good", 1]][-end:] == rows["body"].to_pylist()[:end]
+            assert [record.body for record in cluster.broker.stored["good", 1]][-end:] == rows[
+                "body"
+            ].to_pylist()[:end]
             with pytest.raises(ClientError):
-                await producer.send_arrow("good", rows, queue=MessageQueue("other", cluster.broker.name, 1))
+                await producer.send_arrow(
+                    "good", rows, queue=MessageQueue("other", cluster.broker.name, 1)
+                )
 
     asyncio.run(main())
 
 
-def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(cluster: TinyCluster) -> None:
+def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(
+    cluster: TinyCluster,
+) -> None:
     async def main() -> None:
-        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=20_000, frames_in_flight_max=2) as producer:
+        async with AsyncProducer(
+            "web", discovery=cluster, send_timeout_ms=20_000, frames_in_flight_max=2
+        ) as producer:
             await producer.send("good", b"0")
             cluster.broker.hold.clear()
-            before = [asyncio.create_task(producer.send("good", b"1", message_group="g")), asyncio.create_task(producer.send("t0", b"1"))]
+            before = [
+                asyncio.create_task(producer.send("good", b"1", message_group="g")),
+                asyncio.create_task(producer.send("t0", b"1")),
+            ]
             await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 3)
             watch = Stopwatch()
-            calls = [producer.send("t1", b"2", timeout=0.2), producer.send("good", b"2", message_group="g", timeout=0.2)]
+            calls = [
+                producer.send("t1", b"2", timeout=0.2),
+                producer.send("good", b"2", message_group="g", timeout=0.2),
+            ]
             ends = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(end) for end in ends] == [BrokerBusy, BrokerBusy] and watch.lived_s < 1.0
             await asyncio.to_thread(cluster.release, cluster.broker)
@@ -217,11 +291,17 @@ def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(c
     asyncio.run(main())
 
 
-def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_with_it(cluster: TinyCluster) -> None:
-    """The oldest has some ms left when the look-up ends, and its message is not answered in time; each of the others has seconds."""
+def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_with_it(
+    cluster: TinyCluster,
+) -> None:
+    """The oldest has some ms left when the look-up ends, and its message is not answered in time;
+    each of the others has seconds.
+    """
 
     async def main() -> None:
-        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=8_000, retries=0) as producer:
+        async with AsyncProducer(
+            "web", discovery=cluster, send_timeout_ms=8_000, retries=0
+        ) as producer:
             await producer.send("t0", b"warm")
             frames = producer._frames
             assert frames is not None
@@ -236,7 +316,9 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
             cluster.broker.hold.clear()
             late = asyncio.create_task(producer.send("t0", b"late", timeout=0.5))
             await asyncio.sleep(0)
-            fresh = [asyncio.create_task(producer.send("t0", b"%d" % number)) for number in range(50)]
+            fresh = [
+                asyncio.create_task(producer.send("t0", b"%d" % number)) for number in range(50)
+            ]
             await asyncio.sleep(0.01)
             found.set_result(queues)
             with pytest.raises(SendTimeout):
@@ -245,12 +327,17 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
             ends = await within(5.0, asyncio.gather(*fresh, return_exceptions=True))
             assert not [end for end in ends if isinstance(end, BaseException)]
             bodies = [record.body for record in cluster.broker.stored["t0", 0]]
-            assert bodies[-51:] == [b"late", *(b"%d" % number for number in range(50))] and len(cluster.broker.arrivals) == 3
+            assert (
+                bodies[-51:] == [b"late", *(b"%d" % number for number in range(50))]
+                and len(cluster.broker.arrivals) == 3
+            )
 
     asyncio.run(main())
 
 
-def test_who_comes_while_a_lane_goes_to_the_next_in_line_waits_no_longer_than_its_time_out(cluster: TinyCluster) -> None:
+def test_who_comes_while_a_lane_goes_to_the_next_in_line_waits_no_longer_than_its_time_out(
+    cluster: TinyCluster,
+) -> None:
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster) as producer:
             await producer.send("good", b"0")

@@ -1,4 +1,6 @@
-"""A slave whose disk broke a record gets it back from its master, on real ports and disks; where the master has it broken, too, it stays and is skipped."""
+"""A slave whose disk broke a record gets it back from its master, on real ports and disks; where
+the master has it broken, too, it stays and is skipped.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.codec.record import decode_record
+from rmq_ray.store.front.message_store import MessageStore
 from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.stores.small_store import flip, log_at
 from tests.support.waiting import eventually
@@ -52,12 +54,17 @@ def broken(path: Path, place: tuple[int, int]) -> None:
 def like_its_master(cluster: ReplicatedCluster) -> bool:
     cluster.caught_up()
     end, slave = cluster.store().end_offset, cluster.slave_store()
-    same = slave.opened.log.read(0, end) == cluster.store().opened.log.read(0, end) and slave.queues() == cluster.store().queues()
+    same = (
+        slave.opened.log.read(0, end) == cluster.store().opened.log.read(0, end)
+        and slave.queues() == cluster.store().queues()
+    )
     return same and bodies(slave) == WANTED and slave.status()["quarantined"] == 0
 
 
 @pytest.mark.parametrize("offset", [20, 0])
-def test_a_record_that_a_reader_finds_broken_comes_back_from_the_master(tmp_path: Path, offset: int) -> None:
+def test_a_record_that_a_reader_finds_broken_comes_back_from_the_master(
+    tmp_path: Path, offset: int
+) -> None:
     """Also in the last 64 KiB of the log, which master and slave compare before anything else."""
     with ReplicatedCluster(tmp_path) as cluster:
         place = filled(cluster, offset)
@@ -66,15 +73,22 @@ def test_a_record_that_a_reader_finds_broken_comes_back_from_the_master(tmp_path
         cluster.start_slave()
         eventually(lambda: cluster.replica()["connected"])
         cluster.caught_up()
-        if offset == 0:  # in front of what is compared: found by who reads it, mended in the next session
-            assert len(bodies(cluster.slave_store())) == COUNT - 1 and cluster.slave_store().status()["quarantined"] == 1
+        if (
+            offset == 0
+        ):  # in front of what is compared: found by who reads it, mended in the next session
+            assert (
+                len(bodies(cluster.slave_store())) == COUNT - 1
+                and cluster.slave_store().status()["quarantined"] == 1
+            )
             cluster.stop_slave()
             cluster.start_slave()
         eventually(lambda: cluster.replica()["mended"] == 1)
         assert like_its_master(cluster)
 
 
-def test_a_record_that_a_start_without_checkpoint_finds_broken_is_copied_again(tmp_path: Path) -> None:
+def test_a_record_that_a_start_without_checkpoint_finds_broken_is_copied_again(
+    tmp_path: Path,
+) -> None:
     with ReplicatedCluster(tmp_path) as cluster:
         place = filled(cluster)
         cluster.stop_slave()
@@ -92,10 +106,15 @@ def test_a_master_with_a_broken_record_in_what_is_compared_is_followed(tmp_path:
         broken(tmp_path / "broker-a", place)
         cluster.start_slave()
         eventually(lambda: cluster.replica()["connected"])
-        assert len(bodies(cluster.slave_store())) == COUNT and cluster.store().status()["quarantined"] == 1
+        assert (
+            len(bodies(cluster.slave_store())) == COUNT
+            and cluster.store().status()["quarantined"] == 1
+        )
 
 
-def test_what_the_master_has_broken_too_stays_and_keeps_nobody_from_following(tmp_path: Path) -> None:
+def test_what_the_master_has_broken_too_stays_and_keeps_nobody_from_following(
+    tmp_path: Path,
+) -> None:
     with ReplicatedCluster(tmp_path) as cluster:
         place = filled(cluster)
         cluster.stop_slave()
@@ -109,9 +128,13 @@ def test_what_the_master_has_broken_too_stays_and_keeps_nobody_from_following(tm
         with Producer("p", discovery=cluster) as producer:
             producer.send("orders", b"%d" % COUNT * 50)
         cluster.caught_up()
-        assert cluster.replica()["mended"] == 0 and cluster.slave_store().status()["quarantined"] == 1
+        assert (
+            cluster.replica()["mended"] == 0 and cluster.slave_store().status()["quarantined"] == 1
+        )
         assert len(bodies(cluster.slave_store())) == COUNT
-        assert len(bodies(cluster.store())) == COUNT and cluster.store().status()["quarantined"] == 1
+        assert (
+            len(bodies(cluster.store())) == COUNT and cluster.store().status()["quarantined"] == 1
+        )
 
 
 def test_a_stretch_that_the_master_has_removed_keeps_nobody_from_following(tmp_path: Path) -> None:
@@ -121,11 +144,16 @@ def test_a_stretch_that_the_master_has_removed_keeps_nobody_from_following(tmp_p
                 producer.send("orders", b"x" * 1_000)
             cluster.caught_up()
             entry = cluster.slave_store().entries("orders", 1, 2, 1)[0]
-            cluster.slave_store().opened.quarantine.add(int(entry["log_offset"]), int(entry["size"]), "a reader found a wrong CRC")
+            cluster.slave_store().opened.quarantine.add(
+                int(entry["log_offset"]), int(entry["size"]), "a reader found a wrong CRC"
+            )
             cluster.stop_slave()
             cluster.store().opened.chain.remove_first()
             assert cluster.store().begin_offset > int(entry["log_offset"])
             cluster.start_slave()
             producer.send("orders", b"y" * 1_000)
         cluster.caught_up()
-        assert cluster.replica()["fault"] is None and cluster.slave_store().end_offset == cluster.store().end_offset
+        assert (
+            cluster.replica()["fault"] is None
+            and cluster.slave_store().end_offset == cluster.store().end_offset
+        )

@@ -1,4 +1,6 @@
-"""Two tenants with the same names in one cluster: each sends, consumes and retries under its own (protocol-behaviour 25)."""
+"""Two tenants with the same names in one cluster: each sends, consumes and retries under its own
+(protocol-behaviour 25).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.async_producer import AsyncProducer
-from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
-from tests.support.faults.chaos import read_log
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.clients.collecting import Collector
+from tests.support.faults.chaos import read_log
 from tests.support.waiting import eventually
 
 
@@ -37,16 +39,36 @@ def cluster(tmp_path: Path) -> Iterator[LiveCluster]:
 def test_tenants_do_not_see_one_another_and_know_only_their_own_names(cluster: LiveCluster) -> None:
     collectors = {"a": Collector(), "b": Collector()}
     consumers = [
-        PushConsumer("billing", listener=collectors[tenant], subscriptions={"orders": "*"}, discovery=cluster, start_from="first", namespace=tenant)
+        PushConsumer(
+            "billing",
+            listener=collectors[tenant],
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+            namespace=tenant,
+        )
         for tenant in "ab"
     ]
-    with Producer("web", discovery=cluster, namespace="a") as first, Producer("web", discovery=cluster, namespace="b") as second:
+    with (
+        Producer("web", discovery=cluster, namespace="a") as first,
+        Producer("web", discovery=cluster, namespace="b") as second,
+    ):
         queue = MessageQueue("orders", "broker-a", 1)
         results = [
-            first.send("orders", b"a1"), first.send("orders", b"a2", queue=queue), first.send("orders", b"a3", message_group="g"),
-            first.send("orders", b"a4", selector=lambda queues, message, arg: queues[0] if message.topic == queues[0].topic == "orders" else None),
-            first.send_async("orders", b"a5").result(5), *first.send_batch([Message("orders", b"a6")], queue), second.send("orders", b"b1"),
-        ]  # fmt: skip
+            first.send("orders", b"a1"),
+            first.send("orders", b"a2", queue=queue),
+            first.send("orders", b"a3", message_group="g"),
+            first.send(
+                "orders",
+                b"a4",
+                selector=lambda queues, message, arg: (
+                    queues[0] if message.topic == queues[0].topic == "orders" else None
+                ),
+            ),
+            first.send_async("orders", b"a5").result(5),
+            *first.send_batch([Message("orders", b"a6")], queue),
+            second.send("orders", b"b1"),
+        ]
         first.send_oneway("orders", b"a7")
         assert {result.queue.topic for result in results} == {"orders"} and first.group == "a%web"
 
@@ -69,10 +91,19 @@ def test_retries_stay_in_their_namespace(cluster: LiveCluster) -> None:
 
     def listener(messages: list[Any], ctx: Any) -> Any:
         ctx.delay_level_when_next_consume = 1
-        seen.extend((message.topic, message.queue.topic, message.reconsume_times) for message in messages)
+        seen.extend(
+            (message.topic, message.queue.topic, message.reconsume_times) for message in messages
+        )
         return RECONSUME_LATER if messages[0].reconsume_times == 0 else None
 
-    with PushConsumer("billing", listener=listener, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", namespace="a") as consumer:
+    with PushConsumer(
+        "billing",
+        listener=listener,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        namespace="a",
+    ) as consumer:
         with Producer("web", discovery=cluster, namespace="a") as producer:
             producer.send("orders", b"x")
         eventually(lambda: len(seen) == 2, 15)

@@ -1,4 +1,6 @@
-"""Threads for slow work: results come back in the loop, surprises are fatal, too much is refused."""
+"""Threads for slow work: results come back in the loop, surprises are fatal, too much is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_work_runs_in_a_thread_and_its_outcome_comes_back_in_the_loop() -> None:
         offload.submit(failing, done)
         await asyncio.wait_for(finished.wait(), 10)
         assert done_threads == [loop_thread] * 2
-        assert {type(outcome) for outcome in outcomes} == {int, StoreFull} and loop_thread not in outcomes
+        assert {type(outcome) for outcome in outcomes} == {
+            int,
+            StoreFull,
+        } and loop_thread not in outcomes
         with pytest.raises(StoreFull):
             await offload.run(failing)
         assert await offload.run(lambda: 7) == 7 and fatal == []
@@ -60,7 +65,9 @@ def test_an_exception_in_the_loop_is_fatal() -> None:
     asyncio.run(run())
 
 
-def test_too_much_waiting_work_is_refused_and_a_close_lets_the_rest_finish_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_waiting_work_is_refused_and_a_close_lets_the_rest_finish_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(offload_module, "IDLE_CHECK_S", 60.0)
 
     async def run() -> None:

@@ -1,4 +1,6 @@
-"""Ordered consumption with real brokers, connections and disks: order through failures, rebalances, zombies and kills."""
+"""Ordered consumption with real brokers, connections and disks: order through failures, rebalances,
+zombies and kills.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.listener import Reject
 from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
-from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
+from tests.support.clients.collecting import Collector
 from tests.support.clients.ordered import Handled, History, check_order
 from tests.support.clients.ordered_process import OrderedProcess
 from tests.support.faults.stopwatch import Stopwatch
@@ -35,16 +37,35 @@ def cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         yield running
 
 
-def consumer(cluster: Any, history: History, who: str, group: str = "billing", **options: Any) -> PushConsumer:
-    options.setdefault("config", ConsumerConfig(group, lock_refresh_ms=300, lock_trusted_ms=1_000, suspend_queue_ms=20))
-    return PushConsumer(group, listener=history.listener(who), subscriptions={"orders": "*"}, discovery=cluster, start_from="first", orderly=True, **options)
+def consumer(
+    cluster: Any, history: History, who: str, group: str = "billing", **options: Any
+) -> PushConsumer:
+    options.setdefault(
+        "config",
+        ConsumerConfig(group, lock_refresh_ms=300, lock_trusted_ms=1_000, suspend_queue_ms=20),
+    )
+    return PushConsumer(
+        group,
+        listener=history.listener(who),
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        orderly=True,
+        **options,
+    )
 
 
 def send(cluster: Any, count: int, first: int = 0) -> None:
     """Numbers, one queue after the other."""
     with Producer("p", discovery=cluster) as producer:
         for number in range(first, first + count):
-            producer.send("orders", b"%d" % number, queue=MessageQueue("orders", "broker-a", number % QUEUES) if number >= QUEUES else None)
+            producer.send(
+                "orders",
+                b"%d" % number,
+                queue=MessageQueue("orders", "broker-a", number % QUEUES)
+                if number >= QUEUES
+                else None,
+            )
 
 
 def status(cluster: LiveCluster) -> dict[str, Any]:
@@ -59,7 +80,9 @@ def status(cluster: LiveCluster) -> dict[str, Any]:
 
 
 @pytest.mark.seed("S3-117", "S4-020", "S4-054")
-def test_each_queue_comes_in_its_order_and_queues_run_beside_one_another(cluster: LiveCluster) -> None:
+def test_each_queue_comes_in_its_order_and_queues_run_beside_one_another(
+    cluster: LiveCluster,
+) -> None:
     together = threading.Barrier(2, timeout=10)
     first: set[int] = set()
 
@@ -78,7 +101,9 @@ def test_each_queue_comes_in_its_order_and_queues_run_beside_one_another(cluster
 
 
 @pytest.mark.seed("S4-007")
-def test_a_topic_of_one_queue_is_in_order_as_a_whole_whatever_fails_in_between(cluster: LiveCluster) -> None:
+def test_a_topic_of_one_queue_is_in_order_as_a_whole_whatever_fails_in_between(
+    cluster: LiveCluster,
+) -> None:
     failures = Counter({b"3": 2, b"7": 1})
     done: list[bytes] = []
 
@@ -106,7 +131,9 @@ def test_a_topic_of_one_queue_is_in_order_as_a_whole_whatever_fails_in_between(c
     assert history.offsets(one.queue_id) == sorted(history.offsets(one.queue_id))
 
 
-def test_what_failed_too_often_lies_in_the_dead_letter_topic_and_the_queue_goes_on(cluster: LiveCluster) -> None:
+def test_what_failed_too_often_lies_in_the_dead_letter_topic_and_the_queue_goes_on(
+    cluster: LiveCluster,
+) -> None:
     def answer(messages: list[Any], ctx: Any) -> Any:
         ctx.suspend_ms = 10
         if messages[0].body == b"4":
@@ -118,14 +145,25 @@ def test_what_failed_too_often_lies_in_the_dead_letter_topic_and_the_queue_goes_
     with consumer(cluster, history, "one", max_reconsume_times=2):
         history.wait_for(40)
         dead = Collector()
-        with PushConsumer("undertaker", listener=dead, subscriptions={"%DLQ%billing": "*"}, discovery=cluster, start_from="first"):
+        with PushConsumer(
+            "undertaker",
+            listener=dead,
+            subscriptions={"%DLQ%billing": "*"},
+            discovery=cluster,
+            start_from="first",
+        ):
             assert sorted(dead.wait_for(2)) == [b"4", b"9"]
-        assert {message.body: message.reconsume_times for message in dead.messages} == {b"4": 3, b"9": 2}
+        assert {message.body: message.reconsume_times for message in dead.messages} == {
+            b"4": 3,
+            b"9": 2,
+        }
     check_order(history.calls)
     assert Counter(history.offsets(0))[1] == 3, "1 + 2 deliveries of message 4"
 
 
-def test_a_second_consumer_takes_queues_over_without_a_gap_a_repeat_or_two_at_once(cluster: LiveCluster) -> None:
+def test_a_second_consumer_takes_queues_over_without_a_gap_a_repeat_or_two_at_once(
+    cluster: LiveCluster,
+) -> None:
     history = History(lambda _messages, _ctx: time.sleep(0.004))
     send(cluster, 600)
     with consumer(cluster, history, "one"):
@@ -136,7 +174,9 @@ def test_a_second_consumer_takes_queues_over_without_a_gap_a_repeat_or_two_at_on
                 eventually(lambda: len(history.by("three")) > 10)
         history.wait_for(600, 30)
     check_order(history.calls)
-    assert len(history.calls) == 600, "who gives a queue away finishes what he began, and nobody else begins it"
+    assert len(history.calls) == 600, (
+        "who gives a queue away finishes what he began, and nobody else begins it"
+    )
     assert status(cluster)["commits_fenced"] == 0
 
 
@@ -154,7 +194,9 @@ def test_a_queue_stays_with_its_holder_while_the_listener_runs(cluster: LiveClus
     with consumer(cluster, history, "one") as one:
         assert begun.wait(10)
         with consumer(cluster, history, "two") as two:
-            eventually(lambda: len([queue for queue in two.assignment() if queue.topic == "orders"]) == 1)
+            eventually(
+                lambda: len([queue for queue in two.assignment() if queue.topic == "orders"]) == 1
+            )
             time.sleep(1.8)  # longer than a lock that nobody refreshes
             assert slow in one.assignment() and slow not in two.assignment() and not one.balanced
             go_on.set()
@@ -197,7 +239,9 @@ def test_a_zombie_cannot_commit_and_hands_out_nothing_more(cluster: LiveCluster)
             eventually(lambda: status(cluster)["commits_fenced"] >= 2)
             time.sleep(0.3)
             assert committed(cluster, stuck) == 20 and zombies.offsets(3) == [0, 1, 2, 3]
-            assert history.offsets(3)[0] <= 3, "nothing that the zombie had not finished was skipped"
+            assert history.offsets(3)[0] <= 3, (
+                "nothing that the zombie had not finished was skipped"
+            )
     finally:
         go_on.set()
         zombie.stop()
@@ -214,7 +258,9 @@ def committed(cluster: LiveCluster, queue: MessageQueue) -> int | None:
     return found
 
 
-def test_a_holder_whose_lock_was_given_away_takes_the_queue_anew_where_the_other_stopped(cluster: LiveCluster) -> None:
+def test_a_holder_whose_lock_was_given_away_takes_the_queue_anew_where_the_other_stopped(
+    cluster: LiveCluster,
+) -> None:
     history = History()
     send(cluster, 40)
     with consumer(cluster, history, "one") as one:
@@ -227,7 +273,9 @@ def test_a_holder_whose_lock_was_given_away_takes_the_queue_anew_where_the_other
         async def give_away() -> None:
             core.members.locks.unlock("billing", one.client_id, [queue])
             core.members.locks.lock("billing", "other", [queue], core.clock.monotonic_ms())
-            core.tables.offsets.commit("orders", "billing", queue.queue_id, 7, "other", administrator=True)
+            core.tables.offsets.commit(
+                "orders", "billing", queue.queue_id, 7, "other", administrator=True
+            )
 
         cluster.run(give_away())
         eventually(lambda: one._engine.parts.assigned.get(queue) not in (old, None))  # type: ignore[union-attr]
@@ -265,7 +313,9 @@ def test_a_listener_cannot_stop_its_own_consumer(cluster: LiveCluster) -> None:
     assert len(errors) == 4
 
 
-def test_a_broadcasting_consumer_has_every_queue_in_order_and_asks_no_broker_for_locks(cluster: LiveCluster, tmp_path: Path) -> None:
+def test_a_broadcasting_consumer_has_every_queue_in_order_and_asks_no_broker_for_locks(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
     failing = Counter({b"8": 2})
 
     def answer(messages: list[Any], ctx: Any) -> Any:
@@ -292,18 +342,29 @@ def test_columns_and_async_listeners_come_in_order_too(cluster: LiveCluster) -> 
 
     send(cluster, 400)
     with PushConsumer(
-        "columns", listener=columns, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", orderly=True, batch="arrow", batch_size=16
+        "columns",
+        listener=columns,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        orderly=True,
+        batch="arrow",
+        batch_size=16,
     ):
         eventually(lambda: sum(len(offsets) for _, offsets in got) == 400)
     for queue_id in range(QUEUES):
-        assert [offset for owner, offsets in got if owner == queue_id for offset in offsets] == list(range(100))
+        assert [
+            offset for owner, offsets in got if owner == queue_id for offset in offsets
+        ] == list(range(100))
 
 
-# --- processes that are killed ---------------------------------------------------------------------------------------------
+# --- processes that are killed --------------------------------------------------------------------
 
 
 class Sending:
-    """Sends numbers, queue after queue, from a thread; ``places`` are those that were acknowledged."""
+    """Sends numbers, queue after queue, from a thread; ``places`` are those that were
+    acknowledged.
+    """
 
     def __init__(self, cluster: ClusterAddress | LiveProcess) -> None:
         self.places: set[tuple[tuple[str, int], int]] = set()
@@ -320,7 +381,9 @@ class Sending:
         number = 0
         while not self._stop.is_set():
             result = self._producer.send("orders", b"%d" % number, message_group=str(number % 16))
-            self.places.add(((result.queue.broker_name, result.queue.queue_id), int(result.queue_offset)))
+            self.places.add(
+                ((result.queue.broker_name, result.queue.queue_id), int(result.queue_offset))
+            )
             number += 1
             self._stop.wait(0.002)
 
@@ -330,8 +393,12 @@ class Sending:
         self._producer.close()
 
 
-def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_come_back_yet(tmp_path: Path) -> None:
-    """The newcomer is alone in the group when it asks: RocketMQ would give it everything, while the holder is in its listener."""
+def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_come_back_yet(
+    tmp_path: Path,
+) -> None:
+    """The newcomer is alone in the group when it asks: RocketMQ would give it everything, while the
+    holder is in its listener.
+    """
     store = tmp_path / "cluster"
     living = LiveProcess(store, 20_000)
     address = Fixed(living.lookup())
@@ -348,7 +415,18 @@ def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_com
             assert newcomer.assignment() == [] and not newcomer.balanced
             holder.go_on()
             eventually(lambda: newcomers.calls)
-            eventually(lambda: len({(call.place, call.offset) for call in [*holder.history(), *newcomers.calls] if call.end is not None}) == 400)
+            eventually(
+                lambda: (
+                    len(
+                        {
+                            (call.place, call.offset)
+                            for call in [*holder.history(), *newcomers.calls]
+                            if call.end is not None
+                        }
+                    )
+                    == 400
+                )
+            )
     finally:
         holder.go_on()
         holder.kill()
@@ -385,7 +463,13 @@ def test_order_survives_kill_9_of_consumers_and_of_the_broker(tmp_path: Path) ->
             living.kill()
             living = LiveProcess(store, 1_000)
             eventually(works_on(processes[2], 4))
-        eventually(lambda: sending.places <= {(call.place, call.offset) for call in history() if call.end is not None}, 30)
+        eventually(
+            lambda: (
+                sending.places
+                <= {(call.place, call.offset) for call in history() if call.end is not None}
+            ),
+            30,
+        )
     finally:
         for process in processes:
             process.kill()

@@ -14,7 +14,11 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.derived_frames import DerivedFrames
 from tests.support.brokers.live_cluster import LiveCluster
 
-QUEUES = [MessageQueue("totals", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+QUEUES = [
+    MessageQueue("totals", broker, number)
+    for broker in ("broker-a", "broker-b")
+    for number in range(2)
+]
 TABLE = pa.table({"body": [b"row %d" % n + bytes(50) for n in range(3_000)]})
 
 
@@ -28,15 +32,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 
 def stored(cluster: LiveCluster) -> int:
-    return sum(cluster.store(number).bounds("totals", queue_id)[1] for number in range(2) for queue_id in range(2))
+    return sum(
+        cluster.store(number).bounds("totals", queue_id)[1]
+        for number in range(2)
+        for queue_id in range(2)
+    )
 
 
-def test_a_table_that_another_producer_sends_again_under_the_same_ids_is_stored_once(cluster: LiveCluster) -> None:
+def test_a_table_that_another_producer_sends_again_under_the_same_ids_is_stored_once(
+    cluster: LiveCluster,
+) -> None:
     before = stored(cluster)
     for _ in range(2):
         with Producer("sink", discovery=cluster, batch_bytes_max=20_000) as producer:
-            results = producer.send_arrow("totals", TABLE, place=DerivedFrames("job/1", 0, QUEUES).place)
-            assert sum(result.count for result in results) == 3_000 and {result.queue for result in results} == set(QUEUES)
+            results = producer.send_arrow(
+                "totals", TABLE, place=DerivedFrames("job/1", 0, QUEUES).place
+            )
+            assert sum(result.count for result in results) == 3_000 and {
+                result.queue for result in results
+            } == set(QUEUES)
     assert stored(cluster) - before == 3_000
 
 
@@ -44,7 +58,9 @@ def test_another_batch_of_the_same_writer_is_stored_too(cluster: LiveCluster) ->
     before = stored(cluster)
     with Producer("sink", discovery=cluster, batch_bytes_max=20_000) as producer:
         for batch in (2, 3):
-            producer.send_arrow("totals", TABLE, place=DerivedFrames(f"job/{batch}", 0, QUEUES).place)
+            producer.send_arrow(
+                "totals", TABLE, place=DerivedFrames(f"job/{batch}", 0, QUEUES).place
+            )
         producer.send_arrow("totals", TABLE)
     assert stored(cluster) - before == 9_000
 
@@ -53,9 +69,14 @@ def test_other_rows_under_the_same_ids_are_refused(cluster: LiveCluster) -> None
     with Producer("sink", discovery=cluster, batch_bytes_max=20_000) as producer:
         producer.send_arrow("totals", TABLE, place=DerivedFrames("job/4", 0, QUEUES).place)
         with pytest.raises(SendError, match="other bytes"):
-            producer.send_arrow("totals", TABLE.slice(1), place=DerivedFrames("job/4", 0, QUEUES).place)
+            producer.send_arrow(
+                "totals", TABLE.slice(1), place=DerivedFrames("job/4", 0, QUEUES).place
+            )
 
 
 def test_places_go_with_plain_producers_only(cluster: LiveCluster) -> None:
-    with Producer("sink", discovery=cluster, compression="zlib") as producer, pytest.raises(ClientError, match="place="):
+    with (
+        Producer("sink", discovery=cluster, compression="zlib") as producer,
+        pytest.raises(ClientError, match="place="),
+    ):
         producer.send_arrow("totals", TABLE, place=DerivedFrames("job/5", 0, QUEUES).place)

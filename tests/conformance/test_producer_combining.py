@@ -1,4 +1,6 @@
-"""Threads that send at once share frames; each still gets its own result, and an interrupted one holds up nobody for long."""
+"""Threads that send at once share frames; each still gets its own result, and an interrupted one
+holds up nobody for long.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.sending.send_coalescer import Combiner, Messages
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.group_commit import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
+from rmq_ray.client.sending.send_coalescer import Combiner, Messages
 from rmq_ray.client.sending.trials import Trials
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
@@ -35,14 +37,22 @@ def cluster() -> Iterator[TinyCluster]:
 def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
     count = ALONE_MAX + 20
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
-        sends = [pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)]
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
+        sends = [
+            pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)
+        ]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
-    assert len(cluster.broker.arrivals) == ALONE_MAX + 1 and len(cluster.broker.arrivals[-1].records) == 20
+    assert (
+        len(cluster.broker.arrivals) == ALONE_MAX + 1
+        and len(cluster.broker.arrivals[-1].records) == 20
+    )
     for n, result in enumerate(results):
         record = cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset]
         assert record.body == b"%d" % n and record.flag == n
@@ -50,13 +60,20 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
     assert combiner._out == {} and combiner._open == {}
 
 
-def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turns(cluster: TinyCluster) -> None:
+def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turns(
+    cluster: TinyCluster,
+) -> None:
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3 * (FRAMES_IDLE_MAX + 4)
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
         combiner = producer._core.combiner  # type: ignore[union-attr]
         with combiner._lock:
-            combiner._out["orders", "broker-a"] = FRAMES_ALONE_MAX  # two frames of others that are not answered
+            combiner._out["orders", "broker-a"] = (
+                FRAMES_ALONE_MAX  # two frames of others that are not answered
+            )
             combiner._inside["orders", "broker-a"] = ALONE_MAX
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count - ALONE_MAX)]
         eventually(lambda: combiner._inside.get(("orders", "broker-a")) == count)
@@ -68,7 +85,10 @@ def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turn
 
 def test_few_threads_go_alone(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool,
+    ):
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(ALONE_MAX)]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         cluster.release(cluster.broker)
@@ -76,9 +96,13 @@ def test_few_threads_go_alone(cluster: TinyCluster) -> None:
     assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [1] * ALONE_MAX
 
 
-@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
+@pytest.mark.skipif(
+    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
+)
 @pytest.mark.parametrize("fault", [None, 13])
-def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(
+    cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everywhere = os.sched_getaffinity(0)
     monkeypatch.setattr("rmq_ray.client.sending.group_commit.HOME", HomeCore())
     monkeypatch.setattr("rmq_ray.remoting.home_core._current_cpu", lambda: min(everywhere))
@@ -97,33 +121,52 @@ def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(clus
             masks.append(os.sched_getaffinity(0))
 
     count = ALONE_MAX + 5
-    with Producer("web", discovery=cluster, send_timeout_ms=30_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with (
+        Producer("web", discovery=cluster, send_timeout_ms=30_000) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
         sends = [pool.submit(send) for _ in range(count)]
-        eventually(lambda: len(asleep) == count and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5)
+        eventually(
+            lambda: (
+                len(asleep) == count
+                and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5
+            )
+        )
         cluster.release(cluster.broker)
         failed = sum(done.exception(10) is not None for done in sends)
     assert masks == [everywhere] * count
     assert (failed > 0) == (fault is not None)
 
 
-@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
-def test_a_connection_that_a_crowd_makes_may_use_every_core(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
+)
+def test_a_connection_that_a_crowd_makes_may_use_every_core(
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everywhere = os.sched_getaffinity(0)
     monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
     shipped: list[set[int]] = []
     ship = Combiner._ship
 
     def ships(combiner: Combiner, group: Any) -> None:
-        shipped.append(os.sched_getaffinity(0))  # what the threads of a connection would inherit that is made now
+        shipped.append(
+            os.sched_getaffinity(0)
+        )  # what the threads of a connection would inherit that is made now
         ship(combiner, group)
 
     monkeypatch.setattr(Combiner, "_ship", ships)
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(12) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(12) as pool,
+    ):
         assert all(pool.map(lambda n: producer.send("orders", b"%d" % n), range(600)))
     assert len(shipped) > 10 and all(mask == everywhere for mask in shipped)
 
 
-@pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
+@pytest.mark.skipif(
+    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
+)
 def test_few_threads_have_no_home(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
     monkeypatch.setattr(Combiner, "crowd_min", 2)
@@ -131,7 +174,10 @@ def test_few_threads_have_no_home(cluster: TinyCluster, monkeypatch: pytest.Monk
     cluster.broker.hold.clear()
     count = FRAMES_ALONE_MAX + 1
     assert count < CROWD_MIN
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 1)
@@ -147,7 +193,10 @@ def test_a_group_that_fails_for_a_reason_that_all_share_fails_for_all_its_thread
     cluster.broker.fault = lambda arrival, number: code if len(arrival.records) > 1 else None
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 3)
@@ -159,18 +208,28 @@ def test_a_group_that_fails_for_a_reason_that_all_share_fails_for_all_its_thread
 
 
 @pytest.mark.parametrize("threads", [2, 16, 64])
-def test_however_many_threads_send_everything_is_stored_once_where_its_result_says(cluster: TinyCluster, threads: int) -> None:
+def test_however_many_threads_send_everything_is_stored_once_where_its_result_says(
+    cluster: TinyCluster, threads: int
+) -> None:
     cluster.broker.fault = lambda arrival, number: "drop" if number % 17 == 16 else None
-    with Producer("web", discovery=cluster, retries=16, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    with (
+        Producer("web", discovery=cluster, retries=16, send_timeout_ms=20_000) as producer,
+        concurrent.futures.ThreadPoolExecutor(threads) as pool,
+    ):
         bodies = [b"%d" % n for n in range(600)]
         results = list(pool.map(lambda body: producer.send("orders", body), bodies, timeout=40))
     for body, result in zip(bodies, results, strict=True):
-        assert cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body == body
+        assert (
+            cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset].body == body
+        )
     assert cluster.broker.messages == 600
 
 
 def test_groups_that_ended_leave_nothing_to_the_garbage_collector(cluster: TinyCluster) -> None:
-    with Producer("web", discovery=cluster) as producer, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    with (
+        Producer("web", discovery=cluster) as producer,
+        concurrent.futures.ThreadPoolExecutor(16) as pool,
+    ):
         producer.send("orders", b"warm")
         gc.collect()
         gc.disable()
@@ -191,7 +250,14 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
         core = producer._core
         assert core is not None
         for _ in range(ALONE_MAX):
-            assert core.combiner.enter(Outgoing("orders", b"interrupted", ""), core.next_queue("orders", 1000.0), core.clock.monotonic_ms()) is None
+            assert (
+                core.combiner.enter(
+                    Outgoing("orders", b"interrupted", ""),
+                    core.next_queue("orders", 1000.0),
+                    core.clock.monotonic_ms(),
+                )
+                is None
+            )
         assert producer.send("orders", b"rescued")
         assert producer.send("orders", b"alone again")
         assert core.combiner._out == {}
@@ -199,25 +265,41 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
 
 def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
-    with Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer, concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool:
+    with (
+        Producer("web", discovery=cluster, send_timeout_ms=10_000) as producer,
+        concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool,
+    ):
         core = producer._core
         assert core is not None
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(ALONE_MAX)]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         queue, now = core.next_queue("orders", 1000.0), core.clock.monotonic_ms()
         began = [now, now + 900, now + 1_100, now + 1_200]
-        places = in_threads(lambda each: core.combiner.enter(Outgoing("orders", b"x", ""), queue, each), began)
+        places = in_threads(
+            lambda each: core.combiner.enter(Outgoing("orders", b"x", ""), queue, each), began
+        )
         groups = [place[0] for place in places if place is not None]
-        assert [groups.index(group) for group in groups] == [0, 0, 2, 2] and [group.began_ms for group in groups[1:3]] == [now, now + 1_100]
+        assert [groups.index(group) for group in groups] == [0, 0, 2, 2] and [
+            group.began_ms for group in groups[1:3]
+        ] == [now, now + 1_100]
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
-        eventually(lambda: sorted(len(arrival.records) for arrival in cluster.broker.arrivals) == [1] * ALONE_MAX + [2, 2])
+        eventually(
+            lambda: (
+                sorted(len(arrival.records) for arrival in cluster.broker.arrivals)
+                == [1] * ALONE_MAX + [2, 2]
+            )
+        )
         in_threads(lambda place: core.combiner.wait(*place), places)
-        assert core.combiner._out == {} and core.combiner._open == {} and core.combiner._inside == {}
+        assert (
+            core.combiner._out == {} and core.combiner._open == {} and core.combiner._inside == {}
+        )
 
 
 def in_threads(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """The results of calls, one after the other, each in a thread of its own: a thread has one lock."""
+    """The results of calls, one after the other, each in a thread of its own: a thread has one
+    lock.
+    """
     found: list[Any] = []
     for item in items:
         thread = threading.Thread(target=lambda item=item: found.append(call(item)))
@@ -267,12 +349,19 @@ def abandon(combiner: Combiner, group: Any, index: int) -> None:
 def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
     count = ALONE_MAX + 9
-    with Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer, concurrent.futures.ThreadPoolExecutor(count) as pool:
+    with (
+        Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         combiner = producer._core.combiner  # type: ignore[union-attr]
         eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 9)
         (group,) = combiner._open.values()
-        for index in (0, 4, 8):  # as if their threads had been interrupted: they poll, and abandon their locks
+        for index in (
+            0,
+            4,
+            8,
+        ):  # as if their threads had been interrupted: they poll, and abandon their locks
             abandon(combiner, group, index)
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
@@ -287,12 +376,19 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         assert core is not None
         queue = core.next_queue("orders", 1000.0)
         for _ in range(ALONE_MAX):
-            assert core.combiner.enter(Outgoing("orders", b"alone", ""), queue, core.clock.monotonic_ms()) is None
+            assert (
+                core.combiner.enter(
+                    Outgoing("orders", b"alone", ""), queue, core.clock.monotonic_ms()
+                )
+                is None
+            )
         gate = threading.Barrier(3)  # each in a thread of its own: a thread has one lock
 
         def enter(n: int) -> object:
             gate.wait(10)
-            return core.combiner.enter(Outgoing("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms())
+            return core.combiner.enter(
+                Outgoing("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms()
+            )
 
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             places = list(pool.map(enter, range(3)))

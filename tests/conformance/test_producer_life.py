@@ -1,4 +1,6 @@
-"""States, groups, forks and pickles of producers; what a client instance does between its start and its end."""
+"""States, groups, forks and pickles of producers; what a client instance does between its start and
+its end.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.instance import broker_link
-from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, NoNameServer, SendUnknown
@@ -70,7 +72,9 @@ def test_a_start_that_failed_is_final(cluster: TinyCluster) -> None:
 
 
 @pytest.mark.seed("S1-009", "S1-010", "S1-011", "S1-012")
-def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_going(cluster: TinyCluster) -> None:
+def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_going(
+    cluster: TinyCluster,
+) -> None:
     instance = ClientInstance.get_or_create(cluster)
     asked_for_the_id, seen = cluster.lookups, list[ServiceState]()
     look_up = instance.link.look_up
@@ -79,8 +83,15 @@ def test_starting_looks_name_servers_up_opens_the_channel_and_sets_the_timers_go
     try:
         assert seen == [ServiceState.START_FAILED] and instance.state is ServiceState.RUNNING
         assert cluster.lookups == asked_for_the_id + 1
-        assert instance.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": "orders"})).code == 0
-        assert f"rmq-client-{instance.client_id}" in {thread.name for thread in threading.enumerate()}
+        assert (
+            instance.name_server_invoke(
+                Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": "orders"})
+            ).code
+            == 0
+        )
+        assert f"rmq-client-{instance.client_id}" in {
+            thread.name for thread in threading.enumerate()
+        }
     finally:
         instance.release()
 
@@ -97,7 +108,10 @@ def test_a_new_producer_knows_the_default_topic_before_its_first_send(cluster: T
 @pytest.mark.seed("S3-046")
 def test_without_any_name_server_nothing_starts_and_no_topic_is_blamed() -> None:
     nowhere = FixedDiscovery(ClusterAddress("tiny", ()))
-    for begin in (Producer("web", discovery=nowhere).start, lambda: Producer("web", discovery=nowhere).send("orders", b"x")):
+    for begin in (
+        Producer("web", discovery=nowhere).start,
+        lambda: Producer("web", discovery=nowhere).send("orders", b"x"),
+    ):
         with pytest.raises(NoNameServer, match="no name server address is known") as caught:
             begin()
         assert caught.value.code == 10004
@@ -105,7 +119,11 @@ def test_without_any_name_server_nothing_starts_and_no_topic_is_blamed() -> None
 
 @pytest.mark.seed("S0-011", "S0-021", "S0-023")
 def test_producers_of_one_group_take_queues_and_brokers_in_turn() -> None:
-    with TinyCluster(brokers=2, topics={"orders": 2}) as pair, Producer("web", discovery=pair) as one, Producer("web", discovery=pair) as two:
+    with (
+        TinyCluster(brokers=2, topics={"orders": 2}) as pair,
+        Producer("web", discovery=pair) as one,
+        Producer("web", discovery=pair) as two,
+    ):
         for producer in (one, two):
             queues = [producer.send("orders", b"x").queue for _ in range(8)]
             assert len(set(queues[:4])) == 4 and queues[:4] == queues[4:]
@@ -127,7 +145,9 @@ def test_a_group_is_taken_once_in_a_client(cluster: TinyCluster) -> None:
 
 
 @pytest.mark.seed("S3-010")
-def test_every_producer_is_a_client_of_its_own_named_by_address_process_and_time(cluster: TinyCluster) -> None:
+def test_every_producer_is_a_client_of_its_own_named_by_address_process_and_time(
+    cluster: TinyCluster,
+) -> None:
     with Producer("web", discovery=cluster) as one, Producer("web", discovery=cluster) as two:
         ids = [producer._core.instance.client_id for producer in (one, two)]  # type: ignore[union-attr]
     assert ids[0] != ids[1]
@@ -138,13 +158,20 @@ def test_every_producer_is_a_client_of_its_own_named_by_address_process_and_time
 def test_brokers_hear_of_the_group_and_of_its_end(cluster: TinyCluster) -> None:
     with Producer("web", discovery=cluster) as producer:
         instance = producer._core.instance  # type: ignore[union-attr]
-        eventually(lambda: cluster.broker.heartbeats)  # after a second, when the routes have told who the brokers are
+        eventually(
+            lambda: cluster.broker.heartbeats
+        )  # after a second, when the routes have told who the brokers are
         assert cluster.broker.heartbeats[-1].producer_groups == ("web",)
         assert cluster.broker.heartbeats[-1].client_id == instance.client_id
         names = {thread.name for thread in threading.enumerate()}
         assert f"rmq-client-{instance.client_id}" in names
     assert cluster.broker.unregistered == [{"clientID": instance.client_id, "producerGroup": "web"}]
-    eventually(lambda: not {thread.name for thread in threading.enumerate()} & {f"rmq-client-{instance.client_id}", "rmq-producer-web"})
+    eventually(
+        lambda: (
+            not {thread.name for thread in threading.enumerate()}
+            & {f"rmq-client-{instance.client_id}", "rmq-producer-web"}
+        )
+    )
     assert instance.state is ServiceState.SHUTDOWN_ALREADY
 
 
@@ -154,18 +181,28 @@ def test_the_timers_are_rocketmqs(cluster: TinyCluster) -> None:
     instance.start()
     try:
         periods = {name: period for name, (_, period, _) in instance.timers._due.items()}
-        assert periods == {"name servers": 120_000, "routes": 30_000, "heartbeat": 30_000, "offsets": 5_000}
+        assert periods == {
+            "name servers": 120_000,
+            "routes": 30_000,
+            "heartbeat": 30_000,
+            "offsets": 5_000,
+        }
     finally:
         instance.release()
 
 
 @pytest.mark.seed("S0-059", "S4-220", "S4-025", "S1-004")
-def test_routes_come_first_heartbeats_soon_and_offsets_after_ten_seconds(cluster: TinyCluster) -> None:
+def test_routes_come_first_heartbeats_soon_and_offsets_after_ten_seconds(
+    cluster: TinyCluster,
+) -> None:
     clock = ManualClock()
     instance = ClientInstance.get_or_create(cluster, clock=clock)
     instance.start()
     try:
-        times = {name: (due - clock.monotonic_ms(), period) for name, (due, period, _) in instance.timers._due.items()}
+        times = {
+            name: (due - clock.monotonic_ms(), period)
+            for name, (due, period, _) in instance.timers._due.items()
+        }
     finally:
         instance.release()
     assert times["routes"] == (10, 30_000)
@@ -174,7 +211,9 @@ def test_routes_come_first_heartbeats_soon_and_offsets_after_ten_seconds(cluster
 
 
 @pytest.mark.seed("S1-016", "S1-009")
-def test_a_running_client_starts_no_further_and_one_whose_start_failed_never_does(cluster: TinyCluster) -> None:
+def test_a_running_client_starts_no_further_and_one_whose_start_failed_never_does(
+    cluster: TinyCluster,
+) -> None:
     instance = ClientInstance.get_or_create(cluster)
     instance.start()
     instance.start()
@@ -217,7 +256,9 @@ def test_a_changed_list_of_name_servers_is_taken_over(cluster: TinyCluster) -> N
         instance.release()
 
 
-def test_name_servers_and_a_discovery_that_are_gone_are_logged_once_an_outage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_name_servers_and_a_discovery_that_are_gone_are_logged_once_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(broker_link, "LOOK_UP_AGAIN_MS", 0)
 
     class Gone:
@@ -237,10 +278,16 @@ def test_name_servers_and_a_discovery_that_are_gone_are_logged_once_an_outage(mo
                 instance.routes.refresh("orders")
     finally:
         instance.release()
-    assert [record.name for record in caplog.records if "the discovery knows no others" in record.getMessage()] == ["rmq_ray.client"] * 2
+    assert [
+        record.name
+        for record in caplog.records
+        if "the discovery knows no others" in record.getMessage()
+    ] == ["rmq_ray.client"] * 2
 
 
-def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(cluster: TinyCluster) -> None:
+def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(
+    cluster: TinyCluster,
+) -> None:
     with Producer("web", discovery=cluster, retries=5) as producer:
         producer.send("orders", b"one")
         text = pickle.dumps(producer)
@@ -249,13 +296,17 @@ def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(cluster:
         copy: Producer = pickle.loads(text)
         assert copy.state is ServiceState.CREATE_JUST and copy._config.retries == 5
         assert copy.send("orders", b"two")
-        assert copy._core is not None and copy._core.identity.producer_id != core.identity.producer_id
+        assert (
+            copy._core is not None and copy._core.identity.producer_id != core.identity.producer_id
+        )
         copy.close()
     ids = {arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}
     assert len(ids) == 2
 
 
-def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_id_of_its_own(cluster: TinyCluster) -> None:
+def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_id_of_its_own(
+    cluster: TinyCluster,
+) -> None:
     producer = Producer("web", discovery=FixedDiscovery(cluster.lookup()))
     producer.send("orders", b"parent")
     cluster.broker.hold.clear()
@@ -270,8 +321,16 @@ def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_i
     producer.close()
     ids = {arrival.frame_id.producer_id for arrival in cluster.broker.arrivals if arrival.frame_id}
     bodies = [arrival.records[0].body for arrival in cluster.broker.arrivals]
-    assert len(ids) == 3 and sorted(bodies) == [b"child", b"child", b"parent", b"parent again", b"pending"]
-    assert len({fields["clientID"] for fields in cluster.broker.unregistered}) == 3, "clients of a child have ids of their own"
+    assert len(ids) == 3 and sorted(bodies) == [
+        b"child",
+        b"child",
+        b"parent",
+        b"parent again",
+        b"pending",
+    ]
+    assert len({fields["clientID"] for fields in cluster.broker.unregistered}) == 3, (
+        "clients of a child have ids of their own"
+    )
 
 
 def _child(producer: Producer, pending: Any, unused: Producer, discovery: FixedDiscovery) -> str:
@@ -282,8 +341,17 @@ def _child(producer: Producer, pending: Any, unused: Producer, discovery: FixedD
             return f"wrong error {error!r}"
     else:
         return "the parent's future had a result in the child"
-    calls: tuple[Any, ...] = (producer.start, producer.flush, lambda: producer.send("orders", b"no"), lambda: producer.send_async("orders", b"no"))
-    calls += (lambda: producer.send_oneway("orders", b"no"), lambda: producer.send_batch([Message("orders", b"no")]), lambda: producer.request("orders", b"no"))
+    calls: tuple[Any, ...] = (
+        producer.start,
+        producer.flush,
+        lambda: producer.send("orders", b"no"),
+        lambda: producer.send_async("orders", b"no"),
+    )
+    calls += (
+        lambda: producer.send_oneway("orders", b"no"),
+        lambda: producer.send_batch([Message("orders", b"no")]),
+        lambda: producer.request("orders", b"no"),
+    )
     for call in calls:
         try:
             call()
@@ -302,7 +370,10 @@ def _child(producer: Producer, pending: Any, unused: Producer, discovery: FixedD
 
 def test_a_forked_child_cannot_use_the_parents_asynchronous_producer(cluster: TinyCluster) -> None:
     discovery = FixedDiscovery(cluster.lookup())
-    used, unused = AsyncProducer("web", discovery=discovery), AsyncProducer("later", discovery=discovery)
+    used, unused = (
+        AsyncProducer("web", discovery=discovery),
+        AsyncProducer("later", discovery=discovery),
+    )
     loop = asyncio.new_event_loop()
     loop.run_until_complete(used.send("orders", b"parent"))
 
@@ -323,7 +394,11 @@ def test_a_forked_child_cannot_use_the_parents_asynchronous_producer(cluster: Ti
     loop.run_until_complete(used.send("orders", b"parent again"))
     loop.run_until_complete(used.close())
     loop.close()
-    assert sorted(arrival.records[0].body for arrival in cluster.broker.arrivals) == [b"child", b"parent", b"parent again"]
+    assert sorted(arrival.records[0].body for arrival in cluster.broker.arrivals) == [
+        b"child",
+        b"parent",
+        b"parent again",
+    ]
 
 
 def _in_child(work: Any) -> str:
@@ -357,12 +432,22 @@ def test_closing_sends_what_lingers_and_ends_what_is_never_answered(cluster: Tin
         future.result(0)
 
 
-def test_requests_of_brokers_that_a_producer_does_not_know_are_answered_with_code_three(cluster: TinyCluster) -> None:
+def test_requests_of_brokers_that_a_producer_does_not_know_are_answered_with_code_three(
+    cluster: TinyCluster,
+) -> None:
     from rmq_ray.remoting.wire.frame import Command
 
     with Producer("web", discovery=cluster) as producer:
         producer.send("orders", b"x")
         instance = producer._core.instance  # type: ignore[union-attr]
-        answer = instance._on_request(Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={"consumerGroup": "g"}), cluster.broker.address)
+        answer = instance._on_request(
+            Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={"consumerGroup": "g"}),
+            cluster.broker.address,
+        )
         assert answer is not None and answer.code == 3
-        assert instance._on_request(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=2), cluster.broker.address) is None
+        assert (
+            instance._on_request(
+                Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=2), cluster.broker.address
+            )
+            is None
+        )

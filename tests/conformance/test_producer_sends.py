@@ -10,7 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, MessageTooLarge, SendTimeout, TopicNotFound, TopicNotWritable
+from rmq_ray.errors import (
+    BrokerBusy,
+    ClientError,
+    MessageIllegal,
+    MessageTooLarge,
+    SendTimeout,
+    TopicNotFound,
+    TopicNotWritable,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus, decode_properties
 from rmq_ray.remoting.wire.frame import Command
@@ -32,8 +40,14 @@ def producer(cluster: TinyCluster) -> Iterator[Producer]:
 
 @pytest.mark.seed("S0-051")
 def test_a_send_returns_where_the_message_is(cluster: TinyCluster, producer: Producer) -> None:
-    result = producer.send("orders", b"hello world", tag="paid", keys=["o-1", "o-2"], properties={"region": "eu"})
-    assert result.status is SendStatus.SEND_OK and result.queue.topic == "orders" and result.queue_offset == 0
+    result = producer.send(
+        "orders", b"hello world", tag="paid", keys=["o-1", "o-2"], properties={"region": "eu"}
+    )
+    assert (
+        result.status is SendStatus.SEND_OK
+        and result.queue.topic == "orders"
+        and result.queue_offset == 0
+    )
     (record,) = cluster.broker.stored["orders", result.queue.queue_id]
     found = decode_properties(record.properties)
     assert record.body == b"hello world"
@@ -43,8 +57,13 @@ def test_a_send_returns_where_the_message_is(cluster: TinyCluster, producer: Pro
 
 
 @pytest.mark.seed("S3-001", "S3-003")
-def test_the_example_of_a_first_producer_sends_and_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
-    with TinyCluster(topics={"myTopic001": 4}) as cluster, Producer("my-producer", discovery=cluster) as producer:
+def test_the_example_of_a_first_producer_sends_and_prints_its_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with (
+        TinyCluster(topics={"myTopic001": 4}) as cluster,
+        Producer("my-producer", discovery=cluster) as producer,
+    ):
         result = producer.send("myTopic001", b"hello world")
         print(result)
         producer._core.instance.heartbeat(wait_s=10.0)  # type: ignore[union-attr]
@@ -56,15 +75,22 @@ def test_the_example_of_a_first_producer_sends_and_prints_its_result(capsys: pyt
 
 
 @pytest.mark.seed("S3-002")
-def test_a_message_without_labels_carries_nothing_but_its_key(cluster: TinyCluster, producer: Producer) -> None:
+def test_a_message_without_labels_carries_nothing_but_its_key(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     result = producer.send(Message("orders", b"x"))
     (record,) = cluster.broker.stored["orders", result.queue.queue_id]
-    assert record.flag == 0 and set(decode_properties(record.properties)) == {"RMQ_FRAME", "UNIQ_KEY"}
+    assert record.flag == 0 and set(decode_properties(record.properties)) == {
+        "RMQ_FRAME",
+        "UNIQ_KEY",
+    }
     assert Message("orders", b"x").wait_store_ok
 
 
 @pytest.mark.seed("S0-004", "S0-005", "S3-076")
-def test_synchronous_asynchronous_ordered_and_one_way_sends_all_arrive(cluster: TinyCluster, producer: Producer) -> None:
+def test_synchronous_asynchronous_ordered_and_one_way_sends_all_arrive(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     assert producer.send("orders", b"sync").status is SendStatus.SEND_OK
     assert producer.send_async("orders", b"async").result(5).status is SendStatus.SEND_OK
     assert producer.send("orders", b"ordered", message_group="user-7").status is SendStatus.SEND_OK
@@ -72,15 +98,25 @@ def test_synchronous_asynchronous_ordered_and_one_way_sends_all_arrive(cluster: 
     producer.send("orders", b"last")
     bodies = {record.body for arrival in cluster.broker.arrivals for record in arrival.records}
     assert bodies == {b"sync", b"async", b"ordered", b"oneway", b"last"}
-    assert [arrival.oneway for arrival in cluster.broker.arrivals] == [False, False, False, True, False]
+    assert [arrival.oneway for arrival in cluster.broker.arrivals] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
-def test_messages_of_one_thread_go_round_all_queues(cluster: TinyCluster, producer: Producer) -> None:
+def test_messages_of_one_thread_go_round_all_queues(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     queues = [producer.send("orders", b"x").queue.queue_id for _ in range(8)]
     assert sorted(queues) == [0, 0, 1, 1, 2, 2, 3, 3] and queues[:4] == queues[4:]
 
 
-def test_futures_of_a_batch_have_consecutive_offsets_in_one_queue(cluster: TinyCluster, producer: Producer) -> None:
+def test_futures_of_a_batch_have_consecutive_offsets_in_one_queue(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     futures = [producer.send_async("orders", b"%d" % n, tag="t") for n in range(50)]
     done, _ = concurrent.futures.wait(futures, timeout=10)
     assert len(done) == 50
@@ -88,7 +124,10 @@ def test_futures_of_a_batch_have_consecutive_offsets_in_one_queue(cluster: TinyC
     for queue in {result.queue for result in results}:
         offsets = [result.queue_offset for result in results if result.queue == queue]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
-        stored = [decode_properties(record.properties)["UNIQ_KEY"] for record in cluster.broker.stored["orders", queue.queue_id]]
+        stored = [
+            decode_properties(record.properties)["UNIQ_KEY"]
+            for record in cluster.broker.stored["orders", queue.queue_id]
+        ]
         assert stored == [result.message_id for result in results if result.queue == queue]
 
 
@@ -111,31 +150,51 @@ def test_a_batch_leaves_before_it_would_exceed_its_bytes(cluster: TinyCluster) -
 
 
 @pytest.mark.seed("S3-078", "S3-079")
-def test_a_list_of_messages_is_one_frame_in_one_queue_and_too_long_a_list_is_several(cluster: TinyCluster, producer: Producer) -> None:
+def test_a_list_of_messages_is_one_frame_in_one_queue_and_too_long_a_list_is_several(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     (result,) = producer.send_batch([Message("orders", b"%d" % n) for n in range(500)])
-    assert result.count == 500 and result.queue_offset == 0 and len(result.message_id.split(",")) == 500
+    assert (
+        result.count == 500
+        and result.queue_offset == 0
+        and len(result.message_id.split(",")) == 500
+    )
     queue = MessageQueue("orders", "broker-a", 2)
     results = producer.send_batch([Message("orders", b"x" * 100_000) for _ in range(30)], queue)
     assert len(results) == 3 and {result.queue for result in results} == {queue}
     first = results[0].queue_offset
-    assert [result.queue_offset - first for result in results] == [0, 10, 20] and sum(result.count for result in results) == 30
+    assert [result.queue_offset - first for result in results] == [0, 10, 20] and sum(
+        result.count for result in results
+    ) == 30
 
 
-def test_a_message_can_be_given_its_queue_three_ways(cluster: TinyCluster, producer: Producer) -> None:
+def test_a_message_can_be_given_its_queue_three_ways(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     queue = MessageQueue("orders", "broker-a", 3)
     assert producer.send("orders", b"x", queue=queue).queue == queue
-    assert producer.send("orders", b"x", selector=lambda queues, message, arg: queues[arg % len(queues)], arg=6).queue.queue_id == 2
+    assert (
+        producer.send(
+            "orders", b"x", selector=lambda queues, message, arg: queues[arg % len(queues)], arg=6
+        ).queue.queue_id
+        == 2
+    )
     groups = {producer.send("orders", b"x", message_group="user-7").queue for _ in range(5)}
     assert len(groups) == 1
     assert producer.send_async("orders", b"x", queue=queue).result(5).queue == queue
-    for ways in ({"queue": queue, "message_group": "a"}, {"selector": lambda *_: queue, "message_group": "a"}):
+    for ways in (
+        {"queue": queue, "message_group": "a"},
+        {"selector": lambda *_: queue, "message_group": "a"},
+    ):
         with pytest.raises(ClientError, match="give one of them"):
             producer.send("orders", b"x", **ways)  # type: ignore[arg-type]
     with pytest.raises(ClientError, match="not a queue of topic"):
         producer.send("orders", b"x", queue=MessageQueue("bills", "broker-a", 0))
 
 
-def test_ordered_sends_have_one_frame_out_per_queue_and_keep_their_order(cluster: TinyCluster, producer: Producer) -> None:
+def test_ordered_sends_have_one_frame_out_per_queue_and_keep_their_order(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     cluster.broker.hold.clear()
     futures = []
     for n in range(5):
@@ -146,21 +205,33 @@ def test_ordered_sends_have_one_frame_out_per_queue_and_keep_their_order(cluster
     assert not threading.Event().wait(0.1) and len(cluster.broker.arrivals) == 1
     cluster.release(cluster.broker)
     assert [future.result(5).queue_offset for future in futures] == [0, 1, 2, 3, 4]
-    assert [arrival.records[0].body for arrival in cluster.broker.arrivals] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [arrival.records[0].body for arrival in cluster.broker.arrivals] == [
+        b"0",
+        b"1",
+        b"2",
+        b"3",
+        b"4",
+    ]
 
 
-def test_special_kinds_travel_as_single_messages_with_their_frame_id(cluster: TinyCluster, producer: Producer) -> None:
+def test_special_kinds_travel_as_single_messages_with_their_frame_id(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     producer.send("orders", b"later", tag="t", delay_level=3)
     producer.send_async(Message("orders", b"now", wait_store_ok=False)).result(5)
     producer.send("%RETRY%group", b"again")
     singles = [arrival.single for arrival in cluster.broker.arrivals]
     assert all(single is not None and single.frame_id is not None for single in singles)
     texts = [single.properties or "" for single in singles if single is not None]
-    assert "DELAY\x013\x02" in texts[0] and "TAGS\x01t\x02" in texts[0] and "WAIT\x01false" in texts[1]
+    assert (
+        "DELAY\x013\x02" in texts[0] and "TAGS\x01t\x02" in texts[0] and "WAIT\x01false" in texts[1]
+    )
     assert len({single.frame_id for single in singles if single is not None}) == 3
 
 
-def test_an_unknown_topic_is_made_from_the_template_with_four_queues(cluster: TinyCluster, producer: Producer) -> None:
+def test_an_unknown_topic_is_made_from_the_template_with_four_queues(
+    cluster: TinyCluster, producer: Producer
+) -> None:
     assert {producer.send("fresh", b"x").queue.queue_id for _ in range(20)} == {0, 1, 2, 3}
     cluster.routes.clear()
     with pytest.raises(TopicNotFound):
@@ -170,11 +241,15 @@ def test_an_unknown_topic_is_made_from_the_template_with_four_queues(cluster: Ti
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("bad topic", b"x"), ClientError), (("SCHEDULE_TOPIC_XXXX", b"x"), TopicNotWritable), (("orders", b""), MessageIllegal),
-        (("orders", "text"), MessageIllegal), (("orders", None), MessageIllegal), (("orders", b"x" * (4 * 1024 * 1024 + 1)), MessageTooLarge),
+        (("bad topic", b"x"), ClientError),
+        (("SCHEDULE_TOPIC_XXXX", b"x"), TopicNotWritable),
+        (("orders", b""), MessageIllegal),
+        (("orders", "text"), MessageIllegal),
+        (("orders", None), MessageIllegal),
+        (("orders", b"x" * (4 * 1024 * 1024 + 1)), MessageTooLarge),
         ((Message("orders", b"x"), b"y"), ClientError),
     ],
-)  # fmt: skip
+)
 @pytest.mark.seed("S3-025")
 def test_what_is_wrong_is_refused_before_anything_is_sent(
     cluster: TinyCluster, producer: Producer, arguments: tuple[object, ...], error: type[Exception]
@@ -185,9 +260,13 @@ def test_what_is_wrong_is_refused_before_anything_is_sent(
     assert cluster.broker.arrivals == []
 
 
-def test_frames_in_flight_are_bounded_and_a_caller_may_choose_to_be_refused(cluster: TinyCluster) -> None:
+def test_frames_in_flight_are_bounded_and_a_caller_may_choose_to_be_refused(
+    cluster: TinyCluster,
+) -> None:
     cluster.broker.hold.clear()
-    with Producer("web", discovery=cluster, frames_in_flight_max=2, on_full="raise", linger_ms=0.0) as producer:
+    with Producer(
+        "web", discovery=cluster, frames_in_flight_max=2, on_full="raise", linger_ms=0.0
+    ) as producer:
         futures = [producer.send_async("orders", b"x") for _ in range(2)]
         with pytest.raises(BrokerBusy, match="frames_in_flight_max"):
             producer.send_async("orders", b"x")
@@ -196,7 +275,9 @@ def test_frames_in_flight_are_bounded_and_a_caller_may_choose_to_be_refused(clus
         assert producer.send_async("orders", b"x").result(5)
 
 
-def test_a_blocked_caller_goes_on_when_a_frame_is_answered_and_gives_up_at_its_time_out(cluster: TinyCluster) -> None:
+def test_a_blocked_caller_goes_on_when_a_frame_is_answered_and_gives_up_at_its_time_out(
+    cluster: TinyCluster,
+) -> None:
     cluster.broker.hold.clear()
     with Producer("web", discovery=cluster, frames_in_flight_max=1, linger_ms=0.0) as producer:
         first = producer.send_async("orders", b"1")
@@ -227,14 +308,25 @@ def test_a_group_name_is_enough_and_calls_wait_three_seconds(cluster: TinyCluste
             if threading.get_ident() == caller:  # the first heartbeat asks as well
                 asked.append((command.code, timeout_ms))
 
-        link.invoke = lambda address, command, timeout_ms: (note(command, timeout_ms), sent(address, command, timeout_ms))[1]  # type: ignore[method-assign]
-        link.name_server_invoke = lambda command, timeout_ms, until_ms=math.inf: (note(command, timeout_ms), told(command, timeout_ms, until_ms))[1]  # type: ignore[method-assign]
+        link.invoke = lambda address, command, timeout_ms: (
+            note(command, timeout_ms),
+            sent(address, command, timeout_ms),
+        )[1]  # type: ignore[method-assign]
+        link.name_server_invoke = lambda command, timeout_ms, until_ms=math.inf: (
+            note(command, timeout_ms),
+            told(command, timeout_ms, until_ms),
+        )[1]  # type: ignore[method-assign]
         producer.send("orders", b"x")
-    assert asked == [(105, 3_000), (20010, pytest.approx(1_000, abs=50))]  # the only broker: each of three attempts has its share of what is left of 3 s
+    assert asked == [
+        (105, 3_000),
+        (20010, pytest.approx(1_000, abs=50)),
+    ]  # the only broker: each of three attempts has its share of what is left of 3 s
 
 
 @pytest.mark.seed("S3-040")
-def test_an_interruption_is_passed_on(cluster: TinyCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_is_passed_on(
+    cluster: TinyCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
@@ -245,13 +337,19 @@ def test_an_interruption_is_passed_on(cluster: TinyCluster, producer: Producer, 
         patched.setattr(core.instance.link, "invoke", interrupt)
         with pytest.raises(KeyboardInterrupt):
             producer.send("orders", b"x")
-    assert producer.send("orders", b"x") and core.combiner._out == {} and core.identity._unresolved == {}
+    assert (
+        producer.send("orders", b"x")
+        and core.combiner._out == {}
+        and core.identity._unresolved == {}
+    )
 
 
 def test_a_callback_may_send(cluster: TinyCluster, producer: Producer) -> None:
     echoed: list[SendResult] = []
     future = producer.send_async("orders", b"first")
-    future.add_done_callback(lambda done: echoed.append(producer.send("orders", b"second", timeout=5)))
+    future.add_done_callback(
+        lambda done: echoed.append(producer.send("orders", b"second", timeout=5))
+    )
     future.result(5)
     assert eventually(lambda: echoed)[0].status is SendStatus.SEND_OK
 

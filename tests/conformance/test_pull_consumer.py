@@ -1,4 +1,6 @@
-"""The pull consumer over real connections: what is polled, where it goes on, what is committed; a broker in memory, and a real one."""
+"""The pull consumer over real connections: what is polled, where it goes on, what is committed; a
+broker in memory, and a real one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.pulled_batch import PulledBatch
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import ClientError, CommitFailed, ConfigError, NotAssigned, OffsetOutOfRange, SubscriptionInvalid, TopicNotFound
+from rmq_ray.errors import (
+    ClientError,
+    CommitFailed,
+    ConfigError,
+    NotAssigned,
+    OffsetOutOfRange,
+    SubscriptionInvalid,
+    TopicNotFound,
+)
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
@@ -64,11 +74,15 @@ def test_assigned_queues_are_read_in_order_each_message_once(cluster: PullCluste
         found = drain(pc, 6_000, size=777)
         assert not pc.poll(10, timeout=0.05)
     for queue in QUEUES[:2]:
-        assert [message.body for message in found if message.queue == queue] == bodies(queue.queue_id, 3_000)
+        assert [message.body for message in found if message.queue == queue] == bodies(
+            queue.queue_id, 3_000
+        )
     assert len(found) == 6_000
 
 
-def test_a_poll_returns_at_once_what_is_there_and_waits_for_the_first_message_only(cluster: PullCluster) -> None:
+def test_a_poll_returns_at_once_what_is_there_and_waits_for_the_first_message_only(
+    cluster: PullCluster,
+) -> None:
     with consumer(cluster) as pc:
         pc.assign(QUEUES)
         assert len(pc.poll(10, timeout=0.0)) == 0
@@ -83,31 +97,52 @@ def test_a_poll_is_cut_at_its_maximum_and_the_position_follows(cluster: PullClus
         pc.assign(QUEUES[:1])
         assert pc.position(QUEUES[0]) == 0
         first = pc.poll(4, timeout=5)
-        assert ([message.queue_offset for message in first], first.next_offsets, pc.position(QUEUES[0])) == ([0, 1, 2, 3], {QUEUES[0]: 4}, 4)
+        assert (
+            [message.queue_offset for message in first],
+            first.next_offsets,
+            pc.position(QUEUES[0]),
+        ) == ([0, 1, 2, 3], {QUEUES[0]: 4}, 4)
         assert [message.queue_offset for message in pc.poll(100, timeout=5)] == [4, 5, 6, 7, 8, 9]
         assert pc.position(QUEUES[0]) == 10
 
 
 def test_a_batch_is_a_list_of_messages_and_a_table_with_the_same_rows(cluster: PullCluster) -> None:
     for queue_id in range(4):
-        cluster.put("orders", queue_id, bodies(queue_id, 50), "KEYS\x01k1 k2\x02TAGS\x01paid\x02region\x01eu")
+        cluster.put(
+            "orders",
+            queue_id,
+            bodies(queue_id, 50),
+            "KEYS\x01k1 k2\x02TAGS\x01paid\x02region\x01eu",
+        )
     with consumer(cluster) as pc:
         pc.assign(QUEUES)
         eventually(lambda: pc.stats()["prefetched"] == 200)
         batch = pc.poll(170, timeout=5)
-    assert (len(batch), len(batch[:3]), batch[-1].body, bool(batch), bool(PulledBatch())) == (170, 3, list(batch)[169].body, True, False)
+    assert (len(batch), len(batch[:3]), batch[-1].body, bool(batch), bool(PulledBatch())) == (
+        170,
+        3,
+        list(batch)[169].body,
+        True,
+        False,
+    )
     table = batch.to_arrow()
     assert table.schema == SCHEMA
     assert table.column("body").to_pylist() == [message.body for message in batch]
     assert table.column("queue_offset").to_pylist() == [message.queue_offset for message in batch]
-    assert table.column("keys")[0].as_py() == ["k1", "k2"] and table.column("properties")[0].as_py() == [("region", "eu")]
+    assert table.column("keys")[0].as_py() == ["k1", "k2"] and table.column("properties")[
+        0
+    ].as_py() == [("region", "eu")]
     assert batch.to_arrow(["tag"]).to_pydict() == {"tag": ["paid"] * 170}
     assert PulledBatch().to_arrow().schema == SCHEMA
     again = pickle.loads(pickle.dumps(batch))
-    assert [message.body for message in again] == [message.body for message in batch] and again.to_arrow() == table
+    assert [message.body for message in again] == [
+        message.body for message in batch
+    ] and again.to_arrow() == table
 
 
-def test_only_messages_of_the_wanted_tags_are_polled_and_the_position_passes_the_others(cluster: PullCluster) -> None:
+def test_only_messages_of_the_wanted_tags_are_polled_and_the_position_passes_the_others(
+    cluster: PullCluster,
+) -> None:
     for tag in ("paid", "lost", "refund", "lost"):
         cluster.put("orders", 0, [tag.encode()] * 50, f"TAGS\x01{tag}")
     with consumer(cluster) as pc:
@@ -152,9 +187,16 @@ async def _cut(cluster: PullCluster, low: int) -> None:
     cluster.pull_brokers[0].cut("orders", 0, low)
 
 
-def test_messages_that_expired_under_way_are_skipped_and_what_was_pulled_still_comes(cluster: PullCluster) -> None:
+def test_messages_that_expired_under_way_are_skipped_and_what_was_pulled_still_comes(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 20))
-    with consumer(cluster, config=ConsumerConfig("reader", pull_records=5, threshold_messages=1, flow_control_delay_ms=20)) as pc:
+    with consumer(
+        cluster,
+        config=ConsumerConfig(
+            "reader", pull_records=5, threshold_messages=1, flow_control_delay_ms=20
+        ),
+    ) as pc:
         pc.assign(QUEUES[:1])
         eventually(lambda: pc.stats()["prefetched"] == 5)
         cluster.run(_cut(cluster, 15))
@@ -185,7 +227,9 @@ def test_only_what_was_committed_is_told_to_the_broker(cluster: PullCluster) -> 
     assert broker.offsets["reader", ("orders", 0)] == 6
 
 
-def test_a_commit_that_no_broker_takes_is_an_error_and_another_queues_commit_is_left_out(cluster: PullCluster) -> None:
+def test_a_commit_that_no_broker_takes_is_an_error_and_another_queues_commit_is_left_out(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, bodies(0, 10))
     with consumer(cluster, auto_commit=False) as pc:
         pc.assign(QUEUES[:1])
@@ -226,7 +270,9 @@ def _commits(pc: PullConsumer, batch: PulledBatch) -> dict[MessageQueue, int] | 
         return None
 
 
-def test_auto_commit_covers_what_earlier_polls_returned_and_on_close_everything(cluster: PullCluster) -> None:
+def test_auto_commit_covers_what_earlier_polls_returned_and_on_close_everything(
+    cluster: PullCluster,
+) -> None:
     broker = cluster.pull_brokers[0]
     cluster.put("orders", 0, bodies(0, 100))
     with consumer(cluster, auto_commit_interval_ms=1_000) as pc:
@@ -283,14 +329,23 @@ def test_a_consumer_without_queues_pulls_nothing_by_itself(cluster: PullCluster)
     cluster.put("orders", 0, bodies(0, 10))
     with consumer(cluster) as pc:
         assert len(pc.pull(QUEUES[0], "*", 0, 4).messages) == 4
-        assert (len(cluster.pull_brokers[0].pulls), pc.stats()["pulls"], cluster.pull_brokers[0].committed) == (1, 0, [])
+        assert (
+            len(cluster.pull_brokers[0].pulls),
+            pc.stats()["pulls"],
+            cluster.pull_brokers[0].committed,
+        ) == (1, 0, [])
 
 
-def test_subscribed_consumers_divide_the_queues_and_one_that_leaves_gives_its_share_back(cluster: PullCluster) -> None:
+def test_subscribed_consumers_divide_the_queues_and_one_that_leaves_gives_its_share_back(
+    cluster: PullCluster,
+) -> None:
     with consumer(cluster) as one:
         one.subscribe("orders")
         eventually(lambda: one.assignment() == QUEUES)
-        assert cluster.pull_brokers[0].heartbeats[-1].consumers[0].consume_type is ConsumeType.CONSUME_ACTIVELY
+        assert (
+            cluster.pull_brokers[0].heartbeats[-1].consumers[0].consume_type
+            is ConsumeType.CONSUME_ACTIVELY
+        )
         with consumer(cluster) as two:
             two.subscribe("orders", "*")
             eventually(lambda: len(one.assignment()) == len(two.assignment()) == 2)
@@ -298,7 +353,9 @@ def test_subscribed_consumers_divide_the_queues_and_one_that_leaves_gives_its_sh
             for queue_id in range(4):
                 cluster.put("orders", queue_id, bodies(queue_id, 25))
             found = drain(one, 50) + drain(two, 50)
-            assert {message.body for message in found} == {body for queue_id in range(4) for body in bodies(queue_id, 25)}
+            assert {message.body for message in found} == {
+                body for queue_id in range(4) for body in bodies(queue_id, 25)
+            }
         eventually(lambda: one.assignment() == QUEUES)
         one.unsubscribe("orders")
         eventually(lambda: one.assignment() == [])
@@ -399,8 +456,13 @@ def test_a_pickled_consumer_is_one_that_was_not_started(cluster: PullCluster) ->
         assert drain(copy, 1)[0].body == b"x"
 
 
-def test_single_pulls_of_a_real_broker_meet_every_status_and_say_where_to_go_on(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, segment_bytes=1 << 16, consume_queue_entries=16) as live, Producer("p", discovery=live) as producer:
+def test_single_pulls_of_a_real_broker_meet_every_status_and_say_where_to_go_on(
+    tmp_path: Path,
+) -> None:
+    with (
+        LiveCluster(tmp_path, segment_bytes=1 << 16, consume_queue_entries=16) as live,
+        Producer("p", discovery=live) as producer,
+    ):
         for i in range(8):
             producer.send("orders", b"%d" % i, tag="ab"[i % 2], queue=QUEUES[0])
         with consumer(live) as pc:
@@ -413,7 +475,10 @@ def test_single_pulls_of_a_real_broker_meet_every_status_and_say_where_to_go_on(
                 "empty beyond": pc.pull(QUEUES[1], "*", 4),
                 "one": pc.pull(QUEUES[0], "*", 5, 1),
             }
-            assert {what: (result.status, result.next_offset, result.max_offset) for what, result in found.items()} == {
+            assert {
+                what: (result.status, result.next_offset, result.max_offset)
+                for what, result in found.items()
+            } == {
                 "FOUND": (PullStatus.FOUND, 8, 8),
                 "by its end": (PullStatus.NO_NEW_MSG, 8, 8),
                 "no tag": (PullStatus.NO_MATCHED_MSG, 8, 8),
@@ -426,14 +491,22 @@ def test_single_pulls_of_a_real_broker_meet_every_status_and_say_where_to_go_on(
             threading.Timer(0.1, producer.send, ("orders", b"late"), {"queue": QUEUES[0]}).start()
             assert pc.pull(QUEUES[0], "*", 8, wait=10).messages[0].body == b"late"
             times = [message.store_ms for message in pc.pull(QUEUES[0], "*", 0, 100).messages]
-            assert pc.offsets_for_times({QUEUES[0]: 0, QUEUES[1]: 5}) == {QUEUES[0]: 0, QUEUES[1]: 0}
+            assert pc.offsets_for_times({QUEUES[0]: 0, QUEUES[1]: 5}) == {
+                QUEUES[0]: 0,
+                QUEUES[1]: 0,
+            }
             assert pc.offsets_for_times({QUEUES[0]: times[-1]})[QUEUES[0]] == times.index(times[-1])
             assert pc.offsets_for_times({QUEUES[0]: times[-1] + 1}) == {QUEUES[0]: 9}
             with pytest.raises(TopicNotFound):
                 pc.pull(MessageQueue("orders", "broker-z", 0))
-            producer.send_batch([Message("orders", b"%d" % i) for i in range(50)], queue=QUEUES[2])  # all stored in one millisecond
+            producer.send_batch(
+                [Message("orders", b"%d" % i) for i in range(50)], queue=QUEUES[2]
+            )  # all stored in one millisecond
             (same,) = {message.store_ms for message in pc.pull(QUEUES[2], "*", 0, 100).messages}
-            assert [pc.offsets_for_times({QUEUES[2]: same + by})[QUEUES[2]] for by in (-1_000, -1, 0, 1, 1_000)] == [0, 0, 0, 50, 50]
+            assert [
+                pc.offsets_for_times({QUEUES[2]: same + by})[QUEUES[2]]
+                for by in (-1_000, -1, 0, 1, 1_000)
+            ] == [0, 0, 0, 50, 50]
 
 
 def test_a_killed_poller_of_a_real_broker_goes_on_at_its_commit(tmp_path: Path) -> None:
@@ -452,7 +525,9 @@ def test_a_killed_poller_of_a_real_broker_goes_on_at_its_commit(tmp_path: Path) 
             assert [message.body for message in drain(pc, 100)] == [b"%d" % i for i in range(100)]
 
 
-def test_a_filter_of_sql_is_checked_by_the_broker_and_lets_pass_what_it_says(tmp_path: Path) -> None:
+def test_a_filter_of_sql_is_checked_by_the_broker_and_lets_pass_what_it_says(
+    tmp_path: Path,
+) -> None:
     with LiveCluster(tmp_path) as live, Producer("p", discovery=live) as producer:
         for i in range(20):
             producer.send("orders", b"%d" % i, properties={"amount": str(i)}, queue=QUEUES[0])
@@ -464,18 +539,26 @@ def test_a_filter_of_sql_is_checked_by_the_broker_and_lets_pass_what_it_says(tmp
             assert len(pc.pull(QUEUES[0], sql("amount BETWEEN 3 AND 4"), 0).messages) == 2
 
 
-def test_names_are_put_into_the_namespace_and_messages_taken_out_of_it(cluster: PullCluster) -> None:
+def test_names_are_put_into_the_namespace_and_messages_taken_out_of_it(
+    cluster: PullCluster,
+) -> None:
     cluster.create("ns%orders", 2)
     cluster.put("ns%orders", 1, [b"x"])
     with consumer(cluster, namespace="ns") as pc:
         assert pc.group == "ns%reader"
-        assert pc.fetch_message_queues("orders") == [MessageQueue("ns%orders", "broker-a", number) for number in range(2)]
+        assert pc.fetch_message_queues("orders") == [
+            MessageQueue("ns%orders", "broker-a", number) for number in range(2)
+        ]
         pc.assign([MessageQueue("orders", "broker-a", 1)])
         batch = pc.poll(10, timeout=5)
         pc.pause("orders")
         assert pc.paused() == ["ns%orders"]
         pc.resume("orders")
-        assert (batch[0].topic, batch.to_arrow()["topic"].to_pylist(), batch.queues) == ("orders", ["orders"], [MessageQueue("ns%orders", "broker-a", 1)])
+        assert (batch[0].topic, batch.to_arrow()["topic"].to_pylist(), batch.queues) == (
+            "orders",
+            ["orders"],
+            [MessageQueue("ns%orders", "broker-a", 1)],
+        )
 
 
 def test_operators_see_the_consumer_and_move_it(cluster: PullCluster) -> None:
@@ -484,12 +567,30 @@ def test_operators_see_the_consumer_and_move_it(cluster: PullCluster) -> None:
         pc.assign(QUEUES[:1])
         pc.commit(pc.poll(10, timeout=5))
         address = Address("127.0.0.1", 1)
-        status = pc.handle_request(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, fields={"topic": "orders", "group": "reader"}), address)
+        status = pc.handle_request(
+            Command(
+                RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+                fields={"topic": "orders", "group": "reader"},
+            ),
+            address,
+        )
         info = pc.handle_request(Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={}), address)
-        assert status is not None and b":10" in status.body_bytes() and info is not None and b"CONSUME_ACTIVELY" in info.body_bytes()
-        refused = pc.handle_request(Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields={}), address)
+        assert (
+            status is not None
+            and b":10" in status.body_bytes()
+            and info is not None
+            and b"CONSUME_ACTIVELY" in info.body_bytes()
+        )
+        refused = pc.handle_request(
+            Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields={}), address
+        )
         assert refused is not None and refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        reset = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, flag=FLAG_ONEWAY, fields={}, body=encode_offsets({QUEUES[0]: 3, QUEUES[1]: 7}))
+        reset = Command(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            flag=FLAG_ONEWAY,
+            fields={},
+            body=encode_offsets({QUEUES[0]: 3, QUEUES[1]: 7}),
+        )
         assert pc.handle_request(reset, address) is None
         eventually(lambda: pc.position(QUEUES[0]) == 3)
         assert pc.poll(1, timeout=5)[0].queue_offset == 3 and pc.committed(QUEUES[0]) == 3

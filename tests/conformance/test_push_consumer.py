@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.push.listener import RECONSUME_LATER, ConsumeContext, Reject
-from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.push.listener import RECONSUME_LATER, ConsumeContext, Reject
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel
@@ -53,7 +53,9 @@ class Seen:
         return self.answer(messages, ctx)
 
 
-def consumer(cluster: PullCluster, listener: Handler, group: str = "billing", **options: Any) -> PushConsumer:
+def consumer(
+    cluster: PullCluster, listener: Handler, group: str = "billing", **options: Any
+) -> PushConsumer:
     options.setdefault("start_from", "first")
     options.setdefault("subscriptions", {"orders": "*"})
     return PushConsumer(group, listener=listener, discovery=cluster, **options)
@@ -70,23 +72,32 @@ def fill(cluster: PullCluster, count: int, start: int = 0, broker: int = 0) -> s
 
 
 @pytest.mark.seed("S0-058", "S1-001", "S4-003", "S4-022")
-def test_stored_messages_come_once_each_in_batches_on_the_consumers_own_threads(cluster: PullCluster) -> None:
+def test_stored_messages_come_once_each_in_batches_on_the_consumers_own_threads(
+    cluster: PullCluster,
+) -> None:
     expected, seen = fill(cluster, 300), Seen()
     with consumer(cluster, seen, batch_size=32, concurrency=3):
         eventually(lambda: len(seen.bodies) == 1_200)
     assert set(seen.bodies) == expected and set(seen.bodies.values()) == {1}
     assert max(seen.batches) == 32
-    assert all(name.startswith("rmq-consume-billing-") for name in seen.threads) and len(seen.threads) <= 3
+    assert (
+        all(name.startswith("rmq-consume-billing-") for name in seen.threads)
+        and len(seen.threads) <= 3
+    )
 
 
 @pytest.mark.seed("S1-002", "S4-004", "S4-021", "S0-001")
-def test_a_message_sent_later_comes_through_the_held_pull_without_polling(cluster: PullCluster) -> None:
+def test_a_message_sent_later_comes_through_the_held_pull_without_polling(
+    cluster: PullCluster,
+) -> None:
     seen = Seen()
     with consumer(cluster, seen) as running:
         eventually(lambda: len(cluster.pull_brokers[0].pulls) == 5)
         cluster.put("orders", 1, [b"now"])
         eventually(lambda: seen.bodies[b"now"] == 1)
-        eventually(lambda: len(cluster.pull_brokers[0].pulls) >= 6)  # the next pull is written after the listener got the message
+        eventually(
+            lambda: len(cluster.pull_brokers[0].pulls) >= 6
+        )  # the next pull is written after the listener got the message
         assert running.stats()["pulls"] == 1
         assert len(cluster.pull_brokers[0].pulls) == 6
 
@@ -98,7 +109,9 @@ def test_one_thread_sees_the_messages_of_a_queue_in_their_order(cluster: PullClu
     with consumer(cluster, seen, concurrency=1, batch_size=7):
         eventually(lambda: len(seen.messages) == 800)
     for queue_id in range(4):
-        assert [message.queue_offset for message in seen.messages if message.queue.queue_id == queue_id] == list(range(200))
+        assert [
+            message.queue_offset for message in seen.messages if message.queue.queue_id == queue_id
+        ] == list(range(200))
 
 
 @pytest.mark.seed("S1-005", "S4-049", "S4-051", "S4-052")
@@ -106,9 +119,15 @@ def test_the_heartbeat_names_the_group_and_its_retry_topic(cluster: PullCluster)
     with consumer(cluster, Seen(), subscriptions={"orders": "paid || refund"}) as running:
         eventually(lambda: running.balanced)
         (data,) = cluster.pull_brokers[0].heartbeats[0].consumers
-        assert (data.group, data.consume_type, data.model) == ("billing", ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING)
+        assert (data.group, data.consume_type, data.model) == (
+            "billing",
+            ConsumeType.CONSUME_PASSIVELY,
+            MessageModel.CLUSTERING,
+        )
         assert data.from_where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        assert {subscription.topic: subscription.expression for subscription in data.subscriptions} == {"%RETRY%billing": "*", "orders": "paid || refund"}
+        assert {
+            subscription.topic: subscription.expression for subscription in data.subscriptions
+        } == {"%RETRY%billing": "*", "orders": "paid || refund"}
         assert cluster.pull_brokers[0].heartbeats[0].client_id == running.client_id
 
 
@@ -134,12 +153,22 @@ def test_a_new_group_with_last_offset_gets_only_what_comes_after_it(cluster: Pul
 
 
 @pytest.mark.seed("S0-085", "S1-051", "S4-005", "S3-132", "S0-022")
-def test_a_second_consumer_takes_half_the_queues_at_once_and_gives_them_back_when_it_stops(cluster: PullCluster) -> None:
+def test_a_second_consumer_takes_half_the_queues_at_once_and_gives_them_back_when_it_stops(
+    cluster: PullCluster,
+) -> None:
     first, second = Seen(), Seen()
     with consumer(cluster, first) as one:
         eventually(lambda: len(one.assignment()) == 5)
         with consumer(cluster, second) as two:
-            eventually(lambda: one.balanced and two.balanced and len(one.assignment()) == 3 and len(two.assignment()) == 2, timeout_s=5)
+            eventually(
+                lambda: (
+                    one.balanced
+                    and two.balanced
+                    and len(one.assignment()) == 3
+                    and len(two.assignment()) == 2
+                ),
+                timeout_s=5,
+            )
             assert not set(one.assignment()) & set(two.assignment())
             fill(cluster, 50)
             eventually(lambda: len(first.bodies) == 100 and len(second.bodies) == 100)
@@ -174,7 +203,9 @@ def test_stopping_loses_nothing_and_repeats_nothing(cluster: PullCluster) -> Non
     for _ in range(5):
         with consumer(cluster, seen, batch_size=3, concurrency=4):
             before = len(seen.bodies)
-            eventually(lambda before=before: len(seen.bodies) >= min(before + 150, 2_000), every_s=0.001)
+            eventually(
+                lambda before=before: len(seen.bodies) >= min(before + 150, 2_000), every_s=0.001
+            )
     gate.set()
     with consumer(cluster, seen, batch_size=3):
         eventually(lambda: len(seen.bodies) == 2_000)
@@ -182,14 +213,18 @@ def test_stopping_loses_nothing_and_repeats_nothing(cluster: PullCluster) -> Non
     assert set(seen.bodies.values()) == {1}
 
 
-def test_stopping_hands_the_offsets_over_with_an_answer_and_leaves_the_group(cluster: PullCluster) -> None:
+def test_stopping_hands_the_offsets_over_with_an_answer_and_leaves_the_group(
+    cluster: PullCluster,
+) -> None:
     fill(cluster, 20)
     seen = Seen()
     broker = cluster.pull_brokers[0]
     with consumer(cluster, seen) as running:
         eventually(lambda: len(seen.bodies) == 80)
         client_id = running.client_id
-    assert sorted(entry for entry in broker.committed if entry[0] == "request") == [("request", "orders", i, 20) for i in range(4)]
+    assert sorted(entry for entry in broker.committed if entry[0] == "request") == [
+        ("request", "orders", i, 20) for i in range(4)
+    ]
     assert {"clientID": client_id, "consumerGroup": "billing"} in broker.unregistered
     assert broker.members["billing"] == {}
 
@@ -201,7 +236,13 @@ def test_offsets_travel_with_the_pulls(cluster: PullCluster) -> None:
         cluster.put("orders", 0, [b"a"])
         eventually(lambda: seen.bodies[b"a"] and running.stats()["in_flight"] == 0)
         cluster.put("orders", 0, [b"b"])
-        carried = eventually(lambda: [entry for entry in cluster.pull_brokers[0].committed if entry[:3] == ("pull", "orders", 0)])
+        carried = eventually(
+            lambda: [
+                entry
+                for entry in cluster.pull_brokers[0].committed
+                if entry[:3] == ("pull", "orders", 0)
+            ]
+        )
     assert carried[0][3] in (1, 2)  # what the listener had finished when the pull was written
 
 
@@ -212,16 +253,30 @@ def test_offsets_are_persisted_one_way_by_the_instances_timer(cluster: PullClust
     with consumer(cluster, seen) as running:
         eventually(lambda: len(seen.bodies) == 20 and running.stats()["in_flight"] == 0)
         running.persist_offsets()
-        told = eventually(lambda: [entry for entry in cluster.pull_brokers[0].committed if entry[0] == "oneway" and entry[3] == 5])
-    assert {(topic, queue_id) for _, topic, queue_id, _ in told} <= {("orders", i) for i in range(4)}
+        told = eventually(
+            lambda: [
+                entry
+                for entry in cluster.pull_brokers[0].committed
+                if entry[0] == "oneway" and entry[3] == 5
+            ]
+        )
+    assert {(topic, queue_id) for _, topic, queue_id, _ in told} <= {
+        ("orders", i) for i in range(4)
+    }
 
 
 @pytest.mark.seed("S4-180", "S4-183")
-def test_a_failed_message_comes_again_from_the_retry_topic_under_its_own_topic(cluster: PullCluster) -> None:
+def test_a_failed_message_comes_again_from_the_retry_topic_under_its_own_topic(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, [b"good", b"bad"], "UNIQ_KEY\x01" + "A" * 32)
 
     def once(messages: list[MessageExt], _ctx: ConsumeContext) -> Any:
-        return RECONSUME_LATER if messages[0].body == b"bad" and messages[0].reconsume_times < 2 else None
+        return (
+            RECONSUME_LATER
+            if messages[0].body == b"bad" and messages[0].reconsume_times < 2
+            else None
+        )
 
     seen = Seen(once)
     with consumer(cluster, seen) as running:
@@ -229,8 +284,10 @@ def test_a_failed_message_comes_again_from_the_retry_topic_under_its_own_topic(c
         eventually(lambda: running.stats()["consumed_ok"] == 2)
     bad = [message for message in seen.messages if message.body == b"bad"]
     assert [(message.topic, message.queue.topic, message.reconsume_times) for message in bad] == [
-        ("orders", "orders", 0), ("orders", "%RETRY%billing", 1), ("orders", "%RETRY%billing", 2),
-    ]  # fmt: skip
+        ("orders", "orders", 0),
+        ("orders", "%RETRY%billing", 1),
+        ("orders", "%RETRY%billing", 2),
+    ]
     assert seen.bodies[b"good"] == 1
 
 
@@ -249,7 +306,9 @@ def test_a_rejected_message_becomes_a_dead_letter_at_once(cluster: PullCluster, 
     assert seen.bodies[b"poison"] == 1
 
 
-def test_a_message_that_always_fails_is_delivered_as_often_as_allowed_and_then_dead(cluster: PullCluster) -> None:
+def test_a_message_that_always_fails_is_delivered_as_often_as_allowed_and_then_dead(
+    cluster: PullCluster,
+) -> None:
     cluster.put("orders", 0, [b"poison"])
 
     def fail(_messages: list[MessageExt], _ctx: ConsumeContext) -> Any:
@@ -268,21 +327,31 @@ def test_an_offset_that_expired_is_corrected_and_consumption_goes_on(cluster: Pu
     cluster.run(_in_loop(partial(broker.cut, "orders", 0, 60)))
     broker.offsets["billing", ("orders", 0)] = 10
     seen = Seen()
-    with consumer(cluster, seen, config=ConsumerConfig("billing", offset_illegal_delay_ms=50)) as running:
+    with consumer(
+        cluster, seen, config=ConsumerConfig("billing", offset_illegal_delay_ms=50)
+    ) as running:
         eventually(lambda: len(seen.bodies) == 340)
         assert running.stats()["offsets_moved"] == 1
     assert ("request", "orders", 0, 60) in broker.committed
 
 
-def test_after_a_cut_of_the_log_the_old_offset_is_not_committed_any_more(cluster: PullCluster) -> None:
-    """100 messages were consumed, the broker lost the last 40 of them; whoever takes the queue next must get what is stored there now."""
+def test_after_a_cut_of_the_log_the_old_offset_is_not_committed_any_more(
+    cluster: PullCluster,
+) -> None:
+    """100 messages were consumed, the broker lost the last 40 of them; whoever takes the queue next
+    must get what is stored there now.
+    """
     fill(cluster, 100)
     broker, place, seen = cluster.pull_brokers[0], ("orders", 0), Seen()
 
     def lose() -> None:
         del broker.queues[place][60:], broker.codes[place][60:]
 
-    with consumer(cluster, seen, config=ConsumerConfig("billing", offset_illegal_delay_ms=60_000, suspend_ms=100)) as running:
+    with consumer(
+        cluster,
+        seen,
+        config=ConsumerConfig("billing", offset_illegal_delay_ms=60_000, suspend_ms=100),
+    ) as running:
         eventually(lambda: len(seen.bodies) == 400)
         cluster.run(_in_loop(lose))
         eventually(lambda: running.stats()["offsets_moved"] == 1)
@@ -292,10 +361,14 @@ def test_after_a_cut_of_the_log_the_old_offset_is_not_committed_any_more(cluster
 
 
 PATIENT = ConsumerConfig("billing", exception_delay_ms=30_000)
-"""Pulls that failed are not tried again by themselves within the test: only the reconnector brings them back."""
+"""Pulls that failed are not tried again by themselves within the test: only the reconnector brings
+them back.
+"""
 
 
-def test_a_broker_that_restarts_is_pulled_again_as_soon_as_it_listens_and_without_repeats(cluster: PullCluster) -> None:
+def test_a_broker_that_restarts_is_pulled_again_as_soon_as_it_listens_and_without_repeats(
+    cluster: PullCluster,
+) -> None:
     fill(cluster, 20)
     seen = Seen()
     with consumer(cluster, seen, config=PATIENT):
@@ -309,7 +382,9 @@ def test_a_broker_that_restarts_is_pulled_again_as_soon_as_it_listens_and_withou
     assert set(seen.bodies.values()) == {1}
 
 
-def test_a_broker_that_hangs_up_on_every_pull_is_asked_less_and_less_often(cluster: PullCluster) -> None:
+def test_a_broker_that_hangs_up_on_every_pull_is_asked_less_and_less_often(
+    cluster: PullCluster,
+) -> None:
     seen = Seen()
     broker = cluster.pull_brokers[0]
     with consumer(cluster, seen, config=PATIENT):
@@ -354,7 +429,12 @@ def test_a_slow_listener_does_not_make_the_client_pull_without_end(cluster: Pull
     cluster.put("orders", 0, bodies(0, 5_000))
     release = threading.Event()
     seen = Seen(lambda _messages, _ctx: release.wait(20) and None)
-    with consumer(cluster, seen, concurrency=2, config=ConsumerConfig("billing", threshold_messages=100, pull_records=50)) as running:
+    with consumer(
+        cluster,
+        seen,
+        concurrency=2,
+        config=ConsumerConfig("billing", threshold_messages=100, pull_records=50),
+    ) as running:
         eventually(lambda: running.stats()["held_back"].get("messages", 0) >= 3)
         assert running.stats()["in_flight"] <= 150
         release.set()
@@ -362,7 +442,9 @@ def test_a_slow_listener_does_not_make_the_client_pull_without_end(cluster: Pull
 
 
 @pytest.mark.seed("S4-150", "S4-001")
-def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(cluster: PullCluster) -> None:
+def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(
+    cluster: PullCluster,
+) -> None:
     cluster.add_topic("later", 2)
     seen = Seen()
     with consumer(cluster, seen) as running:
@@ -372,7 +454,10 @@ def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(cluste
         cluster.put("later", 1, [b"x"])
         eventually(lambda: seen.bodies[b"x"])
         running.unsubscribe("orders")
-        eventually(lambda: {queue.topic for queue in running.assignment()} == {"later", "%RETRY%billing"}, timeout_s=3)
+        eventually(
+            lambda: {queue.topic for queue in running.assignment()} == {"later", "%RETRY%billing"},
+            timeout_s=3,
+        )
         with pytest.raises(ClientError):
             running.unsubscribe("orders")
 
@@ -391,7 +476,9 @@ def test_a_paused_consumer_gets_nothing_new_until_it_resumes(cluster: PullCluste
         eventually(lambda: seen.bodies[b"waits"])
 
 
-def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(cluster: PullCluster) -> None:
+def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(
+    cluster: PullCluster,
+) -> None:
     seen = Seen()
     with consumer(cluster, seen, subscriptions={"future": "*"}):
         eventually(lambda: cluster.name_servers[0].asked.count("future") >= 2)
@@ -402,7 +489,9 @@ def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(clust
 
 
 @pytest.mark.seed("S0-061", "S1-042")
-def test_a_topic_that_gets_more_queues_is_consumed_from_all_of_them_after_the_next_route(cluster: PullCluster) -> None:
+def test_a_topic_that_gets_more_queues_is_consumed_from_all_of_them_after_the_next_route(
+    cluster: PullCluster,
+) -> None:
     seen = Seen()
     with consumer(cluster, seen) as running:
         eventually(lambda: len(running.assignment()) == 5)
@@ -415,18 +504,27 @@ def test_a_topic_that_gets_more_queues_is_consumed_from_all_of_them_after_the_ne
 
 
 @pytest.mark.seed("S4-166", "S4-055")
-def test_two_groups_in_one_client_instance_each_divide_the_queues_for_themselves(cluster: PullCluster) -> None:
+def test_two_groups_in_one_client_instance_each_divide_the_queues_for_themselves(
+    cluster: PullCluster,
+) -> None:
     fill(cluster, 10)
     a, b = Seen(), Seen()
-    with consumer(cluster, a, "group-a", client_id="one") as first, consumer(cluster, b, "group-b", client_id="one") as second:
+    with (
+        consumer(cluster, a, "group-a", client_id="one") as first,
+        consumer(cluster, b, "group-b", client_id="one") as second,
+    ):
         eventually(lambda: len(a.bodies) == 40 and len(b.bodies) == 40)
         assert first.client_id == second.client_id == "one"
-        assert {queue for queue in first.assignment() if queue.topic == "orders"} == {queue for queue in second.assignment() if queue.topic == "orders"}
+        assert {queue for queue in first.assignment() if queue.topic == "orders"} == {
+            queue for queue in second.assignment() if queue.topic == "orders"
+        }
     assert {"clientID": "one", "consumerGroup": "group-b"} in cluster.pull_brokers[0].unregistered
 
 
 @pytest.mark.seed("S3-112", "S3-133", "S0-070", "S3-124")
-def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_alive(cluster: PullCluster) -> None:
+def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_alive(
+    cluster: PullCluster,
+) -> None:
     with consumer(cluster, Seen()) as running:
         host, _, rest = running.client_id.partition("@")
         assert host == "127.0.0.1" and rest.split("#")[0] == str(os.getpid())
@@ -435,19 +533,35 @@ def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_al
 
 
 @pytest.mark.seed("S4-178")
-def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_held(cluster: PullCluster) -> None:
+def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_held(
+    cluster: PullCluster,
+) -> None:
     fill(cluster, 10)
     cluster.put("orders", 0, [b"bad"] * 3)
-    seen = Seen(lambda messages, _ctx: RECONSUME_LATER if messages[0].body == b"bad" and messages[0].reconsume_times == 0 else None)
+    seen = Seen(
+        lambda messages, _ctx: (
+            RECONSUME_LATER
+            if messages[0].body == b"bad" and messages[0].reconsume_times == 0
+            else None
+        )
+    )
     with consumer(cluster, seen) as running:
         eventually(lambda: running.stats()["consumed_ok"] == 43)
         found = running.stats()
-    assert (found["pulled"], found["consumed_failed"], found["sent_back"], found["in_flight"], found["lag"]) == (46, 3, 3, 0, 0)
+    assert (
+        found["pulled"],
+        found["consumed_failed"],
+        found["sent_back"],
+        found["in_flight"],
+        found["lag"],
+    ) == (46, 3, 3, 0, 0)
     assert found["state"] == "RUNNING" and found["balanced"] and len(found["queues"]) == 5
 
 
 @pytest.mark.seed("S3-110", "S3-120")
-def test_a_consumer_starts_once_and_a_stopped_one_does_not_start_again(cluster: PullCluster) -> None:
+def test_a_consumer_starts_once_and_a_stopped_one_does_not_start_again(
+    cluster: PullCluster,
+) -> None:
     made = consumer(cluster, Seen())
     assert made.state is ServiceState.CREATE_JUST
     made.start()
@@ -462,7 +576,9 @@ def test_a_consumer_starts_once_and_a_stopped_one_does_not_start_again(cluster: 
 
 
 @pytest.mark.seed("S3-118")
-def test_a_group_taken_in_the_same_client_is_refused_and_the_consumer_stays_new(cluster: PullCluster) -> None:
+def test_a_group_taken_in_the_same_client_is_refused_and_the_consumer_stays_new(
+    cluster: PullCluster,
+) -> None:
     with consumer(cluster, Seen(), client_id="one"):
         other = consumer(cluster, Seen(), client_id="one")
         with pytest.raises(ClientError, match="created before"):
@@ -472,13 +588,17 @@ def test_a_group_taken_in_the_same_client_is_refused_and_the_consumer_stays_new(
 
 
 @pytest.mark.seed("S3-119", "S1-013", "S1-014", "S3-018")
-def test_starting_asks_for_routes_sends_a_heartbeat_and_rebalances_at_once(cluster: PullCluster) -> None:
+def test_starting_asks_for_routes_sends_a_heartbeat_and_rebalances_at_once(
+    cluster: PullCluster,
+) -> None:
     with consumer(cluster, Seen()) as running:
         watch = Stopwatch()
         eventually(lambda: running.balanced)
         eventually(lambda: len(cluster.pull_brokers[0].pulls) == 5)
         assert watch.lived_s < 4
-        assert {f"rmq-client-{running.client_id}", "rmq-rebalance-billing"} <= {thread.name for thread in threading.enumerate()}
+        assert {f"rmq-client-{running.client_id}", "rmq-rebalance-billing"} <= {
+            thread.name for thread in threading.enumerate()
+        }
         assert {"orders", "%RETRY%billing"} <= set(cluster.name_servers[0].asked)
         assert cluster.pull_brokers[0].requests[RequestCode.HEART_BEAT] >= 1
         assert cluster.pull_brokers[0].requests[RequestCode.GET_CONSUMER_LIST_BY_GROUP] >= 1
@@ -499,7 +619,9 @@ def test_a_listener_that_stops_its_own_consumer_is_told_why_it_cannot(cluster: P
     assert "called by the listener" in str(errors[0])
 
 
-def test_a_listener_that_never_ends_does_not_keep_the_consumer_from_stopping(cluster: PullCluster) -> None:
+def test_a_listener_that_never_ends_does_not_keep_the_consumer_from_stopping(
+    cluster: PullCluster,
+) -> None:
     release, begun = threading.Event(), threading.Event()
 
     def hang(_messages: list[MessageExt], _ctx: ConsumeContext) -> None:

@@ -1,4 +1,6 @@
-"""A name server's answer with an order table that comes while the broker has no core: it registers again soon, and nothing dies of it."""
+"""A name server's answer with an order table that comes while the broker has no core: it registers
+again soon, and nothing dies of it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.topics import DataVersion
-from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.broker import registration
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker import registration
 from rmq_ray.server.broker.registration import Registration
 
 
@@ -33,7 +35,9 @@ async def opened(*_arguments: object) -> NameServer:
     return NameServer()
 
 
-def test_an_order_table_that_nobody_can_take_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_table_that_nobody_can_take_now_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registration, "FAILURE_PAUSE_S", 0.01)
     monkeypatch.setattr(AsyncConnection, "open", opened)
     taken: list[Mapping[str, str]] = []
@@ -48,8 +52,16 @@ def test_an_order_table_that_nobody_can_take_now_is_asked_for_again(monkeypatch:
     async def story() -> None:
         identity = Identity("broker-a", 0, "c", boot_ms=0)
         told = Registration(
-            identity, ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, 30_000, lambda: ({}, DataVersion()), take, fatal.append
-        )  # fmt: skip
+            identity,
+            ("127.0.0.1:9",),
+            None,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            30_000,
+            lambda: ({}, DataVersion()),
+            take,
+            fatal.append,
+        )
         told.start()
         async with asyncio.timeout(20):
             while not taken and not fatal:

@@ -1,4 +1,6 @@
-"""Replicas under a controller: promoted, deposed, fenced, with producers and consumers on them; real ports and disks."""
+"""Replicas under a controller: promoted, deposed, fenced, with producers and consumers on them;
+real ports and disks.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import SendError, StoreFailed
 from rmq_ray.model.ids import MessageQueue
@@ -26,8 +28,8 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.replication.leadership_gate import WRITES
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.reigned import ReignedCluster
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}
@@ -42,26 +44,39 @@ def pair(tmp_path: Path) -> Iterator[ReignedCluster]:
 
 def test_a_first_election_makes_one_master_whom_the_other_follows(pair: ReignedCluster) -> None:
     pair.settled()
-    assert [pair.report(number).role for number in (0, 1)] == [Role.MASTER, Role.SLAVE] and pair.report(0).master_epoch == 1
+    assert [pair.report(number).role for number in (0, 1)] == [
+        Role.MASTER,
+        Role.SLAVE,
+    ] and pair.report(0).master_epoch == 1
     with Producer("p", discovery=pair) as producer:
         assert producer.send("orders", b"one").status is SendStatus.SEND_OK
     pair.settled()
     assert pair.reigned_store(1).end_offset == pair.reigned_store(0).end_offset > 0
 
 
-def test_the_slave_of_a_killed_master_reigns_and_has_everything_acknowledged(pair: ReignedCluster) -> None:
+def test_the_slave_of_a_killed_master_reigns_and_has_everything_acknowledged(
+    pair: ReignedCluster,
+) -> None:
     pair.settled()
     collector = Collector()
     with (
         Producer("p", discovery=pair) as producer,
-        PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=pair, start_from="first"),
+        PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=pair,
+            start_from="first",
+        ),
     ):
         for number in range(20):
             assert producer.send("orders", b"%d" % number).status is SendStatus.SEND_OK
         collector.wait_for(20)
         pair.kill(0)
         assert pair.elect() == 1
-        assert producer.send("orders", b"20").status is SendStatus.SLAVE_NOT_AVAILABLE, "one copy is not two"
+        assert producer.send("orders", b"20").status is SendStatus.SLAVE_NOT_AVAILABLE, (
+            "one copy is not two"
+        )
         pair.start(0)
         pair.settled()
         assert producer.send("orders", b"21").status is SendStatus.SEND_OK
@@ -78,7 +93,13 @@ def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path)
         stop = threading.Event()
         with (
             Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
-            PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"),
+            PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                discovery=cluster,
+                start_from="first",
+            ),
         ):
 
             def send() -> None:
@@ -111,14 +132,22 @@ def hang(broker: Broker) -> None:
 
 
 def test_clients_leave_a_master_that_hangs_once_another_one_reigns(tmp_path: Path) -> None:
-    """It keeps its port and its connections, and answers nothing: only the routes tell that it was replaced."""
+    """It keeps its port and its connections, and answers nothing: only the routes tell that it was
+    replaced.
+    """
     with ReignedCluster(tmp_path, 2, {"copies_min": 2}) as cluster:
         cluster.settled()
         collector = Collector()
         hanging = cluster.replicas[0]
         with Producer("p", discovery=cluster, send_timeout_ms=60_000) as producer:
             producer.send("orders", b"before")
-            with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
+            with PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                discovery=cluster,
+                start_from="first",
+            ):
                 collector.wait_for(1)
                 cluster.settled()
                 del cluster.replicas[0]
@@ -133,7 +162,10 @@ def test_clients_leave_a_master_that_hangs_once_another_one_reigns(tmp_path: Pat
 
 
 def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+    with (
+        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
+    ):
         for number in range(10):
             producer.send("orders", b"%d" % number)
         cluster.settled()
@@ -151,14 +183,21 @@ def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: 
         cluster.start(0)
         cluster.settled()
         ours, theirs = cluster.reigned_store(0), cluster.reigned_store(1)
-        assert ours.opened.log.read(0, 1 << 18) == theirs.opened.log.read(0, 1 << 18) and ours.epochs == theirs.epochs == ((1, 0), (2, shared))
+        assert ours.opened.log.read(0, 1 << 18) == theirs.opened.log.read(
+            0, 1 << 18
+        ) and ours.epochs == theirs.epochs == ((1, 0), (2, shared))
         assert ours.queues() == theirs.queues()
         status = cluster.replicas[0].status()["replica"]
         assert status["removed_bytes"] == lost - shared
 
 
-def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=400) as producer:
+def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(
+    tmp_path: Path,
+) -> None:
+    with (
+        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=400) as producer,
+    ):
         cluster.settled()
         producer.send("orders", b"one", timeout=20)
         cluster.listening = False
@@ -175,7 +214,10 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(t
         assert report.role in (Role.WAITING, Role.SLAVE)
         eventually(lambda: cluster.report(0).role is Role.SLAVE)
         late = replace(cluster.told, version=99)
-        assert cluster.run(cluster.replicas[0].attend(late)).role is Role.SLAVE and cluster.replicas[0]._reign.assignment.version < 99  # type: ignore[union-attr]
+        assert (
+            cluster.run(cluster.replicas[0].attend(late)).role is Role.SLAVE
+            and cluster.replicas[0]._reign.assignment.version < 99
+        )  # type: ignore[union-attr]
 
 
 def test_a_replica_is_no_master_twice_in_one_epoch(tmp_path: Path) -> None:
@@ -188,7 +230,10 @@ def test_a_replica_is_no_master_twice_in_one_epoch(tmp_path: Path) -> None:
 
 
 def test_a_master_whose_store_fails_is_deposed_and_another_one_goes_on(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+    with (
+        ReignedCluster(tmp_path, 3, SYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
+    ):
         cluster.settled()
         assert producer.send("orders", b"one").status is SendStatus.SEND_OK
         core = cluster.replicas[0].core
@@ -206,7 +251,10 @@ def test_a_master_whose_store_fails_is_deposed_and_another_one_goes_on(tmp_path:
 
 
 def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+    with (
+        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
+    ):
         producer.send("orders", b"one")
         cluster.settled()
         instance = producer._core.instance
@@ -214,7 +262,11 @@ def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: 
 
         def lock(epoch: int) -> dict[MessageQueue, int]:
             body = bodies.encode_lock("billing", "c1", [queue], [epoch])
-            answer = instance.invoke(cluster.replicas[cluster.master].address, Command(RequestCode.LOCK_BATCH_MQ, body=body), 3_000)
+            answer = instance.invoke(
+                cluster.replicas[cluster.master].address,
+                Command(RequestCode.LOCK_BATCH_MQ, body=body),
+                3_000,
+            )
             assert answer.code == 0, answer.remark
             return bodies.decode_locked_epochs(answer.body)
 
@@ -225,15 +277,30 @@ def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: 
         assert lock(0)[queue] > first > 1 << 44
 
 
-def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_master(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 2, ASYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_master(
+    tmp_path: Path,
+) -> None:
+    with (
+        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
+    ):
         cluster.settled()
         collector = Collector()
-        with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
-            with producer.transaction(lambda _message: LocalTransactionState.UNKNOWN) as transaction:
+        with PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+        ):
+            with producer.transaction(
+                lambda _message: LocalTransactionState.UNKNOWN
+            ) as transaction:
                 transaction.send("orders", b"half at the old master")
                 cluster.settled()
-                eventually(lambda: "orders" in cluster.replicas[1].core.tables.topics)  # topics are those of a second ago
+                eventually(
+                    lambda: "orders" in cluster.replicas[1].core.tables.topics
+                )  # topics are those of a second ago
                 cluster.listening = False
                 late = threading.Thread(target=lambda: (time.sleep(1.0), cluster.elect(wanted=1)))
                 cluster.run(cluster.replicas[0].fence(cluster.told.master_epoch + 1))
@@ -247,12 +314,16 @@ def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_ma
 def test_a_follower_asks_every_writer_to_come_again(pair: ReignedCluster, code: int) -> None:
     pair.settled()
     with Producer("p", discovery=pair) as producer:
-        answer = producer._core.instance.invoke(pair.replicas[1].address, Command(RequestCode(code)), 3_000)
+        answer = producer._core.instance.invoke(
+            pair.replicas[1].address, Command(RequestCode(code)), 3_000
+        )
     assert answer.code == ResponseCode.STILL_RECOVERING
 
 
 def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 2, ASYNC | {"replica_sync_ms": 60_000, "auto_create_topics": False}) as cluster:
+    with ReignedCluster(
+        tmp_path, 2, ASYNC | {"replica_sync_ms": 60_000, "auto_create_topics": False}
+    ) as cluster:
         cluster.settled()
         admin = Admin(discovery=cluster)
         admin.create_topic("made-by-hand", queues=3)
@@ -267,7 +338,9 @@ def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path
             assert producer.send("made-by-hand", b"two").status is SendStatus.SEND_OK
 
 
-def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(tmp_path: Path) -> None:
+def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
+    tmp_path: Path,
+) -> None:
     with ReignedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         late = Collector()
@@ -283,7 +356,13 @@ def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
             for message in taken[:3]:
                 message.ack()
             producer.send("late", b"at once")
-            with PushConsumer("g", listener=late, subscriptions={"late": "*"}, discovery=cluster, start_from="first"):
+            with PushConsumer(
+                "g",
+                listener=late,
+                subscriptions={"late": "*"},
+                discovery=cluster,
+                start_from="first",
+            ):
                 late.wait_for(1)
                 began = time.time()
                 for number in range(4):
@@ -291,11 +370,15 @@ def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
                 producer.send("late", b"by level", delay_level=1)
                 cluster.kill(0)
                 assert cluster.elect() != 0
-                eventually(lambda: set(late.bodies) == {b"at once", b"0", b"1", b"2", b"3", b"by level"})
+                eventually(
+                    lambda: set(late.bodies) == {b"at once", b"0", b"1", b"2", b"3", b"by level"}
+                )
                 assert time.time() - began >= 3
             again = {message.body for message in taken[3:]}
             got: set[bytes] = set()
-            eventually(lambda: got.update(m.body for m in popped.receive(6, wait=1.0)) or again <= got)  # type: ignore[func-returns-value]
+            eventually(
+                lambda: got.update(m.body for m in popped.receive(6, wait=1.0)) or again <= got
+            )  # type: ignore[func-returns-value]
             assert got <= again | acknowledged
             popped.close()
 

@@ -1,4 +1,6 @@
-"""Replicas die at random moments, masters first, while a producer and a consumer go on: what was acknowledged is there, and read."""
+"""Replicas die at random moments, masters first, while a producer and a consumer go on: what was
+acknowledged is there, and read.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig, ReplicationMode
 from rmq_ray.errors import SendError, SendUnknown
 from rmq_ray.model.message import SendStatus
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.reigned import ReignedCluster
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 ROUNDS = 4
@@ -52,16 +54,28 @@ class Sender(threading.Thread):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_acknowledged_message_is_lost_whoever_dies(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    settings = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 3_000, "in_sync_lag_ms": 1_000}
+    settings = {
+        "replication": ReplicationMode.SYNC_MASTER,
+        "slave_timeout_ms": 3_000,
+        "in_sync_lag_ms": 1_000,
+    }
     with ReignedCluster(tmp_path, 3, settings, automatic=True) as cluster:
         cluster.settled()
         sender, collector = Sender(cluster), Collector()
         config = ConsumerConfig("g", offset_persist_ms=200, offset_persist_first_ms=200)
-        with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first", config=config):
+        with PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+            config=config,
+        ):
             sender.start()
             for _ in range(ROUNDS):
                 before = len(sender.acknowledged)
-                eventually(lambda: len(sender.acknowledged) > before + 5)  # noqa: B023 - awaited at once
+                # awaited at once
+                eventually(lambda: len(sender.acknowledged) > before + 5)  # noqa: B023
                 time.sleep(chance.random() * 0.1)
                 victims = chance.sample(sorted(cluster.replicas), 1)
                 if chance.random() < 0.7:
@@ -80,6 +94,11 @@ def test_no_acknowledged_message_is_lost_whoever_dies(tmp_path: Path, seed: int)
         assert set(collector.bodies) <= sender.acknowledged | sender.open and not sender.errors
         stores = [cluster.reigned_store(number) for number in range(3)]
         eventually(lambda: len({store.visible_offset for store in stores}) == 1)
-        assert stores[0].queues() == stores[1].queues() == stores[2].queues() and stores[0].epochs == stores[1].epochs == stores[2].epochs
+        assert (
+            stores[0].queues() == stores[1].queues() == stores[2].queues()
+            and stores[0].epochs == stores[1].epochs == stores[2].epochs
+        )
         twice = len(collector.bodies) - len(set(collector.bodies))
-        assert twice <= len(collector.bodies) // 2, "messages come again only where a consumer's progress was lost"
+        assert twice <= len(collector.bodies) // 2, (
+            "messages come again only where a consumer's progress was lost"
+        )

@@ -1,4 +1,6 @@
-"""A slave that is far behind takes three pieces of the log at once; here with pieces so short that a test has hundreds of them."""
+"""A slave that is far behind takes three pieces of the log at once; here with pieces so short that
+a test has hundreds of them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicatedCluster]:
-    """A master with a few thousand messages in frames of some lengths, and a slave whose disk is empty."""
+    """A master with a few thousand messages in frames of some lengths, and a slave whose disk is
+    empty.
+    """
     monkeypatch.setattr(replica_stream, "LONG_BYTES", 1)
     monkeypatch.setattr(async_connection, "LENT_BYTES_MIN", 1)
     cluster = ReplicatedCluster(tmp_path, broker={"replica_bytes": 4096})
@@ -31,11 +35,18 @@ def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicat
         shutil.rmtree(cluster.slave_path())
         with Producer("p", discovery=cluster) as producer:
             for number in range(60):
-                producer.send_batch([Message("orders", b"%d-%d" % (number, row) * 10, keys=f"k{row}") for row in range(number % 9 * 10 + 1)])
+                producer.send_batch(
+                    [
+                        Message("orders", b"%d-%d" % (number, row) * 10, keys=f"k{row}")
+                        for row in range(number % 9 * 10 + 1)
+                    ]
+                )
         yield cluster
 
 
-def test_every_byte_comes_and_becomes_visible_in_order(behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_byte_comes_and_becomes_visible_in_order(
+    behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beside: list[int] = []
     take = FollowerStore.take
 
@@ -51,7 +62,9 @@ def test_every_byte_comes_and_becomes_visible_in_order(behind: ReplicatedCluster
     assert len(beside) > 20 and beside == sorted(beside) and behind.replica()["sessions"] == 1
 
 
-def test_a_piece_that_cannot_be_written_ends_the_session_and_nothing_behind_it_is_taken(behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_that_cannot_be_written_ends_the_session_and_nothing_behind_it_is_taken(
+    behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
     take = FollowerStore.take
 
@@ -68,15 +81,23 @@ def test_a_piece_that_cannot_be_written_ends_the_session_and_nothing_behind_it_i
     eventually(lambda: -1 in taken)
     behind.caught_up()
     places = [begin for begin in taken if begin >= 0]
-    assert places == sorted(places) and same_log(behind) and behind.slave_store().queues() == behind.store().queues()
+    assert (
+        places == sorted(places)
+        and same_log(behind)
+        and behind.slave_store().queues() == behind.store().queues()
+    )
     assert behind.replica()["sessions"] >= 1
 
 
-def test_bytes_that_spoil_on_the_way_are_asked_for_again(behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_spoil_on_the_way_are_asked_for_again(
+    behind: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spoilt: list[int] = []
     check = FollowerStore.check
 
-    def spoiling(store: FollowerStore, log_offset: int, data: bytes, broken: Broken = ()) -> CheckedPiece:
+    def spoiling(
+        store: FollowerStore, log_offset: int, data: bytes, broken: Broken = ()
+    ) -> CheckedPiece:
         if log_offset > 20_000 and len(spoilt) < 2 and len(data) > 200:
             spoilt.append(log_offset)
             changed = bytearray(data)
@@ -87,4 +108,8 @@ def test_bytes_that_spoil_on_the_way_are_asked_for_again(behind: ReplicatedClust
     monkeypatch.setattr(FollowerStore, "check", spoiling)
     behind.start_slave()
     behind.caught_up()
-    assert len(spoilt) == 2 and same_log(behind) and behind.slave_store().queues() == behind.store().queues()
+    assert (
+        len(spoilt) == 2
+        and same_log(behind)
+        and behind.slave_store().queues() == behind.store().queues()
+    )

@@ -1,4 +1,6 @@
-"""Master and slave on real ports: copies, acknowledgements, what is seen when; each party stopped and started."""
+"""Master and slave on real ports: copies, acknowledgements, what is seen when; each party stopped
+and started.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.records import pack_send
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.brokers.store_rig import make_frame
 from tests.support.brokers.valve import Valve
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 400}
@@ -36,7 +38,11 @@ def same_log(cluster: ReplicatedCluster, number: int = 1) -> bool:
     ours, theirs = cluster.store(), cluster.slave_store(number)
     end = ours.visible_offset
     segments = [segment.start for segment in theirs.opened.chain.segments() if segment.start < end]
-    return all(theirs.opened.log.read(start, 1 << 18)[: end - start] == ours.opened.log.read(start, 1 << 18)[: end - start] for start in segments)
+    return all(
+        theirs.opened.log.read(start, 1 << 18)[: end - start]
+        == ours.opened.log.read(start, 1 << 18)[: end - start]
+        for start in segments
+    )
 
 
 @pytest.mark.seed("S3-148")
@@ -46,19 +52,32 @@ def test_a_slave_gets_the_log_byte_for_byte_and_the_tables(pair: ReplicatedClust
             producer.send("orders", b"%d" % number * 200, keys=[f"k{number}"])
         producer.send_batch([Message("other", b"b%d" % number) for number in range(500)])
     collector = Collector()
-    with PushConsumer("billing", listener=collector, subscriptions={"orders": "*"}, discovery=pair, start_from="first"):
+    with PushConsumer(
+        "billing",
+        listener=collector,
+        subscriptions={"orders": "*"},
+        discovery=pair,
+        start_from="first",
+    ):
         collector.wait_for(60)
     pair.caught_up()
     assert same_log(pair) and pair.slave_store().queues() == pair.store().queues()
     pair.tables_synced()
     ours, theirs = pair.brokers[0]._core, pair.slaves[1]._core
     assert ours is not None and theirs is not None
-    assert theirs.tables.topics.snapshot() == ours.tables.topics.snapshot() and theirs.tables.groups.snapshot() == ours.tables.groups.snapshot()
+    assert (
+        theirs.tables.topics.snapshot() == ours.tables.topics.snapshot()
+        and theirs.tables.groups.snapshot() == ours.tables.groups.snapshot()
+    )
     eventually(lambda: theirs.tables.offsets.tables() == ours.tables.offsets.tables() != {})
-    assert pair.slave_store().query("orders", "k7", 5, 0, 1 << 60), "keys are indexed on a slave, too"
+    assert pair.slave_store().query("orders", "k7", 5, 0, 1 << 60), (
+        "keys are indexed on a slave, too"
+    )
 
 
-def test_a_slave_that_was_away_or_lost_its_disk_catches_up_while_the_master_serves(pair: ReplicatedCluster) -> None:
+def test_a_slave_that_was_away_or_lost_its_disk_catches_up_while_the_master_serves(
+    pair: ReplicatedCluster,
+) -> None:
     with Producer("p", discovery=pair) as producer:
         producer.send("orders", b"first")
         pair.caught_up()
@@ -71,7 +90,11 @@ def test_a_slave_that_was_away_or_lost_its_disk_catches_up_while_the_master_serv
         pair.stop_slave()
         shutil.rmtree(pair.slave_path())
         stop = threading.Event()
-        sender = threading.Thread(target=lambda: [producer.send("orders", b"meanwhile") for _ in range(200) if not stop.is_set()])
+        sender = threading.Thread(
+            target=lambda: [
+                producer.send("orders", b"meanwhile") for _ in range(200) if not stop.is_set()
+            ]
+        )
         sender.start()
         pair.start_slave()
         sender.join()
@@ -85,7 +108,9 @@ def test_a_master_that_restarts_goes_on_being_followed(pair: ReplicatedCluster) 
         producer.send("orders", b"before")
     pair.caught_up()
     pair.stop_master()
-    assert pair.replica()["connected"] is False or eventually(lambda: not pair.replica()["connected"])
+    assert pair.replica()["connected"] is False or eventually(
+        lambda: not pair.replica()["connected"]
+    )
     pair.start_master()
     with Producer("p", discovery=pair) as producer:
         producer.send("orders", b"after")
@@ -95,7 +120,9 @@ def test_a_master_that_restarts_goes_on_being_followed(pair: ReplicatedCluster) 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
 def test_a_sync_master_acknowledges_what_its_slaves_have(tmp_path: Path, flush: FlushMode) -> None:
-    with ReplicatedCluster(tmp_path, 2, SYNC | {"copies_min": 3, "slave_timeout_ms": 5_000}, flush=flush) as cluster:
+    with ReplicatedCluster(
+        tmp_path, 2, SYNC | {"copies_min": 3, "slave_timeout_ms": 5_000}, flush=flush
+    ) as cluster:
         cluster.in_sync()
         with Producer("p", discovery=cluster) as producer:
             for number in range(30):
@@ -103,18 +130,31 @@ def test_a_sync_master_acknowledges_what_its_slaves_have(tmp_path: Path, flush: 
                 assert result.status is SendStatus.SEND_OK
                 for slave in (1, 2):
                     store = cluster.slave_store(slave)
-                    assert (store.flushed_offset if flush is FlushMode.SYNC_FLUSH else store.end_offset) >= cluster.store().visible_offset
+                    assert (
+                        store.flushed_offset if flush is FlushMode.SYNC_FLUSH else store.end_offset
+                    ) >= cluster.store().visible_offset
 
 
 @pytest.mark.seed("S3-135")
-def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_back(tmp_path: Path) -> None:
-    with ReplicatedCluster(tmp_path, 1, SYNC) as cluster, Producer("p", discovery=cluster) as producer:
+def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_back(
+    tmp_path: Path,
+) -> None:
+    with (
+        ReplicatedCluster(tmp_path, 1, SYNC) as cluster,
+        Producer("p", discovery=cluster) as producer,
+    ):
         cluster.in_sync()
         assert producer.send("orders", b"one").status is SendStatus.SEND_OK
         cluster.stop_slave()
         eventually(lambda: not cluster.replication()["enough"])
         collector = Collector()
-        with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=cluster, start_from="first"):
+        with PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+        ):
             collector.wait_for(1)
             assert producer.send("orders", b"two").status is SendStatus.SLAVE_NOT_AVAILABLE
             assert not _within(0.3, lambda: len(collector.bodies) > 1), "visible means replicated"
@@ -125,7 +165,11 @@ def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_bac
 
 
 def test_a_slave_that_hangs_costs_a_timeout_and_then_its_place_in_the_set(tmp_path: Path) -> None:
-    with ReplicatedCluster(tmp_path, 0, SYNC | {"in_sync_lag_ms": 1_500}) as cluster, Valve(cluster) as valve, Producer("p", discovery=cluster) as producer:
+    with (
+        ReplicatedCluster(tmp_path, 0, SYNC | {"in_sync_lag_ms": 1_500}) as cluster,
+        Valve(cluster) as valve,
+        Producer("p", discovery=cluster) as producer,
+    ):
         cluster.start_slave(1, master=valve.address)
         cluster.in_sync(1)
         assert producer.send("orders", b"one").status is SendStatus.SEND_OK
@@ -143,7 +187,11 @@ def test_a_slave_that_hangs_costs_a_timeout_and_then_its_place_in_the_set(tmp_pa
 
 def test_a_master_that_stops_acknowledges_nothing_that_its_slaves_lack(tmp_path: Path) -> None:
     settings = SYNC | {"in_sync_lag_ms": 60_000, "slave_timeout_ms": 1_500}
-    with ReplicatedCluster(tmp_path, 0, settings) as cluster, Valve(cluster) as valve, Producer("p", discovery=cluster) as producer:
+    with (
+        ReplicatedCluster(tmp_path, 0, settings) as cluster,
+        Valve(cluster) as valve,
+        Producer("p", discovery=cluster) as producer,
+    ):
         cluster.start_slave(1, master=valve.address)
         cluster.in_sync(1)
         producer.send("orders", b"one")
@@ -152,17 +200,29 @@ def test_a_master_that_stops_acknowledges_nothing_that_its_slaves_lack(tmp_path:
         eventually(lambda: cluster.store().end_offset > cluster.store().visible_offset)
         cluster.stop_master()
         error = found.exception(5)
-        assert isinstance(error, SendUnknown) if error is not None else found.result().status is not SendStatus.SEND_OK
+        assert (
+            isinstance(error, SendUnknown)
+            if error is not None
+            else found.result().status is not SendStatus.SEND_OK
+        )
 
 
 def test_with_two_slaves_one_that_hangs_holds_up_nobody_for_long(tmp_path: Path) -> None:
     settings = SYNC | {"in_sync_lag_ms": 300, "slave_timeout_ms": 5_000}
-    with ReplicatedCluster(tmp_path, 1, settings) as cluster, Valve(cluster) as valve, Producer("p", discovery=cluster) as producer:
+    with (
+        ReplicatedCluster(tmp_path, 1, settings) as cluster,
+        Valve(cluster) as valve,
+        Producer("p", discovery=cluster) as producer,
+    ):
         cluster.start_slave(2, master=valve.address)
         cluster.in_sync(2)
         valve.shut()
-        assert producer.send("orders", b"one").status is SendStatus.SEND_OK, "once the slave that hangs left the set"
-        assert [number for number, slave in cluster.replication()["slaves"].items() if slave["in_sync"]] == [1]
+        assert producer.send("orders", b"one").status is SendStatus.SEND_OK, (
+            "once the slave that hangs left the set"
+        )
+        assert [
+            number for number, slave in cluster.replication()["slaves"].items() if slave["in_sync"]
+        ] == [1]
 
 
 def test_a_foreign_log_is_refused_by_both_sides_and_left_alone(tmp_path: Path) -> None:
@@ -183,13 +243,22 @@ def test_a_foreign_log_is_refused_by_both_sides_and_left_alone(tmp_path: Path) -
 
 
 @pytest.mark.seed("S3-136", "S3-149", "S3-150", "S3-134")
-def test_a_consumer_goes_on_from_the_slave_without_repeats_and_tells_the_returning_master(pair: ReplicatedCluster) -> None:
+def test_a_consumer_goes_on_from_the_slave_without_repeats_and_tells_the_returning_master(
+    pair: ReplicatedCluster,
+) -> None:
     collector = Collector()
     with Producer("p", discovery=pair) as producer:
         for number in range(40):
             producer.send("orders", b"%d" % number)
     config = ConsumerConfig("g", offset_persist_ms=200, offset_persist_first_ms=200)
-    with PushConsumer("g", listener=collector, subscriptions={"orders": "*"}, discovery=pair, start_from="first", config=config) as consumer:
+    with PushConsumer(
+        "g",
+        listener=collector,
+        subscriptions={"orders": "*"},
+        discovery=pair,
+        start_from="first",
+        config=config,
+    ) as consumer:
         collector.wait_for(40)
         pair.caught_up()
         pair.tables_synced()
@@ -205,26 +274,36 @@ def test_a_consumer_goes_on_from_the_slave_without_repeats_and_tells_the_returni
         with Producer("p", discovery=pair) as producer:
             producer.send("orders", b"50")
         collector.wait_for(51)
-        assert sorted(collector.bodies, key=int) == [b"%d" % number for number in range(51)], "each once"
+        assert sorted(collector.bodies, key=int) == [b"%d" % number for number in range(51)], (
+            "each once"
+        )
         core = pair.brokers[0]._core
         assert core is not None
         eventually(lambda: sum(core.tables.offsets.tables()["orders", "g"].values()) == 51)
 
 
 @pytest.mark.seed("S3-151")
-def test_a_consumer_that_starts_while_the_master_is_away_begins_where_the_slave_knows(pair: ReplicatedCluster) -> None:
+def test_a_consumer_that_starts_while_the_master_is_away_begins_where_the_slave_knows(
+    pair: ReplicatedCluster,
+) -> None:
     with Producer("p", discovery=pair) as producer:
         for number in range(20):
             producer.send("orders", b"%d" % number)
     first = Collector()
-    with PushConsumer("g", listener=first, subscriptions={"orders": "*"}, discovery=pair, start_from="first"):
+    with PushConsumer(
+        "g", listener=first, subscriptions={"orders": "*"}, discovery=pair, start_from="first"
+    ):
         first.wait_for(20)
     pair.caught_up()
     pair.tables_synced()
     pair.stop_master()
     again = Collector()
-    with PushConsumer("g", listener=again, subscriptions={"orders": "*"}, discovery=pair, start_from="first"):
-        assert not _within(1.0, lambda: again.bodies != []), "what was told to the master before is known to the slave"
+    with PushConsumer(
+        "g", listener=again, subscriptions={"orders": "*"}, discovery=pair, start_from="first"
+    ):
+        assert not _within(1.0, lambda: again.bodies != []), (
+            "what was told to the master before is known to the slave"
+        )
 
 
 def test_a_master_that_does_not_answer_is_left_for_its_slave_until_it_does(tmp_path: Path) -> None:
@@ -234,11 +313,17 @@ def test_a_master_that_does_not_answer_is_left_for_its_slave_until_it_does(tmp_p
         cluster.caught_up()
         collector = Collector()
         with PushConsumer(
-            "g", listener=collector, subscriptions={"orders": "*"}, discovery=valve.leading_to(cluster, "orders"), start_from="first"
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=valve.leading_to(cluster, "orders"),
+            start_from="first",
         ) as consumer:
             collector.wait_for(1)
             valve.shut(break_connections=True)
-            with Producer("p", discovery=cluster) as producer:  # its own connections lead to the master directly
+            with Producer(
+                "p", discovery=cluster
+            ) as producer:  # its own connections lead to the master directly
                 producer.send("orders", b"two")
             assert collector.wait_for(2, 15)[1] == b"two"
             valve.open()
@@ -255,11 +340,19 @@ def test_a_slave_refuses_writes_and_names_the_master(pair: ReplicatedCluster) ->
         address = pair.slaves[1].address
         assert address is not None
         pair.tables_synced()
-        for code in (RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.LOCK_BATCH_MQ, RequestCode.UPDATE_CONSUMER_OFFSET):
+        for code in (
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            RequestCode.LOCK_BATCH_MQ,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+        ):
             answer = producer._core.instance.invoke(address, Command(code, fields={}), 3_000)
             assert answer.code == 16 and "slave" in (answer.remark or "")
         records, sizes = make_frame([b"y"], topic="orders")
-        answer = producer._core.instance.invoke(address, Command(RequestCode.SEND_RECORDS, body=pack_send(records, sizes), serialize=BINARY), 3_000)
+        answer = producer._core.instance.invoke(
+            address,
+            Command(RequestCode.SEND_RECORDS, body=pack_send(records, sizes), serialize=BINARY),
+            3_000,
+        )
         assert answer.code == 16 and "slave" in (answer.remark or "")
         assert pair.slave_store().end_offset <= pair.store().end_offset
 

@@ -1,4 +1,6 @@
-"""What a scan stream makes of each answer of a broker, and of connections that break. The broker is a script on a real port."""
+"""What a scan stream makes of each answer of a broker, and of connections that break. The broker is
+a script on a real port.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,19 @@ import pytest
 from rmq_ray.client.scan.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
-from rmq_ray.errors import ConnectFailed, ConsumeError, HandshakeFailed, OffsetOutOfRange, ResponseError
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConsumeError,
+    HandshakeFailed,
+    OffsetOutOfRange,
+    ResponseError,
+)
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Split, SplitReader
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import ScanRecords, pack_pull_answer, unpack_scan
 from tests.support.faults.stopwatch import Stopwatch
 
@@ -37,7 +45,14 @@ class ScriptedBroker:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._listener = Listener(self, Credentials("c", "broker", SECRET), ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "scripted")
+        self._listener = Listener(
+            self,
+            Credentials("c", "broker", SECRET),
+            ForeignClients.CLOSED,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            "scripted",
+        )
         self.address: Address = self._run(self._listener.start("127.0.0.1", 0))
 
     def _run(self, work: Any) -> Any:
@@ -77,7 +92,19 @@ def page(following: int, records: int = 0, low: int = 0, high: int = 100, epoch:
 
 
 def a_split(*addresses: Address | str, end: int = 100) -> Split:
-    return Split(QUEUE, 10, end, "elsewhere", "/nowhere", "0" * 32, 4, tuple(map(str, addresses)), 1 << 30, 300_000, 1 << 40)
+    return Split(
+        QUEUE,
+        10,
+        end,
+        "elsewhere",
+        "/nowhere",
+        "0" * 32,
+        4,
+        tuple(map(str, addresses)),
+        1 << 30,
+        300_000,
+        1 << 40,
+    )
 
 
 def read(split: Split, outage_ms: float = 5_000, secret: bytes = SECRET) -> int:
@@ -85,22 +112,44 @@ def read(split: Split, outage_ms: float = 5_000, secret: bytes = SECRET) -> int:
     reader = StreamSplitReader("c", secret, SYSTEM_CLOCK, outage_ms)
     assert isinstance(reader, SplitReader)
     try:
-        return sum(len(sizes) for records, sizes in reader.read(split, 1_000) if len(records) == len(RECORD) * len(sizes))
+        return sum(
+            len(sizes)
+            for records, sizes in reader.read(split, 1_000)
+            if len(records) == len(RECORD) * len(sizes)
+        )
     finally:
         reader.close()
         reader.close()
 
 
 def test_pages_are_asked_for_one_behind_the_other_until_the_end(broker: ScriptedBroker) -> None:
-    broker.script = lambda scan, _: (0, page(min(scan.start + 40, scan.end), min(40, scan.end - scan.start)))
+    broker.script = lambda scan, _: (
+        0,
+        page(min(scan.start + 40, scan.end), min(40, scan.end - scan.start)),
+    )
     assert read(a_split(broker.address)) == 90
     assert [(scan.start, scan.end) for scan in broker.scans] == [(10, 100), (50, 100), (90, 100)]
-    assert all((scan.topic, scan.queue_id, scan.bytes_max, scan.epoch) == ("orders", 3, 1_000, 4) for scan in broker.scans)
+    assert all(
+        (scan.topic, scan.queue_id, scan.bytes_max, scan.epoch) == ("orders", 3, 1_000, 4)
+        for scan in broker.scans
+    )
 
 
-@pytest.mark.parametrize("fault", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING, -1])
-def test_a_broker_that_is_away_for_a_moment_is_asked_again_from_the_same_row(broker: ScriptedBroker, fault: int) -> None:
-    broker.script = lambda scan, number: (fault, b"") if number in (1, 2) else (0, page(scan.start + 45, 45))
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.STILL_RECOVERING,
+        -1,
+    ],
+)
+def test_a_broker_that_is_away_for_a_moment_is_asked_again_from_the_same_row(
+    broker: ScriptedBroker, fault: int
+) -> None:
+    broker.script = lambda scan, number: (
+        (fault, b"") if number in (1, 2) else (0, page(scan.start + 45, 45))
+    )
     assert read(a_split(broker.address)) == 90
     assert [scan.start for scan in broker.scans] == [10, 55, 55, 55]
 
@@ -111,15 +160,24 @@ def test_a_page_of_damaged_records_only_is_passed_over(broker: ScriptedBroker) -
 
 
 @pytest.mark.parametrize(("code", "low", "high"), [(21, 50, 100), (19, 0, 10), (21, 0, 5)])
-def test_rows_that_are_no_longer_there_are_an_error_that_tells_what_is(broker: ScriptedBroker, code: int, low: int, high: int) -> None:
+def test_rows_that_are_no_longer_there_are_an_error_that_tells_what_is(
+    broker: ScriptedBroker, code: int, low: int, high: int
+) -> None:
     broker.script = lambda _scan, _number: (code, page(low, 0, low, high, epoch=5))
-    with pytest.raises(OffsetOutOfRange, match=rf"offset 10 of the planned \[10, 100\).*\[{low}, {high}\) in epoch 5 .*planned in 4") as caught:
+    with pytest.raises(
+        OffsetOutOfRange,
+        match=rf"offset 10 of the planned \[10, 100\).*\[{low}, {high}\) in epoch 5 .*planned in 4",
+    ) as caught:
         read(a_split(broker.address))
     assert caught.value.args[1:] == (10, low, high) and len(broker.scans) == 1
 
 
-def test_a_slave_that_has_not_copied_the_rows_yet_is_asked_again_and_not_believed(broker: ScriptedBroker) -> None:
-    broker.script = lambda scan, number: (21, page(20, 0, 0, 20)) if number < 2 else (0, page(100, 90))
+def test_a_slave_that_has_not_copied_the_rows_yet_is_asked_again_and_not_believed(
+    broker: ScriptedBroker,
+) -> None:
+    broker.script = lambda scan, number: (
+        (21, page(20, 0, 0, 20)) if number < 2 else (0, page(100, 90))
+    )
     assert read(a_split("127.0.0.1:1", broker.address)) == 90 and len(broker.scans) == 3
 
 

@@ -1,4 +1,6 @@
-"""Bulk reads where a broker has slaves: planned at the master, read on at a slave while it is away."""
+"""Bulk reads where a broker has slaves: planned at the master, read on at a slave while it is
+away.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def streamed(plan: ScanPlan) -> int:
         reader.close()
 
 
-def test_a_plan_names_every_copy_and_a_dead_masters_splits_are_read_at_the_slave(pair: ReplicatedCluster) -> None:
+def test_a_plan_names_every_copy_and_a_dead_masters_splits_are_read_at_the_slave(
+    pair: ReplicatedCluster,
+) -> None:
     with Producer("p", discovery=pair) as producer:
         producer.send_batch([Message("orders", b"%d" % number) for number in range(1_000)])
         producer.send("orders", b"last")
     pair.caught_up()
     plan = plan_scan(pair, "orders", "earliest", "latest", 4)
-    assert {len(split.addresses) for split in plan.splits} == {2} and len({split.addresses for split in plan.splits}) == 1
+    assert {len(split.addresses) for split in plan.splits} == {2} and len(
+        {split.addresses for split in plan.splits}
+    ) == 1
     assert streamed(plan) == plan.rows == 1_001
     pair.stop_master()
     assert streamed(plan) == 1_001
@@ -71,13 +77,22 @@ def test_a_plan_made_while_a_master_is_away_is_made_at_its_slave(pair: Replicate
     watch = Stopwatch()
     with plan_scan(pair, "orders", "earliest", "latest", 4, ("broker-a",), at_once) as plan:
         assert watch.lived_s < 3.0
-        assert {split.addresses[0] for split in plan.splits} == {slave} == {address for address, _ in plan.pins}
+        assert (
+            {split.addresses[0] for split in plan.splits}
+            == {slave}
+            == {address for address, _ in plan.pins}
+        )
         assert streamed(plan) == plan.rows == 1_000
     assert plan_scan(pair, "orders", LikeGroup("daily"), "latest", 4, (), at_once).rows == 995
-    assert plan_scan(pair, "orders", 0, {queue: 7}, 4, (), at_once).rows == 1_000 - pair.slave_store().bounds("orders", queue.queue_id)[1] + 7
+    assert (
+        plan_scan(pair, "orders", 0, {queue: 7}, 4, (), at_once).rows
+        == 1_000 - pair.slave_store().bounds("orders", queue.queue_id)[1] + 7
+    )
 
 
-def test_a_slave_that_lacks_the_rows_that_are_named_is_not_asked_for_a_plan(pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slave_that_lacks_the_rows_that_are_named_is_not_asked_for_a_plan(
+    pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Producer("p", discovery=pair) as producer:
         producer.send_batch([Message("orders", b"%d" % number) for number in range(8)])
     pair.caught_up()
@@ -86,10 +101,17 @@ def test_a_slave_that_lacks_the_rows_that_are_named_is_not_asked_for_a_plan(pair
     unreachable(pair)
     monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 500)
     with pytest.raises(RemotingError):
-        plan_scan(pair, "orders", "earliest", {queue: high + 1}, 1, (), ScanOptions(master_alone_ms=0))
+        plan_scan(
+            pair, "orders", "earliest", {queue: high + 1}, 1, (), ScanOptions(master_alone_ms=0)
+        )
     with pytest.raises(ConnectFailed):
         plan_scan(pair, "orders", "earliest", "latest", 1)
-    assert plan_scan(pair, "orders", "earliest", {queue: high}, 1, (), ScanOptions(master_alone_ms=0)).rows == 8
+    assert (
+        plan_scan(
+            pair, "orders", "earliest", {queue: high}, 1, (), ScanOptions(master_alone_ms=0)
+        ).rows
+        == 8
+    )
 
 
 AT_ONCE = ScanOptions(master_alone_ms=0)
@@ -100,7 +122,9 @@ def address_of_slave(pair: ReplicatedCluster) -> str:
 
 
 def lagging(pair: ReplicatedCluster) -> list[MessageQueue]:
-    """Topics orders and bills of a queue each, 5 messages a queue that the slave has, 5 more that it never gets."""
+    """Topics orders and bills of a queue each, 5 messages a queue that the slave has, 5 more that
+    it never gets.
+    """
     queues = [MessageQueue(topic, "broker-a", 0) for topic in ("bills", "orders")]
     admin = Admin(pair)
     for queue in queues:
@@ -109,7 +133,9 @@ def lagging(pair: ReplicatedCluster) -> list[MessageQueue]:
     with Producer("p", discovery=pair) as producer:
         for half in range(2):
             for queue in queues:
-                producer.send_batch([Message(queue.topic, b"%d" % number) for number in range(5)], queue=queue)
+                producer.send_batch(
+                    [Message(queue.topic, b"%d" % number) for number in range(5)], queue=queue
+                )
             if half == 0:
                 pair.caught_up()
                 pair.tables_synced()
@@ -124,7 +150,9 @@ def commit(pair: ReplicatedCluster, group: str, queue: MessageQueue, offset: int
     admin.close()
 
 
-def test_where_a_time_or_a_group_is_that_ends_a_read_is_not_told_by_a_slave(pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_time_or_a_group_is_that_ends_a_read_is_not_told_by_a_slave(
+    pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = lagging(pair)[1]
     commit(pair, "daily", queue, 9)
     SYSTEM_CLOCK.sleep_ms(5)
@@ -134,12 +162,20 @@ def test_where_a_time_or_a_group_is_that_ends_a_read_is_not_told_by_a_slave(pair
     unreachable(pair)
     monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 300)
     for end, _ in ends:
-        with pytest.raises(ClusterError, match="the master of broker-a does not answer .* or end the read at 'latest' or at offsets"):
+        with pytest.raises(
+            ClusterError,
+            match=(
+                "the master of broker-a does not answer .* or end the read at 'latest' or at "
+                "offsets"
+            ),
+        ):
             plan_scan(pair, "orders", "earliest", end, 1, (), AT_ONCE)
     assert plan_scan(pair, "orders", "earliest", "latest", 1, (), AT_ONCE).rows == 5
 
 
-def test_several_topics_are_planned_at_one_copy_which_has_what_any_of_them_needs(pair: ReplicatedCluster) -> None:
+def test_several_topics_are_planned_at_one_copy_which_has_what_any_of_them_needs(
+    pair: ReplicatedCluster,
+) -> None:
     bills, orders = lagging(pair)
     with plan_scan(pair, ["bills", "orders"], "earliest", {bills: 10}, 1, (), AT_ONCE) as plan:
         assert {address for address, _ in plan.pins}.isdisjoint({address_of_slave(pair)})
@@ -147,7 +183,9 @@ def test_several_topics_are_planned_at_one_copy_which_has_what_any_of_them_needs
         assert streamed(plan) == 20
 
 
-def test_a_silent_master_is_waited_for_once_however_many_topics_are_read(pair: ReplicatedCluster) -> None:
+def test_a_silent_master_is_waited_for_once_however_many_topics_are_read(
+    pair: ReplicatedCluster,
+) -> None:
     names = [f"orders-{number}" for number in range(8)]
     admin = Admin(pair)
     for name in names:
@@ -160,12 +198,22 @@ def test_a_silent_master_is_waited_for_once_however_many_topics_are_read(pair: R
     pair.tables_synced()
     unreachable(pair)
     watch = Stopwatch()
-    plan = plan_scan(pair, "orders-.*", "earliest", "latest", 1, (), ScanOptions(pattern=True, master_alone_ms=300))
+    plan = plan_scan(
+        pair,
+        "orders-.*",
+        "earliest",
+        "latest",
+        1,
+        (),
+        ScanOptions(pattern=True, master_alone_ms=300),
+    )
     assert plan.rows == 8 and {address for address, _ in plan.pins} == {address_of_slave(pair)}
     assert watch.passed_s >= 0.3 and watch.lived_s < 1.5
 
 
-def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(
+    pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = lagging(pair)[1]
     commit(pair, "young", queue, 3)
     at_slave = {"broker-a": Address.parse(address_of_slave(pair))}
@@ -181,7 +229,9 @@ def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(pair:
         plan_scan(pair, "orders", LikeGroup("misspelt"), "latest", 1, (), AT_ONCE)
     unreachable(pair)
     monkeypatch.setattr("rmq_ray.client.scan.scan_copies.PATIENCE_MS", 300)
-    with pytest.raises(ClusterError, match="group 'young' is not known at .* because it is new there"):
+    with pytest.raises(
+        ClusterError, match="group 'young' is not known at .* because it is new there"
+    ):
         plan_scan(pair, "orders", LikeGroup("young"), "latest", 1, (), AT_ONCE)
 
 

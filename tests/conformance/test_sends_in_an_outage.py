@@ -1,5 +1,6 @@
-"""A topic has nobody to write to for a moment: its master died, or is drained before a hand-over. Sends that begin then wait for the next one; one that is
-read-only by its own permission is not waited for.
+"""A topic has nobody to write to for a moment: its master died, or is drained before a hand-over.
+Sends that begin then wait for the next one; one that is read-only by its own permission is not
+waited for.
 """
 
 from __future__ import annotations
@@ -46,8 +47,13 @@ def begun(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(tmp_path: Path, kind: str) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster, Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer:
+def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(
+    tmp_path: Path, kind: str
+) -> None:
+    with (
+        ReignedCluster(tmp_path, 3, SYNC) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
+    ):
         cluster.settled()
         producer.send("orders", b"0")
         cluster.kill(0)
@@ -59,7 +65,9 @@ def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(tmp_path: Pa
         assert [result.status for result in sent] == [SendStatus.SEND_OK]
 
 
-def test_a_producer_that_starts_while_nobody_reigns_waits_for_the_next_master(tmp_path: Path) -> None:
+def test_a_producer_that_starts_while_nobody_reigns_waits_for_the_next_master(
+    tmp_path: Path,
+) -> None:
     with ReignedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         Admin(cluster).create_topic("orders", queues=1)
@@ -75,8 +83,13 @@ def test_a_producer_that_starts_while_nobody_reigns_waits_for_the_next_master(tm
         assert [result.status for result in sent] == [SendStatus.SEND_OK]
 
 
-def test_sends_wait_for_the_end_of_a_drain_as_long_as_their_time_out_and_fail_as_not_stored_then(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path) as cluster, Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+def test_sends_wait_for_the_end_of_a_drain_as_long_as_their_time_out_and_fail_as_not_stored_then(
+    tmp_path: Path,
+) -> None:
+    with (
+        LiveCluster(tmp_path) as cluster,
+        Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
+    ):
         admin = Admin(cluster)
         producer.send("orders", b"0")
         admin.drain_broker("broker-a")
@@ -104,7 +117,9 @@ async def send_in_loop(cluster: LiveCluster) -> None:
 
 
 @pytest.mark.parametrize("auto_create", [False, True])
-def test_sends_to_a_topic_that_became_read_only_fail_at_once_and_go_on_when_it_is_writable_again(tmp_path: Path, auto_create: bool) -> None:
+def test_sends_to_a_topic_that_became_read_only_fail_at_once_and_go_on_when_it_is_writable_again(
+    tmp_path: Path, auto_create: bool
+) -> None:
     with (
         LiveCluster(tmp_path, broker={"auto_create_topics": auto_create}) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
@@ -121,18 +136,27 @@ def test_sends_to_a_topic_that_became_read_only_fail_at_once_and_go_on_when_it_i
         for send in (*KINDS.values(), lambda producer: asyncio.run(send_in_loop(cluster))):
             for asking in (producer, new):
                 began = time.monotonic()
-                with pytest.raises(TopicNotWritable, match="rmq-ray topic create orders --queues 2 --perm 6"):
+                with pytest.raises(
+                    TopicNotWritable, match="rmq-ray topic create orders --queues 2 --perm 6"
+                ):
                     send(asking)  # type: ignore[no-untyped-call]
                 costs.append(time.monotonic() - began)
-        assert max(costs) < 5 and sorted(costs)[len(costs) // 2] < 0.5, f"a send time-out is 10 s, these took {costs}"
+        assert max(costs) < 5 and sorted(costs)[len(costs) // 2] < 0.5, (
+            f"a send time-out is 10 s, these took {costs}"
+        )
         admin.create_topic("orders", queues=2)
         assert eventually(lambda: len(open_again(producer))) == 1
         assert [len(send(producer)) for send in KINDS.values()] == [1, 1, 1]
         admin.close()
 
 
-def test_sends_to_a_read_only_topic_wait_while_a_master_is_away_that_took_its_messages(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, brokers=2, broker={"auto_create_topics": False}) as cluster, Producer("p", discovery=cluster) as producer:
+def test_sends_to_a_read_only_topic_wait_while_a_master_is_away_that_took_its_messages(
+    tmp_path: Path,
+) -> None:
+    with (
+        LiveCluster(tmp_path, brokers=2, broker={"auto_create_topics": False}) as cluster,
+        Producer("p", discovery=cluster) as producer,
+    ):
         admin = Admin(cluster)
         admin.create_topic("orders", queues=1)
         producer.send("orders", b"0")

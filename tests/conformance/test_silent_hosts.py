@@ -1,4 +1,6 @@
-"""A host without power: its address takes no connection and refuses none. Another broker is tried within the send's own time."""
+"""A host without power: its address takes no connection and refuses none. Another broker is tried
+within the send's own time.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import BrokerUnreachable, SendError
 from rmq_ray.model.ids import Address, MessageQueue
-from tests.support.faults.stopwatch import Stopwatch, within
 from tests.support.brokers.tiny_cluster import TinyCluster
+from tests.support.faults.stopwatch import Stopwatch, within
 
 
 @contextlib.contextmanager
@@ -52,7 +54,9 @@ def test_a_send_finds_the_broker_that_is_there_within_its_time(pair: TinyCluster
             watch = Stopwatch()
             assert producer.send("orders", b"%d" % n).queue.broker_name == pair.broker.name
             assert watch.lived_s < 4.9
-    assert sorted(record.body for arrival in pair.broker.arrivals for record in arrival.records) == [b"0", b"1", b"2"]
+    assert sorted(
+        record.body for arrival in pair.broker.arrivals for record in arrival.records
+    ) == [b"0", b"1", b"2"]
 
 
 def test_so_does_a_send_of_an_event_loop_and_one_with_a_future(pair: TinyCluster) -> None:
@@ -65,7 +69,10 @@ def test_so_does_a_send_of_an_event_loop_and_one_with_a_future(pair: TinyCluster
     asyncio.run(main())
     with Producer("futures", discovery=pair, send_timeout_ms=5_000) as producer:
         for n in range(2):
-            assert producer.send_async("orders", b"%d" % n).result(20).queue.broker_name == pair.broker.name
+            assert (
+                producer.send_async("orders", b"%d" % n).result(20).queue.broker_name
+                == pair.broker.name
+            )
 
 
 def test_who_must_send_there_is_told_in_time_that_nothing_was_sent(pair: TinyCluster) -> None:

@@ -1,4 +1,6 @@
-"""SimpleConsumer against real brokers on real ports: times, receipts, many workers, brokers that die, answers that get lost."""
+"""SimpleConsumer against real brokers on real ports: times, receipts, many workers, brokers that
+die, answers that get lost.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,28 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.pop.receipts import ReceivedMessage
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
-from rmq_ray.errors import ClientError, ConfigError, GroupInUse, ReceiptStale, RemotingError, SubscriptionInvalid, TooManyInFlight, TopicNotFound
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.errors import (
+    ClientError,
+    ConfigError,
+    GroupInUse,
+    ReceiptStale,
+    RemotingError,
+    SubscriptionInvalid,
+    TooManyInFlight,
+    TopicNotFound,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.protocol.filters.subscriptions import sql
 from rmq_ray.remoting.wire.codes import RequestCode
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
-from tests.support.faults.lossy_proxy import LossyProxy
+from tests.support.clients.collecting import Collector
 from tests.support.clients.pop_rig import Worker, stop, together
+from tests.support.faults.lossy_proxy import LossyProxy
 from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
@@ -56,7 +67,9 @@ def commits(cluster: LiveCluster, group: str, topic: str) -> int:
     return sum(core.tables.offsets.of_group(group).get(topic, {}).values())
 
 
-def test_what_was_acknowledged_does_not_come_again_and_the_lag_is_gone(cluster: LiveCluster) -> None:
+def test_what_was_acknowledged_does_not_come_again_and_the_lag_is_gone(
+    cluster: LiveCluster,
+) -> None:
     send(cluster, "acks", [b"%d" % n for n in range(10)])
     with SimpleConsumer("acks", "g-acks", discovery=cluster) as consumer:
         messages = drain(consumer, 10, invisible=0.5)
@@ -68,12 +81,22 @@ def test_what_was_acknowledged_does_not_come_again_and_the_lag_is_gone(cluster: 
         assert consumer.stats()["acknowledged"] == 10
 
 
-def test_an_expired_message_comes_to_somebody_else_and_the_old_receipt_is_refused(cluster: LiveCluster) -> None:
+def test_an_expired_message_comes_to_somebody_else_and_the_old_receipt_is_refused(
+    cluster: LiveCluster,
+) -> None:
     send(cluster, "expiry", [b"x"])
-    with SimpleConsumer("expiry", "g-expiry", discovery=cluster) as one, SimpleConsumer("expiry", "g-expiry", discovery=cluster) as other:
+    with (
+        SimpleConsumer("expiry", "g-expiry", discovery=cluster) as one,
+        SimpleConsumer("expiry", "g-expiry", discovery=cluster) as other,
+    ):
         (mine,) = drain(one, 1, invisible=0.3)
         (theirs,) = drain(other, 1, invisible=20)
-        assert (theirs.body, theirs.reconsume_times, theirs.topic, theirs.message_id) == (b"x", 1, "expiry", mine.message_id)
+        assert (theirs.body, theirs.reconsume_times, theirs.topic, theirs.message_id) == (
+            b"x",
+            1,
+            "expiry",
+            mine.message_id,
+        )
         with pytest.raises(ReceiptStale) as stale:
             mine.ack()
         assert stale.value.args[1] == 1
@@ -93,7 +116,9 @@ def test_a_worker_that_needs_longer_extends_its_time(cluster: LiveCluster) -> No
         message.ack()
 
 
-def test_a_message_given_back_comes_again_after_its_delay_and_not_before(cluster: LiveCluster) -> None:
+def test_a_message_given_back_comes_again_after_its_delay_and_not_before(
+    cluster: LiveCluster,
+) -> None:
     send(cluster, "nacks", [b"x"])
     with SimpleConsumer("nacks", "g-nacks", discovery=cluster) as consumer:
         (message,) = drain(consumer, 1)
@@ -126,9 +151,17 @@ def test_rejected_messages_and_those_out_of_retries_are_dead_letters(cluster: Li
     assert eventually(lambda: commits(cluster, "g-deads", "deads") == 2, 15)
 
 
-@pytest.mark.parametrize(("expression", "wanted"), [("paid", [b"1"]), ("paid || open", [b"1", b"2"]), (sql("amount > 1"), [b"2", b"3"])])
-def test_only_what_the_group_subscribed_to_comes(cluster: LiveCluster, expression: object, wanted: list[bytes]) -> None:
-    topic, group = f"filters-{len(wanted)}-{wanted[0].decode()}", f"g-filters-{len(wanted)}-{wanted[0].decode()}"
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [("paid", [b"1"]), ("paid || open", [b"1", b"2"]), (sql("amount > 1"), [b"2", b"3"])],
+)
+def test_only_what_the_group_subscribed_to_comes(
+    cluster: LiveCluster, expression: object, wanted: list[bytes]
+) -> None:
+    topic, group = (
+        f"filters-{len(wanted)}-{wanted[0].decode()}",
+        f"g-filters-{len(wanted)}-{wanted[0].decode()}",
+    )
     with Producer("sender", discovery=cluster) as producer:
         for number, tag in enumerate(("paid", "open", "void"), 1):
             producer.send(topic, b"%d" % number, tag=tag, properties={"amount": str(number)})
@@ -140,11 +173,18 @@ def test_only_what_the_group_subscribed_to_comes(cluster: LiveCluster, expressio
         assert commits(cluster, group, topic) == 3
 
 
-def test_a_namespace_is_put_before_the_names_and_taken_off_what_is_shown(cluster: LiveCluster) -> None:
+def test_a_namespace_is_put_before_the_names_and_taken_off_what_is_shown(
+    cluster: LiveCluster,
+) -> None:
     send(cluster, "ns%spaced", [b"x"])
     with SimpleConsumer("spaced", "g-spaced", discovery=cluster, namespace="ns") as consumer:
         (message,) = drain(consumer, 1)
-        assert (message.topic, message.queue.topic, consumer.topic, consumer.group) == ("spaced", "ns%spaced", "spaced", "ns%g-spaced")
+        assert (message.topic, message.queue.topic, consumer.topic, consumer.group) == (
+            "spaced",
+            "ns%spaced",
+            "spaced",
+            "ns%g-spaced",
+        )
         message.nack()
         (again,) = drain(consumer, 1)
         assert again.topic == "spaced"
@@ -194,21 +234,36 @@ def test_acknowledgements_that_nobody_waits_for_arrive_soon(cluster: LiveCluster
     assert commits(cluster, "g-later", "later") == 7, "close() tells what it knows"
 
 
-def test_a_group_is_pushed_or_popped_not_both(cluster: LiveCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_is_pushed_or_popped_not_both(
+    cluster: LiveCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     send(cluster, "modes", [b"x"])
     collector = Collector()
-    with PushConsumer("g-modes", listener=collector, subscriptions={"modes": "*"}, start_from="first", discovery=cluster):
+    with PushConsumer(
+        "g-modes",
+        listener=collector,
+        subscriptions={"modes": "*"},
+        start_from="first",
+        discovery=cluster,
+    ):
         collector.wait_for(1)
-        with SimpleConsumer("modes", "g-modes", discovery=cluster) as consumer, pytest.raises(GroupInUse, match="push or pull"):
+        with (
+            SimpleConsumer("modes", "g-modes", discovery=cluster) as consumer,
+            pytest.raises(GroupInUse, match="push or pull"),
+        ):
             consumer.receive(1, wait=5)
     with SimpleConsumer("modes", "g-modes", discovery=cluster) as consumer:
         assert consumer.receive(1, wait=0.2) == []
-        with PushConsumer("g-modes", listener=collector, subscriptions={"modes": "*"}, discovery=cluster):
+        with PushConsumer(
+            "g-modes", listener=collector, subscriptions={"modes": "*"}, discovery=cluster
+        ):
             send(cluster, "modes", [b"y"])
             (message,) = drain(consumer, 1)
             message.ack()
     assert collector.bodies == [b"x"]
-    assert any("g-modes is used by simple consumers" in record.message for record in caplog.records), "the push consumer's log says why it gets nothing"
+    assert any(
+        "g-modes is used by simple consumers" in record.message for record in caplog.records
+    ), "the push consumer's log says why it gets nothing"
 
 
 def test_administration_sees_workers_and_their_lag_and_can_move_them(cluster: LiveCluster) -> None:
@@ -234,7 +289,10 @@ def test_a_queue_that_is_full_of_work_is_told_with_a_type(tmp_path: Path) -> Non
         core.pops._handlers._config = core.config.but(pop_in_flight_max=2)
         with Producer("sender", discovery=cluster) as producer:
             producer.send("full", b"0")
-            producer.send_batch([Message("full", b"%d" % n) for n in range(5)], queue=MessageQueue("full", "broker-a", 0))
+            producer.send_batch(
+                [Message("full", b"%d" % n) for n in range(5)],
+                queue=MessageQueue("full", "broker-a", 0),
+            )
         with SimpleConsumer("full", "g-full", discovery=cluster) as consumer:
             held: list[ReceivedMessage] = []
             with pytest.raises(TooManyInFlight, match="pop_in_flight_max"):
@@ -245,7 +303,10 @@ def test_a_queue_that_is_full_of_work_is_told_with_a_type(tmp_path: Path) -> Non
 
 
 def test_two_brokers_are_waited_for_at_once(tmp_path: Path) -> None:
-    with LiveCluster(tmp_path, brokers=2) as cluster, Producer("sender", discovery=cluster) as producer:
+    with (
+        LiveCluster(tmp_path, brokers=2) as cluster,
+        Producer("sender", discovery=cluster) as producer,
+    ):
         admin = Admin(cluster)
         admin.create_topic("wide", queues=1)
         admin.close()
@@ -253,7 +314,9 @@ def test_two_brokers_are_waited_for_at_once(tmp_path: Path) -> None:
             assert consumer.receive(8, wait=0.2) == []
             for name in ("broker-a", "broker-b", "broker-a"):
                 queue = MessageQueue("wide", name, 0)
-                threading.Timer(0.2, producer.send, ("wide", name.encode()), {"queue": queue}).start()
+                threading.Timer(
+                    0.2, producer.send, ("wide", name.encode()), {"queue": queue}
+                ).start()
                 watch = Stopwatch()
                 (message,) = consumer.receive(8, wait=10)
                 assert message.body == name.encode()
@@ -261,7 +324,9 @@ def test_two_brokers_are_waited_for_at_once(tmp_path: Path) -> None:
                 message.ack()
 
 
-def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(tmp_path: Path) -> None:
+def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
     lives = [first := LiveProcess(tmp_path)]
     try:
         send(first, "crash", [b"%d" % n for n in range(20)])
@@ -273,7 +338,9 @@ def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
             threading.Timer(0.3, lambda: lives.append(LiveProcess(tmp_path))).start()
             messages[10].ack()  # goes on until the broker is back, and counts there
             again = drain(consumer, 9, invisible=20)
-            assert sorted(message.body for message in again) == sorted(message.body for message in messages[11:])
+            assert sorted(message.body for message in again) == sorted(
+                message.body for message in messages[11:]
+            )
             assert {message.reconsume_times for message in again} == {1}
             consumer.ack_all(again)
             assert consumer.receive(32, wait=0.3) == []
@@ -282,10 +349,15 @@ def test_a_killed_broker_forgets_neither_who_has_what_nor_what_was_acknowledged(
             life.kill()
 
 
-def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answers_lose_nothing_and_settle_nothing_twice(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bodies = [b"%d" % n for n in range(40)]
     send(cluster, "lossy", bodies)
-    monkeypatch.setattr("tests.support.faults.lossy_proxy.SENDS", {RequestCode.POP_RECORDS, RequestCode.SETTLE_POPPED})
+    monkeypatch.setattr(
+        "tests.support.faults.lossy_proxy.SENDS",
+        {RequestCode.POP_RECORDS, RequestCode.SETTLE_POPPED},
+    )
     monkeypatch.setattr("rmq_ray.client.pop.ack_sender.REQUEST_MS", 200)
     monkeypatch.setattr("rmq_ray.client.pop.pop_client.ANSWER_MS", 200)
     with LossyProxy(cluster, {"lossy": 8}, 0.2) as proxy:
@@ -295,7 +367,9 @@ def test_lost_answers_lose_nothing_and_settle_nothing_twice(cluster: LiveCluster
         eventually(lambda: len(together(workers, "done")) == 40, 30)
         stop(workers)
         assert sum(proxy.lost.values()) > 0
-    assert together(workers, "got") == together(workers, "done") == Counter(bodies), "handed out again at once, acknowledged exactly once"
+    assert together(workers, "got") == together(workers, "done") == Counter(bodies), (
+        "handed out again at once, acknowledged exactly once"
+    )
     assert eventually(lambda: commits(cluster, "g-lossy", "lossy") == 40, 15)
 
 
@@ -324,7 +398,13 @@ def test_wrong_arguments_are_told_with_their_names(cluster: LiveCluster) -> None
     with pytest.raises(ClientError, match="start"):
         consumer.receive(1)
     with consumer:
-        for wrong in ({"max_messages": 0}, {"max_messages": 2_000}, {"invisible": 0}, {"invisible": 50_000}, {"wait": -1}):
+        for wrong in (
+            {"max_messages": 0},
+            {"max_messages": 2_000},
+            {"invisible": 0},
+            {"invisible": 50_000},
+            {"wait": -1},
+        ):
             with pytest.raises(ClientError):
                 consumer.receive(**wrong)  # type: ignore[arg-type]
         with pytest.raises(TopicNotFound):
@@ -335,11 +415,17 @@ def test_wrong_arguments_are_told_with_their_names(cluster: LiveCluster) -> None
         consumer.receive(1)
 
 
-def test_a_pickled_consumer_is_a_new_one_and_a_pickled_message_a_plain_one(cluster: LiveCluster) -> None:
+def test_a_pickled_consumer_is_a_new_one_and_a_pickled_message_a_plain_one(
+    cluster: LiveCluster,
+) -> None:
     send(cluster, "pickles", [b"x"])
     with SimpleConsumer("pickles", "g-pickles", discovery=cluster) as consumer:
         (message,) = drain(consumer, 1)
         copy = pickle.loads(pickle.dumps(message))
-        assert (copy.body, copy.message_id, hasattr(copy, "ack")) == (b"x", message.message_id, False)
+        assert (copy.body, copy.message_id, hasattr(copy, "ack")) == (
+            b"x",
+            message.message_id,
+            False,
+        )
         assert repr(message).startswith("ReceivedMessage(")
         message.ack()

@@ -1,4 +1,6 @@
-"""A disk that takes 0.3 s for each write: the broker answers busy instead of queueing, producers back off, and everything is stored once."""
+"""A disk that takes 0.3 s for each write: the broker answers busy instead of queueing, producers
+back off, and everything is stored once.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import pytest
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.store.front.message_store import MessageStore
-from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.faults.chaos import Acknowledged, check_log, place_of, read_log
 
 WRITE_S = 0.3
 
@@ -29,7 +31,9 @@ def cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         yield running
 
 
-def test_a_slow_disk_refuses_what_gathers_and_loses_and_doubles_nothing(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_refuses_what_gathers_and_loses_and_doubles_nothing(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, slow = MessageStore.append_frame, threading.Event()
 
     def late(*arguments: Any, **named: Any) -> Any:
@@ -39,7 +43,9 @@ def test_a_slow_disk_refuses_what_gathers_and_loses_and_doubles_nothing(cluster:
 
     monkeypatch.setattr(MessageStore, "append_frame", late)
     acknowledged = Acknowledged()
-    producers = [Producer(f"web-{n}", discovery=cluster, send_timeout_ms=15_000) for n in range(6)]  # a connection each
+    producers = [
+        Producer(f"web-{n}", discovery=cluster, send_timeout_ms=15_000) for n in range(6)
+    ]  # a connection each
     for producer in producers:
         producer.send("orders", producer.group.encode())
 
@@ -59,6 +65,10 @@ def test_a_slow_disk_refuses_what_gathers_and_loses_and_doubles_nothing(cluster:
     assert status["refused_busy"] > 0, "the broker queued instead of refusing"
     assert max(costs) < 6.0
     admin = Admin(cluster)
-    check_log(read_log(cluster, "orders"), acknowledged, {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()})
+    check_log(
+        read_log(cluster, "orders"),
+        acknowledged,
+        {queue: stats.max_offset for queue, stats in admin.topic_stats("orders").items()},
+    )
     admin.close()
     assert len(acknowledged.places) == 36

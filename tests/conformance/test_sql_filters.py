@@ -1,4 +1,6 @@
-"""SQL92 filters on real ports: push and pull consumers, refusals at the start, a subscription that changes, members that disagree."""
+"""SQL92 filters on real ports: push and pull consumers, refusals at the start, a subscription that
+changes, members that disagree.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.filters import Sql
@@ -54,17 +56,36 @@ def send(cluster: LiveCluster, count: int, start: int = 0, topic: str = "orders"
     with Producer("p", discovery=cluster) as producer:
         for first in range(start, start + count, 1_000):
             numbers = range(first, min(first + 1_000, start + count))
-            producer.send_batch([Message(topic, b"%d" % at, properties={"amount": str(at % 30 * 10), "region": regions[at % 3]}) for at in numbers])
-    return {b"%d" % at for at in range(start, start + count) if at % 30 * 10 > 100 and regions[at % 3] != "cn"}
+            producer.send_batch(
+                [
+                    Message(
+                        topic,
+                        b"%d" % at,
+                        properties={"amount": str(at % 30 * 10), "region": regions[at % 3]},
+                    )
+                    for at in numbers
+                ]
+            )
+    return {
+        b"%d" % at
+        for at in range(start, start + count)
+        if at % 30 * 10 > 100 and regions[at % 3] != "cn"
+    }
 
 
-def consumer(cluster: LiveCluster, listener: Any, expression: Any = DEAR, group: str = "billing", **more: Any) -> PushConsumer:
+def consumer(
+    cluster: LiveCluster, listener: Any, expression: Any = DEAR, group: str = "billing", **more: Any
+) -> PushConsumer:
     more.setdefault("start_from", "first")
-    return PushConsumer(group, listener=listener, subscriptions={"orders": expression}, discovery=cluster, **more)
+    return PushConsumer(
+        group, listener=listener, subscriptions={"orders": expression}, discovery=cluster, **more
+    )
 
 
 @pytest.mark.seed("S4-008", "S4-099", "S4-142")
-def test_a_push_consumer_gets_what_passes_and_its_offset_moves_over_the_rest(cluster: LiveCluster) -> None:
+def test_a_push_consumer_gets_what_passes_and_its_offset_moves_over_the_rest(
+    cluster: LiveCluster,
+) -> None:
     wanted, seen = send(cluster, 3_000), Seen()
     with consumer(cluster, seen) as running:
         eventually(lambda: set(seen.bodies) == wanted)
@@ -73,7 +94,9 @@ def test_a_push_consumer_gets_what_passes_and_its_offset_moves_over_the_rest(clu
         eventually(running.assignment)
     assert set(seen.bodies.values()) == {1}
     with closing(Admin(cluster)) as admin:
-        assert sum(row["lag"] for row in admin.group_lag("billing") if row["topic"] == "orders") == 0
+        assert (
+            sum(row["lag"] for row in admin.group_lag("billing") if row["topic"] == "orders") == 0
+        )
 
 
 def test_parked_pulls_sleep_through_what_does_not_pass(cluster: LiveCluster) -> None:
@@ -86,13 +109,17 @@ def test_parked_pulls_sleep_through_what_does_not_pass(cluster: LiveCluster) -> 
         with Producer("q", discovery=cluster) as producer:
             for _ in range(30):
                 producer.send("orders", b"cheap", properties={"amount": "1", "region": "eu"})
-            assert not seen.bodies and cluster.brokers[0].status()["pulls"] - before <= 8, "the consumer was not answered for each of them"
+            assert not seen.bodies and cluster.brokers[0].status()["pulls"] - before <= 8, (
+                "the consumer was not answered for each of them"
+            )
             producer.send("orders", b"dear", properties={"amount": "999", "region": "us"})
         eventually(lambda: seen.bodies[b"dear"] == 1)
 
 
 @pytest.mark.seed("S4-231")
-def test_a_failed_message_comes_again_through_the_retry_topic_whatever_the_filter(cluster: LiveCluster) -> None:
+def test_a_failed_message_comes_again_through_the_retry_topic_whatever_the_filter(
+    cluster: LiveCluster,
+) -> None:
     seen = Seen(lambda messages, ctx: RECONSUME_LATER if messages[0].reconsume_times == 0 else None)
     with Producer("p", discovery=cluster) as producer:
         producer.send("orders", b"once more", properties={"amount": "500", "region": "eu"})
@@ -110,7 +137,11 @@ def test_a_pull_consumer_takes_the_same_expressions(cluster: LiveCluster) -> Non
     with PullConsumer("reader", discovery=cluster, start_from="first") as reader:
         reader.subscribe("orders", DEAR)
         found: set[bytes] = set()
-        assert eventually(lambda: found.update(m.body for m in reader.poll(500, timeout=0.2) or ()) or found == wanted)
+        assert eventually(
+            lambda: (
+                found.update(m.body for m in reader.poll(500, timeout=0.2) or ()) or found == wanted
+            )
+        )
 
 
 @pytest.mark.seed("S4-081")
@@ -129,7 +160,9 @@ def test_a_refused_filter_is_told_at_the_start_and_nothing_runs(tmp_path: Path) 
         again.stop()
 
 
-def test_a_subscription_that_changes_while_it_runs_counts_from_then_on(cluster: LiveCluster) -> None:
+def test_a_subscription_that_changes_while_it_runs_counts_from_then_on(
+    cluster: LiveCluster,
+) -> None:
     wanted, seen = send(cluster, 300), Seen()
     with consumer(cluster, seen) as running:
         eventually(lambda: set(seen.bodies) == wanted)
@@ -141,13 +174,25 @@ def test_a_subscription_that_changes_while_it_runs_counts_from_then_on(cluster: 
         assert eventually(lambda: set(seen.bodies) == {b"301"})
 
 
-def test_members_that_subscribe_differently_are_told(cluster: LiveCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_members_that_subscribe_differently_are_told(
+    cluster: LiveCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     send(cluster, 3)
-    with caplog.at_level(logging.WARNING), consumer(cluster, Seen(), client_id="one"), consumer(cluster, Seen(), "paid || sent", client_id="two"):
+    with (
+        caplog.at_level(logging.WARNING),
+        consumer(cluster, Seen(), client_id="one"),
+        consumer(cluster, Seen(), "paid || sent", client_id="two"),
+    ):
         with closing(Admin(cluster)) as admin:
             eventually(lambda: len(admin.group_conflicts("billing")) == 2)
             rows = admin.group_conflicts("billing")
-        eventually(lambda: any(record.name.startswith("rmq_ray.client") and "subscribe differently" in record.message for record in caplog.records))
+        eventually(
+            lambda: any(
+                record.name.startswith("rmq_ray.client")
+                and "subscribe differently" in record.message
+                for record in caplog.records
+            )
+        )
     assert {(row["topic"], row["expression"], tuple(row["client_ids"])) for row in rows} == {
         ("orders", "SQL92 " + DEAR.expression, ("one",)),
         ("orders", "TAG paid || sent", ("two",)),

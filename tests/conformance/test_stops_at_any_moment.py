@@ -1,4 +1,6 @@
-"""A broker is stopped while it starts, changes its role, registers or ceases to follow: on return nothing of it runs, and nobody waits for ever."""
+"""A broker is stopped while it starts, changes its role, registers or ceases to follow: on return
+nothing of it runs, and nobody waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ import pytest
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ForeignClients, RemotingLimits, StoreConfig
 from rmq_ray.errors import RmqError, StoreNotReady
+from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import DataVersion
-from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.server.broker.broker import Broker
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.broker.registration import Registration
-from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.broker.role_transition import BrokerSeat
-from rmq_ray.files import FileSystem
+from rmq_ray.server.replication.leadership import Reign
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 
 WAIT_S = 30.0
@@ -53,7 +55,7 @@ async def ends(work: Awaitable[object]) -> asyncio.Future[object]:
     return task
 
 
-# --- while it starts ----------------------------------------------------------------------------------------------------------------
+# --- while it starts ------------------------------------------------------------------------------
 
 
 def opens(broker: Broker) -> bool:
@@ -65,7 +67,9 @@ def writes_its_port(broker: Broker) -> bool:
 
 
 @pytest.mark.parametrize("when", [opens, writes_its_port])
-def test_a_start_that_is_stopped_says_so_and_leaves_nothing_behind(tmp_path: Path, when: Callable[[Broker], bool]) -> None:
+def test_a_start_that_is_stopped_says_so_and_leaves_nothing_behind(
+    tmp_path: Path, when: Callable[[Broker], bool]
+) -> None:
     async def story() -> None:
         broker = broker_of(tmp_path / "store")
         starting = asyncio.create_task(broker.start(create=True))
@@ -83,7 +87,7 @@ def test_a_start_that_is_stopped_says_so_and_leaves_nothing_behind(tmp_path: Pat
     asyncio.run(story())
 
 
-# --- while it ceases to follow --------------------------------------------------------------------------------------------------------
+# --- while it ceases to follow --------------------------------------------------------------------
 
 
 class BusyReplica:
@@ -100,7 +104,9 @@ class BusyReplica:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_stop_waits_for_the_end_of_following_that_another_one_began(tmp_path: Path, cancelled: bool) -> None:
+def test_a_stop_waits_for_the_end_of_following_that_another_one_began(
+    tmp_path: Path, cancelled: bool
+) -> None:
     """``cancelled``: the other one was a change of role, which the stop itself has ended."""
 
     async def story() -> None:
@@ -121,7 +127,7 @@ def test_a_stop_waits_for_the_end_of_following_that_another_one_began(tmp_path: 
     asyncio.run(story())
 
 
-# --- while it changes its role --------------------------------------------------------------------------------------------------------
+# --- while it changes its role --------------------------------------------------------------------
 
 
 class ClosingCore:
@@ -131,7 +137,11 @@ class ClosingCore:
         self.hold_closes, self.store_closes = asyncio.Event(), asyncio.Event()
         self.closed = False
         self.acks = SimpleNamespace(abandon=lambda: None)
-        self.pulls = SimpleNamespace(parked=SimpleNamespace(wake_all=lambda: None, hold=SimpleNamespace(close=self.hold_closes.wait)))
+        self.pulls = SimpleNamespace(
+            parked=SimpleNamespace(
+                wake_all=lambda: None, hold=SimpleNamespace(close=self.hold_closes.wait)
+            )
+        )
 
     def close(self) -> Any:
         return self
@@ -148,8 +158,12 @@ def test_a_change_of_role_that_is_cancelled_has_closed_its_store(at_the_hold: bo
 
     async def story() -> None:
         core = ClosingCore()
-        broker: Any = SimpleNamespace(take_core=lambda: (core, core), stop_following=lambda: asyncio.sleep(0))
-        changing = asyncio.create_task(BrokerSeat(broker, Reign(0, lambda _epoch, _wanted: None)).reopen(1, None))
+        broker: Any = SimpleNamespace(
+            take_core=lambda: (core, core), stop_following=lambda: asyncio.sleep(0)
+        )
+        changing = asyncio.create_task(
+            BrokerSeat(broker, Reign(0, lambda _epoch, _wanted: None)).reopen(1, None)
+        )
         if not at_the_hold:
             core.hold_closes.set()
         await turns(5)
@@ -163,7 +177,7 @@ def test_a_change_of_role_that_is_cancelled_has_closed_its_store(at_the_hold: bo
     asyncio.run(story())
 
 
-# --- while it registers ---------------------------------------------------------------------------------------------------------------
+# --- while it registers ---------------------------------------------------------------------------
 
 
 class SlowNameServer:
@@ -184,12 +198,26 @@ class SlowNameServer:
 def test_a_registration_that_was_not_answered_yet_is_taken_back() -> None:
     async def story() -> None:
         server = SlowNameServer()
-        listener = Listener(server, Credentials("c", "name_server", b""), ForeignClients.OPEN, RemotingLimits(), SYSTEM_CLOCK, "name server")
+        listener = Listener(
+            server,
+            Credentials("c", "name_server", b""),
+            ForeignClients.OPEN,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            "name server",
+        )
         address = await listener.start("127.0.0.1", 0)
         told = Registration(
-            Identity("broker-a", 0, "c", boot_ms=0), (str(address),), None, RemotingLimits(), SYSTEM_CLOCK, 30_000,
-            lambda: ({}, DataVersion()), lambda _: None, pytest.fail,
-        )  # fmt: skip
+            Identity("broker-a", 0, "c", boot_ms=0),
+            (str(address),),
+            None,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            30_000,
+            lambda: ({}, DataVersion()),
+            lambda _: None,
+            pytest.fail,
+        )
         told.start()
         await soon(lambda: bool(server.codes))
         await told.stop()

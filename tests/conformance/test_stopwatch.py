@@ -1,4 +1,6 @@
-"""What the tests measure limits with: a process that was stopped, or did not get the processor, has not lived meanwhile; one that waits or works has."""
+"""What the tests measure limits with: a process that was stopped, or did not get the processor, has
+not lived meanwhile; one that waits or works has.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_of_a_long_tick_little_is_counted() -> None:
 
 
 def test_a_process_that_was_stopped_has_not_lived_meanwhile() -> None:
-    with subprocess.Popen([sys.executable, "-c", STOPPED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         threading.Event().wait(1.0)
         process.send_signal(signal.SIGCONT)

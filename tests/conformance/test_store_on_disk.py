@@ -1,4 +1,6 @@
-"""The store on a real disk, with its threads, and beside other processes (promises F1; store-format 6, 8)."""
+"""The store on a real disk, with its threads, and beside other processes (promises F1; store-format
+6, 8).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreFailed, StoreForeign, StoreFull, StoreInUse, StoreMissing
 from rmq_ray.files import FileSystem
 from rmq_ray.store.front.message_store import MessageStore, StoreState
-from rmq_ray.codec.record import decode_record
 from tests.support.brokers.store_rig import BORN, HOST, make_frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +38,9 @@ class Life:
             "checkpoint_interval_ms": 50,
         }
         self.config = StoreConfig(path=str(path), **(settings | changes))  # type: ignore[arg-type]
-        self.store = MessageStore(self.config, SYSTEM_CLOCK, broker_name="broker-a", store_host=HOST)
+        self.store = MessageStore(
+            self.config, SYSTEM_CLOCK, broker_name="broker-a", store_host=HOST
+        )
         self.store.open(True)
         self.report = self.store.recover()
         self.moved = threading.Condition()
@@ -54,7 +58,9 @@ class Life:
 
     def wait_durable(self, position: int) -> None:
         with self.moved:
-            assert self.moved.wait_for(lambda: self.durable >= position or self.store.state is StoreState.FAILED, 10)
+            assert self.moved.wait_for(
+                lambda: self.durable >= position or self.store.state is StoreState.FAILED, 10
+            )
         self.store.dispatch_durable()
 
     def bodies(self, queue_id: int = 0) -> list[bytes]:
@@ -105,7 +111,14 @@ def test_under_sync_flush_the_thread_tells_what_is_durable(path: Path) -> None:
     life.store.shutdown()
 
 
-@pytest.mark.parametrize("due", [{"checkpoint_bytes": 100_000, "checkpoint_interval_ms": 3_600_000}, {"checkpoint_interval_ms": 50}], ids=["bytes", "time"])
+@pytest.mark.parametrize(
+    "due",
+    [
+        {"checkpoint_bytes": 100_000, "checkpoint_interval_ms": 3_600_000},
+        {"checkpoint_interval_ms": 50},
+    ],
+    ids=["bytes", "time"],
+)
 def test_the_checkpoint_thread_shortens_the_next_recovery(path: Path, due: dict[str, int]) -> None:
     life = Life(path, **due)
     position = life.send([b"x" * 1000] * 300, 0)
@@ -141,7 +154,11 @@ for number in range(100000):
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_a_killed_process_acknowledged_is_there(path: Path, mode: str) -> None:
-    child = subprocess.Popen([sys.executable, "-c", CHILD.format(root=str(ROOT), path=str(path), mode=mode)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD.format(root=str(ROOT), path=str(path), mode=mode)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     with pytest.raises(StoreInUse):
         Life(path)
@@ -157,25 +174,50 @@ def test_what_a_killed_process_acknowledged_is_there(path: Path, mode: str) -> N
     acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
     after = Life(path, flush=FlushMode(mode))
     assert not after.report.clean
-    expected = [b"%d-%d" % (number, row) for number in range(acknowledged + 2) for row in range(1 + number % 50)]
+    expected = [
+        b"%d-%d" % (number, row)
+        for number in range(acknowledged + 2)
+        for row in range(1 + number % 50)
+    ]
     found = after.bodies()
     assert found == expected[: len(found)]
-    whole = {sum(1 + number % 50 for number in range(count)) for count in (acknowledged + 1, acknowledged + 2)}
+    whole = {
+        sum(1 + number % 50 for number in range(count))
+        for count in (acknowledged + 1, acknowledged + 2)
+    }
     assert len(found) in whole, "every acknowledged frame, and the next one wholly or not at all"
     after.store.shutdown()
 
 
 def test_both_locks_are_held_against_other_processes(path: Path) -> None:
     life = Life(path)
-    code = f"import fcntl; f = open({str(path / 'lock')!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)"
-    java_like = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    code = (
+        f"import fcntl; f = open({str(path / 'lock')!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX | "
+        f"fcntl.LOCK_NB, 1)"
+    )
+    java_like = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     assert "BlockingIOError" in java_like.stderr
-    ours = f"import fcntl, os; fcntl.flock(os.open({str(path)!r}, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    assert "BlockingIOError" in subprocess.run([sys.executable, "-c", ours], capture_output=True, text=True, timeout=30, check=False).stderr
+    ours = (
+        f"import fcntl, os; fcntl.flock(os.open({str(path)!r}, os.O_RDONLY), fcntl.LOCK_EX | "
+        f"fcntl.LOCK_NB)"
+    )
+    assert (
+        "BlockingIOError"
+        in subprocess.run(
+            [sys.executable, "-c", ours], capture_output=True, text=True, timeout=30, check=False
+        ).stderr
+    )
     assert (path / "lock").read_bytes() == b"lock"
     life.store.shutdown()
     for code_now in (code, ours):
-        assert subprocess.run([sys.executable, "-c", code_now], capture_output=True, timeout=30, check=False).returncode == 0
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", code_now], capture_output=True, timeout=30, check=False
+            ).returncode
+            == 0
+        )
 
 
 def test_the_segment_ahead_is_preallocated_in_full(path: Path) -> None:
@@ -217,7 +259,12 @@ def test_the_real_file_system_types_its_errors(tmp_path: Path) -> None:
 
 def test_a_store_of_another_broker_is_refused_on_disk(path: Path) -> None:
     Life(path).store.shutdown()
-    other = MessageStore(StoreConfig(str(path), segment_bytes=SEGMENT), SYSTEM_CLOCK, broker_name="broker-b", store_host=HOST)
+    other = MessageStore(
+        StoreConfig(str(path), segment_bytes=SEGMENT),
+        SYSTEM_CLOCK,
+        broker_name="broker-b",
+        store_host=HOST,
+    )
     with pytest.raises(StoreForeign):
         other.open(True)
     again = Life(path)

@@ -1,4 +1,6 @@
-"""Transactions over sockets: both forms of producers, check-back, and a broker that dies at every step."""
+"""Transactions over sockets: both forms of producers, check-back, and a broker that dies at every
+step.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,19 @@ from rmq_ray.ports import Discovery
 from rmq_ray.protocol.transaction import LocalTransactionState
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
-from tests.support.faults.chaos import read_log
-from tests.support.clients.collecting import Collector
-from tests.support.faults.killing_process import QUICK
 from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
-from tests.support.faults.stopwatch import Stopwatch
 from tests.support.brokers.tiny_cluster import FixedDiscovery
+from tests.support.clients.collecting import Collector
+from tests.support.faults.chaos import read_log
+from tests.support.faults.killing_process import QUICK
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
-COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN
+COMMIT, ROLLBACK, UNKNOWN = (
+    LocalTransactionState.COMMIT_MESSAGE,
+    LocalTransactionState.ROLLBACK_MESSAGE,
+    LocalTransactionState.UNKNOWN,
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +89,33 @@ def test_messages_become_visible_when_the_block_ends(cluster: LiveCluster) -> No
         with producer.transaction(never) as tx:
             first = tx.send("t-commit", b"1", tag="paid", keys=["k"], properties={"a": "b"})
             tx.send(Message("t-commit", b"2"))
-            assert first.status is SendStatus.SEND_OK and first.transaction_id == first.message_id and tx.state is UNKNOWN
+            assert (
+                first.status is SendStatus.SEND_OK
+                and first.transaction_id == first.message_id
+                and tx.state is UNKNOWN
+            )
             assert stored(cluster, "t-commit") == []
-        assert stored(cluster, "t-commit") == [b"1", b"2"] and tx.state is COMMIT and len(tx.results) == 2
+        assert (
+            stored(cluster, "t-commit") == [b"1", b"2"]
+            and tx.state is COMMIT
+            and len(tx.results) == 2
+        )
     collector = Collector()
-    with PushConsumer("t-commit-g", listener=collector, subscriptions={"t-commit": "paid"}, discovery=cluster, start_from="first"):
+    with PushConsumer(
+        "t-commit-g",
+        listener=collector,
+        subscriptions={"t-commit": "paid"},
+        discovery=cluster,
+        start_from="first",
+    ):
         collector.wait_for(1)
     (message,) = collector.messages
-    assert (message.tag, list(message.keys), dict(message.properties), message.message_id) == ("paid", ["k"], {"a": "b"}, first.message_id)
+    assert (message.tag, list(message.keys), dict(message.properties), message.message_id) == (
+        "paid",
+        ["k"],
+        {"a": "b"},
+        first.message_id,
+    )
 
 
 def test_an_error_in_the_block_rolls_back_and_is_raised(cluster: LiveCluster) -> None:
@@ -118,7 +143,9 @@ def test_a_transaction_ends_once_and_cannot_be_used_afterwards(cluster: LiveClus
         assert stored(cluster, "t-once") == [b"x"]
 
 
-def test_what_cannot_be_transactional_is_refused_before_anything_is_sent(cluster: LiveCluster) -> None:
+def test_what_cannot_be_transactional_is_refused_before_anything_is_sent(
+    cluster: LiveCluster,
+) -> None:
     with Producer("t-bad", discovery=cluster) as producer, producer.transaction(never) as tx:
         with pytest.raises(ClientError, match="neither delayed"):
             tx.send(Message("t-bad", b"x", delay_level=3))
@@ -135,7 +162,9 @@ def test_what_cannot_be_transactional_is_refused_before_anything_is_sent(cluster
     assert settled(cluster)
 
 
-def test_a_closed_producer_begins_nothing_and_leaves_the_open_to_the_check(cluster: LiveCluster) -> None:
+def test_a_closed_producer_begins_nothing_and_leaves_the_open_to_the_check(
+    cluster: LiveCluster,
+) -> None:
     producer = Producer("t-closed", discovery=cluster)
     tx = producer.transaction(never)
     tx.send("t-closed", b"x")
@@ -158,7 +187,9 @@ def test_a_closed_producer_begins_nothing_and_leaves_the_open_to_the_check(clust
 
 @pytest.mark.seed("S0-012")
 def test_the_sender_dies_and_another_of_its_group_answers(cluster: LiveCluster) -> None:
-    """A process sends a half and is killed; whoever is left of the group is asked, other groups are not."""
+    """A process sends a half and is killed; whoever is left of the group is asked, other groups are
+    not.
+    """
     where = pickle.dumps(FixedDiscovery(cluster.lookup())).hex()
     code = (
         "import os, pickle, signal; from rmq_ray.client.producer.producer import Producer\n"
@@ -166,16 +197,23 @@ def test_the_sender_dies_and_another_of_its_group_answers(cluster: LiveCluster) 
         "p.transaction(lambda m: True).send('t-dead', b'x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     checker, stranger = Checker(COMMIT), Checker(ROLLBACK)
-    with Producer("t-dead", discovery=cluster) as member, Producer("t-other", discovery=cluster) as other:
+    with (
+        Producer("t-dead", discovery=cluster) as member,
+        Producer("t-other", discovery=cluster) as other,
+    ):
         member.transaction(checker)
         other.transaction(stranger)
         done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
         assert done.returncode == -9
         eventually(lambda: stored(cluster, "t-dead") == [b"x"])
-    assert set(checker.asked) == {b"x"} and not stranger.asked and eventually(lambda: settled(cluster))
+    assert (
+        set(checker.asked) == {b"x"} and not stranger.asked and eventually(lambda: settled(cluster))
+    )
 
 
-def test_an_open_transaction_is_not_judged_by_the_checker_of_its_own_process(cluster: LiveCluster) -> None:
+def test_an_open_transaction_is_not_judged_by_the_checker_of_its_own_process(
+    cluster: LiveCluster,
+) -> None:
     with Producer("t-open", discovery=cluster) as producer:
         with producer.transaction(Checker(ROLLBACK)) as tx:
             tx.send("t-open", b"x")
@@ -186,8 +224,12 @@ def test_an_open_transaction_is_not_judged_by_the_checker_of_its_own_process(clu
         assert stored(cluster, "t-open") == [b"x"]
 
 
-@pytest.mark.parametrize("first", [RuntimeError("no database"), "nonsense", UNKNOWN, None], ids=repr)
-def test_a_checker_that_fails_or_does_not_know_is_asked_again(cluster: LiveCluster, first: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "first", [RuntimeError("no database"), "nonsense", UNKNOWN, None], ids=repr
+)
+def test_a_checker_that_fails_or_does_not_know_is_asked_again(
+    cluster: LiveCluster, first: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = f"t-again-{type(first).__name__}"
     checker = Checker(first, COMMIT)
     lost = Producer(topic, discovery=cluster)
@@ -197,7 +239,9 @@ def test_a_checker_that_fails_or_does_not_know_is_asked_again(cluster: LiveClust
         producer.transaction(checker)
         eventually(lambda: stored(cluster, topic) == [b"x"])
         eventually(lambda: settled(cluster))
-    assert len(checker.asked) >= 2 and set(checker.asked) == {b"x"}  # once more where an answer takes longer than the pause between two questions
+    assert len(checker.asked) >= 2 and set(checker.asked) == {
+        b"x"
+    }  # once more where an answer takes longer than the pause between two questions
     assert stored(cluster, topic) == [b"x"]
     if isinstance(first, RuntimeError | str):
         assert any("stays open" in record.message for record in caplog.records), "told"
@@ -246,9 +290,17 @@ class Pay(TransactionListener):
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "expected"), [(COMMIT, COMMIT, [b"x"]), (False, ROLLBACK, []), (ValueError("no"), UNKNOWN, [b"x"]), (7, UNKNOWN, [b"x"])]
+    ("said", "state", "expected"),
+    [
+        (COMMIT, COMMIT, [b"x"]),
+        (False, ROLLBACK, []),
+        (ValueError("no"), UNKNOWN, [b"x"]),
+        (7, UNKNOWN, [b"x"]),
+    ],
 )
-def test_a_listener_decides_and_what_it_leaves_open_is_asked_later(cluster: LiveCluster, said: Any, state: Any, expected: list[bytes]) -> None:
+def test_a_listener_decides_and_what_it_leaves_open_is_asked_later(
+    cluster: LiveCluster, said: Any, state: Any, expected: list[bytes]
+) -> None:
     topic = f"t-listener-{type(said).__name__}"
     listener = Pay(said, COMMIT)
     with TransactionProducer(topic, listener=listener, discovery=cluster) as producer:
@@ -259,8 +311,12 @@ def test_a_listener_decides_and_what_it_leaves_open_is_asked_later(cluster: Live
     assert listener.seen == [(b"x", 42)] + ([b"x"] if state is UNKNOWN else [])
 
 
-def test_a_transactional_producer_pickles_with_its_listener_and_refuses_others(cluster: LiveCluster) -> None:
-    with TransactionProducer("t-pickle", listener=Pay(COMMIT), discovery=FixedDiscovery(cluster.lookup())) as producer:
+def test_a_transactional_producer_pickles_with_its_listener_and_refuses_others(
+    cluster: LiveCluster,
+) -> None:
+    with TransactionProducer(
+        "t-pickle", listener=Pay(COMMIT), discovery=FixedDiscovery(cluster.lookup())
+    ) as producer:
         producer.send_in_transaction(Message("t-pickle", b"1"))
         with pickle.loads(pickle.dumps(producer)) as other:
             other.send_in_transaction(Message("t-pickle", b"2"))
@@ -293,16 +349,28 @@ def test_two_producers_of_many_threads_lose_and_double_nothing(cluster: LiveClus
         for thread in threads:
             thread.join(30)
         eventually(lambda: settled(cluster))
-    expected = sorted(b"%d-%d" % (number, n) for number in range(8) for n in range(20) if n % 5 == 4 or n % 3)
+    expected = sorted(
+        b"%d-%d" % (number, n) for number in range(8) for n in range(20) if n % 5 == 4 or n % 3
+    )
     assert stored(cluster, "t-many") == expected
 
 
-COMMITS = [f"before {HALF_TOPIC}", f"after {HALF_TOPIC}", "before orders", "within orders", "after orders"]
+COMMITS = [
+    f"before {HALF_TOPIC}",
+    f"after {HALF_TOPIC}",
+    "before orders",
+    "within orders",
+    "after orders",
+]
 ROLLBACKS = [f"before {OP_HALF_TOPIC}", f"after {OP_HALF_TOPIC}"]
 
 
-def outcome_after_a_kill(directory: Path, step: str, work: Callable[[Discovery], None]) -> tuple[list[bytes], int]:
-    """(what is in "orders" afterwards, pending halves) when the broker is killed at ``step`` of ``work`` and started again."""
+def outcome_after_a_kill(
+    directory: Path, step: str, work: Callable[[Discovery], None]
+) -> tuple[list[bytes], int]:
+    """(what is in "orders" afterwards, pending halves) when the broker is killed at ``step`` of
+    ``work`` and started again.
+    """
     living = LiveProcess(directory, step, "tests.support.faults.killing_process")
     discovery = FixedDiscovery(living.lookup())
     admin = Admin(discovery)
@@ -326,15 +394,23 @@ def status_of(discovery: Discovery) -> dict[str, Any]:
     link = AdminLink(discovery)
     try:
         (address,) = link.masters().values()
-        found = msgpack.unpackb(link._client().invoke(address, Command(RequestCode.BROKER_STATUS)).body_bytes(), strict_map_key=False)
+        found = msgpack.unpackb(
+            link._client().invoke(address, Command(RequestCode.BROKER_STATUS)).body_bytes(),
+            strict_map_key=False,
+        )
         assert isinstance(found, dict)
         return found
     finally:
         link.close()
 
 
-@pytest.mark.parametrize(("commits", "step"), [*((True, step) for step in COMMITS), *((False, step) for step in ROLLBACKS)])
-def test_a_broker_killed_at_any_step_delivers_a_commit_once_and_a_rollback_never(tmp_path: Path, commits: bool, step: str) -> None:
+@pytest.mark.parametrize(
+    ("commits", "step"),
+    [*((True, step) for step in COMMITS), *((False, step) for step in ROLLBACKS)],
+)
+def test_a_broker_killed_at_any_step_delivers_a_commit_once_and_a_rollback_never(
+    tmp_path: Path, commits: bool, step: str
+) -> None:
     asked = Checker(commits)
 
     def work(discovery: Discovery) -> None:
@@ -349,7 +425,10 @@ def test_a_broker_killed_at_any_step_delivers_a_commit_once_and_a_rollback_never
     assert outcome_after_a_kill(tmp_path, step, work) == ([b"x"] if commits else [], 0)
 
 
-@pytest.mark.parametrize("step", [f"before {HALF_TOPIC} 2", f"after {HALF_TOPIC} 2", f"after {OP_HALF_TOPIC} 1", "after orders"])
+@pytest.mark.parametrize(
+    "step",
+    [f"before {HALF_TOPIC} 2", f"after {HALF_TOPIC} 2", f"after {OP_HALF_TOPIC} 1", "after orders"],
+)
 def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) -> None:
     """The first life is killed at a step of the check, or of the end that answers it."""
 
@@ -373,7 +452,9 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
     assert outcome_after_a_kill(tmp_path, step, work) == ([b"x"], 0)
 
 
-def test_threads_that_begin_and_end_transactions_at_once_share_frames_and_writes(cluster: LiveCluster) -> None:
+def test_threads_that_begin_and_end_transactions_at_once_share_frames_and_writes(
+    cluster: LiveCluster,
+) -> None:
     core = cluster.brokers[0]._core
     assert core is not None
     frames = core.counters.put_frames
@@ -385,13 +466,20 @@ def test_threads_that_begin_and_end_transactions_at_once_share_frames_and_writes
                 with producer.transaction(never) as tx:
                     tx.send("t-shared", b"%d-%d" % (number, n), properties={"n": str(n)})
 
-        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(24)]
+        threads = [
+            threading.Thread(target=run, args=(number,), daemon=True) for number in range(24)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-    assert stored(cluster, "t-shared") == sorted(b"%d-%d" % (number, n) for number in range(24) for n in range(20))
-    assert core.counters.put_frames - frames < 300 and cluster.store().counters["frames"] - store_frames < 600, "of 480 halves, 480 ends"
+    assert stored(cluster, "t-shared") == sorted(
+        b"%d-%d" % (number, n) for number in range(24) for n in range(20)
+    )
+    assert (
+        core.counters.put_frames - frames < 300
+        and cluster.store().counters["frames"] - store_frames < 600
+    ), "of 480 halves, 480 ends"
     assert settled(cluster)
 
 

@@ -1,4 +1,6 @@
-"""A broker with a transient store pool, over sockets: answers leave after the commit, every way to send works, a listener sees what is acknowledged."""
+"""A broker with a transient store pool, over sockets: answers leave after the commit, every way to
+send works, a listener sees what is acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def bodies(cluster: LiveCluster, count: int) -> list[bytes]:
 
 
 @pytest.mark.seed("S3-096")
-def test_a_small_send_is_answered_after_the_commit_and_four_pages_at_once(cluster: LiveCluster) -> None:
+def test_a_small_send_is_answered_after_the_commit_and_four_pages_at_once(
+    cluster: LiveCluster,
+) -> None:
     with Producer("web", discovery=cluster) as producer:
         producer.send("orders", b"first")
         began = time.monotonic()
@@ -57,11 +61,20 @@ def test_every_way_to_send_works_and_all_of_it_is_read(cluster: LiveCluster) -> 
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda n: producer.send("orders", b"send-%d" % n), range(8)))
         futures = [producer.send_async("orders", b"async-%d" % n) for n in range(50)]
-        assert [future.result(10).queue_offset for future in futures] == sorted(future.result().queue_offset for future in futures)
+        assert [future.result(10).queue_offset for future in futures] == sorted(
+            future.result().queue_offset for future in futures
+        )
         producer.send_batch([Message("orders", b"batch-%d" % n) for n in range(5)])
         producer.send_arrow("orders", pa.table({"b": ["arrow-1", "arrow-2"]}), body="b")
         producer.send("orders", b"exactly", delay=timedelta(milliseconds=300))
         with producer.transaction(lambda _message: None) as transaction:
             transaction.send("orders", b"together")
     found = bodies(cluster, 8 + 50 + 5 + 2 + 2)
-    assert len(found) == len(set(found)) == 67 and {b"exactly", b"together", b"arrow-2", b"batch-4", b"async-49", b"send-7"} <= set(found)
+    assert len(found) == len(set(found)) == 67 and {
+        b"exactly",
+        b"together",
+        b"arrow-2",
+        b"batch-4",
+        b"async-49",
+        b"send-7",
+    } <= set(found)

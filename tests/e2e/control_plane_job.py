@@ -1,4 +1,5 @@
-"""What sends and receives while Ray's control plane is dead: a driver that answers a line on standard input with a line of JSON.
+"""What sends and receives while Ray's control plane is dead: a driver that answers a line on
+standard input with a line of JSON.
 
 python control_plane_job.py <Ray address> <store directory> <brokers | copies>     then: mark | late | reign | end
 
@@ -58,7 +59,12 @@ class Beats:
 
     def mark(self) -> dict[str, Any]:
         """Since the last mark: the longest pauses; and the counts."""
-        found = {"sent": self.sent, "received": len(self.received), "gap_ms": dict(self.gap_ms), "errors": self.errors[:3]}
+        found = {
+            "sent": self.sent,
+            "received": len(self.received),
+            "gap_ms": dict(self.gap_ms),
+            "errors": self.errors[:3],
+        }
         self.gap_ms = {"send": 0.0, "receive": 0.0}
         return found
 
@@ -68,7 +74,10 @@ class Beats:
         deadline = time.monotonic() + 10
         while len(self.received) < self.sent and time.monotonic() < deadline:
             time.sleep(0.01)
-        return {"missing": sorted(set(range(self.sent)) - set(self.received))[:10], "twice": len(self.received) - len(set(self.received))}
+        return {
+            "missing": sorted(set(range(self.sent)) - set(self.received))[:10],
+            "twice": len(self.received) - len(set(self.received)),
+        }
 
 
 def late(producer: rmq.Producer) -> dict[str, Any]:
@@ -87,23 +96,44 @@ def late(producer: rmq.Producer) -> dict[str, Any]:
 def reign(controller: Any) -> dict[str, Any]:
     """What the controller says of broker-a, by a handle that was looked up before."""
     found = gateway.call(controller, "elections")["broker-a"]
-    return {key: found[key] for key in ("serving", "master", "master_epoch", "sync_state_set", "why")}
+    return {
+        key: found[key] for key in ("serving", "master", "master_epoch", "sync_state_set", "why")
+    }
 
 
 def main(address: str, store: str, what: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    layout: dict[str, Any] = {"replicas": 2, "replication": "sync"} if what == "copies" else {"brokers": 2}
+    layout: dict[str, Any] = (
+        {"replicas": 2, "replication": "sync"} if what == "copies" else {"brokers": 2}
+    )
     mq = rmq.start("plane", store_path=store, store_settings={"segment_bytes": 1 << 22}, **layout)
     controller = gateway.find(names.controller("plane"))
     mq.admin.create_topic(TOPIC, queues=1)
-    with rmq.Producer(cluster="plane", send_timeout_ms=30_000 if what == "copies" else 3_000) as producer:
+    with rmq.Producer(
+        cluster="plane", send_timeout_ms=30_000 if what == "copies" else 3_000
+    ) as producer:
         beats = Beats(producer)
-        with rmq.PushConsumer("listener", listener=beats.take, subscriptions={TOPIC: "*"}, cluster="plane", start_from="first"):
+        with rmq.PushConsumer(
+            "listener",
+            listener=beats.take,
+            subscriptions={TOPIC: "*"},
+            cluster="plane",
+            start_from="first",
+        ):
             status = mq.status()
-            pids = {name: status[name]["pid"] for name in ("broker-a/0", "broker-a/1", "broker-b/0") if name in status}
+            pids = {
+                name: status[name]["pid"]
+                for name in ("broker-a/0", "broker-a/1", "broker-b/0")
+                if name in status
+            }
             print(json.dumps(pids), flush=True)
             for line in sys.stdin:
-                answer = {"mark": beats.mark, "late": lambda: late(producer), "reign": lambda: reign(controller), "end": beats.end}[line.strip()]()
+                answer = {
+                    "mark": beats.mark,
+                    "late": lambda: late(producer),
+                    "reign": lambda: reign(controller),
+                    "end": beats.end,
+                }[line.strip()]()
                 print(json.dumps(answer), flush=True)
                 if line.strip() == "end":
                     break

@@ -1,8 +1,8 @@
-"""Ray's control plane (GCS) is killed with -9 and stays away: sends and pulls between living actors go on, a master that dies then is replaced, and
-afterwards everything is found again.
+"""Ray's control plane (GCS) is killed with -9 and stays away: sends and pulls between living actors
+go on, a master that dies then is replaced, and afterwards everything is found again.
 
-A head of its own, started as docs/operations.md says, with its tables in rocksdb. ``RMQ_RAY_CONTROL_PLANE_DOWN_S`` sets how long it is away (4 s here;
-30 s end the same).
+A head of its own, started as docs/operations.md says, with its tables in rocksdb.
+``RMQ_RAY_CONTROL_PLANE_DOWN_S`` sets how long it is away (4 s here; 30 s end the same).
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ class Plane:
 
     def start_again(self, command: list[str]) -> None:
         """As whoever watches over a host's services does."""
-        self.again = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.again = subprocess.Popen(
+            command,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def processes_of(directory: Path) -> list[int]:
@@ -57,7 +63,11 @@ def processes_of(directory: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and int(entry.name) != os.getpid() and str(directory).encode() in (entry / "cmdline").read_bytes():
+            if (
+                entry.name.isdigit()
+                and int(entry.name) != os.getpid()
+                and str(directory).encode() in (entry / "cmdline").read_bytes()
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -65,7 +75,9 @@ def processes_of(directory: Path) -> list[int]:
 
 
 def free_port() -> int:
-    """Above those that the kernel and Ray's workers choose for themselves: gRPC shares a port that another Ray listens on."""
+    """Above those that the kernel and Ray's workers choose for themselves: gRPC shares a port that
+    another Ray listens on.
+    """
     for port in range(61_000 + os.getpid() % 2_000, 65_000):
         with socket.socket() as probe:
             try:
@@ -80,13 +92,44 @@ def free_port() -> int:
 def plane() -> Iterator[Plane]:
     directory = Path(tempfile.mkdtemp(prefix="rmqgcs-"))
     port = free_port()
-    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs"), "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
-    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")} | storage | {"PYTHONPATH": str(ROOT)}
+    storage = {
+        "RAY_gcs_storage": "rocksdb",
+        "RAY_gcs_storage_path": str(directory / "gcs"),
+        "RAY_worker_niceness": "0",
+        "RAY_AUTH_MODE": "disabled",
+    }
+    environment = (
+        {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("RAY_ADDRESS", "RAY_TMPDIR")
+        }
+        | storage
+        | {"PYTHONPATH": str(ROOT)}
+    )
     ray = str(Path(sys.executable).with_name("ray"))
-    command = [ray, "start", "--head", f"--port={port}", f"--temp-dir={directory / 'r'}", "--num-cpus=2"]
+    command = [
+        ray,
+        "start",
+        "--head",
+        f"--port={port}",
+        f"--temp-dir={directory / 'r'}",
+        "--num-cpus=2",
+    ]
     try:
-        subprocess.run([*command, "--include-dashboard=false"], env=environment, check=True, capture_output=True, timeout=120, start_new_session=True)
-        (gcs,) = [pid for pid in processes_of(directory) if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        subprocess.run(
+            [*command, "--include-dashboard=false"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=120,
+            start_new_session=True,
+        )
+        (gcs,) = [
+            pid
+            for pid in processes_of(directory)
+            if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        ]
         made = Plane(f"127.0.0.1:{port}", directory, environment, gcs)
         yield made
         if made.again is not None:
@@ -107,8 +150,16 @@ class Job:
     """The driver of control_plane_job.py."""
 
     def __init__(self, plane: Plane, what: str) -> None:
-        command = [sys.executable, str(ROOT / "tests" / "e2e" / "control_plane_job.py"), plane.address, str(plane.directory / "store"), what]
-        self.process = subprocess.Popen(command, env=plane.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            str(ROOT / "tests" / "e2e" / "control_plane_job.py"),
+            plane.address,
+            str(plane.directory / "store"),
+            what,
+        ]
+        self.process = subprocess.Popen(
+            command, env=plane.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.pids = self._line()
 
     def ask(self, word: str) -> dict[str, Any]:
@@ -127,21 +178,44 @@ class Job:
 
 
 @pytest.mark.slow
-def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found_again(plane: Plane) -> None:
+def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found_again(
+    plane: Plane,
+) -> None:
     job = Job(plane, "brokers")
     before = job.ask("mark")
     command = plane.kill()
     os.kill(job.pids["broker-b/0"], signal.SIGKILL)
     time.sleep(DOWN_S)
     during = job.ask("mark")
-    assert during["sent"] - before["sent"] > 5 * DOWN_S and during["received"] - before["received"] > 5 * DOWN_S
+    assert (
+        during["sent"] - before["sent"] > 5 * DOWN_S
+        and during["received"] - before["received"] > 5 * DOWN_S
+    )
     assert not during["errors"] and max(during["gap_ms"].values()) < PAUSE_MS_MAX, during
     plane.start_again(command)
     late = job.ask("late")
     assert late["back_s"] is not None, "a broker that was killed meanwhile comes back"
-    print(f"control plane away for {DOWN_S:.0f} s: longest pauses {during['gap_ms']} ms; the killed broker back after {late['back_s']} s")
-    look = [sys.executable, "-m", "rmq_ray", "--address", plane.address, "--cluster", "plane", "--format", "json", "health"]
-    parts = json.loads(subprocess.run(look, env=plane.environment, check=True, capture_output=True, text=True, timeout=60).stdout)
+    print(
+        f"control plane away for {DOWN_S:.0f} s: longest pauses {during['gap_ms']} ms; the "
+        f"killed broker back after {late['back_s']} s"
+    )
+    look = [
+        sys.executable,
+        "-m",
+        "rmq_ray",
+        "--address",
+        plane.address,
+        "--cluster",
+        "plane",
+        "--format",
+        "json",
+        "health",
+    ]
+    parts = json.loads(
+        subprocess.run(
+            look, env=plane.environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+    )
     assert {part["state"] for part in parts} == {"serving"}
     after = job.ask("mark")
     assert not after["errors"] and max(after["gap_ms"].values()) < PAUSE_MS_MAX, after
@@ -162,10 +236,16 @@ def reigns(job: Job, check: Callable[[dict[str, Any]], bool], timeout_s: float) 
 
 
 @pytest.mark.slow
-def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_follows_when_it_is_back(plane: Plane) -> None:
-    """Controller and replicas call one another without it; only Ray's restart of the old master waits for it."""
+def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_follows_when_it_is_back(
+    plane: Plane,
+) -> None:
+    """Controller and replicas call one another without it; only Ray's restart of the old master
+    waits for it.
+    """
     job = Job(plane, "copies")
-    before = reigns(job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 30)
+    before = reigns(
+        job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 30
+    )
     assert before["master"] == 0
     command = plane.kill()
     os.kill(job.pids["broker-a/0"], signal.SIGKILL)
@@ -178,8 +258,13 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
         return all(marks[-1][what] > marks[0][what] + 20 for what in ("sent", "received"))
 
     eventually(goes_on, 20, every_s=0.2)
-    still = {what: max(mark["gap_ms"][what] for mark in marks) / 1000 for what in ("send", "receive")}
-    print(f"control plane dead, master killed: sends stood still for {still['send']:.2f} s, deliveries {still['receive']:.2f} s")
+    still = {
+        what: max(mark["gap_ms"][what] for mark in marks) / 1000 for what in ("send", "receive")
+    }
+    print(
+        f"control plane dead, master killed: sends stood still for {still['send']:.2f} s, "
+        f"deliveries {still['receive']:.2f} s"
+    )
     assert not any(mark["errors"] for mark in marks)
     plane.start_again(command)
     whole = reigns(job, lambda found: found["sync_state_set"] == [0, 1, 2], 60)

@@ -1,4 +1,6 @@
-"""The demo as a newcomer starts it, on a part of its rows: brokers, a kill, consumers and Spark, and nothing lost."""
+"""The demo as a newcomer starts it, on a part of its rows: brokers, a kill, consumers and Spark,
+and nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ ROWS = 20_000
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process group and an environment of its own; nothing of the demo may outlive it."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "JAVA_HOME")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RAY_ADDRESS", "JAVA_HOME")
+    }
     command = [sys.executable, "-m", "examples.flights", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_the_demo_loses_nothing_though_its_broker_is_killed() -> None:
@@ -27,7 +35,9 @@ def test_the_demo_loses_nothing_though_its_broker_is_killed() -> None:
     assert done.returncode == 0, f"{said}\n{done.stderr}"
     assert re.search(r"broker-a \(process \d+\) killed with signal 9 after 1[0-6],000 rows", said)
     assert re.search(rf"sent and acknowledged: {ROWS:,} of {ROWS:,} rows", said)
-    assert re.search(rf"consumed by the group: {ROWS:,} rows", said) and re.search(rf"read by Spark: +{ROWS:,} rows", said)
+    assert re.search(rf"consumed by the group: {ROWS:,} rows", said) and re.search(
+        rf"read by Spark: +{ROWS:,} rows", said
+    )
     assert "consumers 0, Spark 0 differences" in said
     assert said.rstrip().splitlines()[-1].strip() == "0 lost"
     assert "Traceback" not in said + done.stderr

@@ -1,10 +1,11 @@
-"""From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray up`, producers, consumers, bulk reads, Spark, a power
-cut, a slave that takes over, `ray up` again.
+"""From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray
+up`, producers, consumers, bulk reads, Spark, a power cut, a slave that takes over, `ray up` again.
 
 broker-a has a copy on each host, broker-b only one: the disk of db2.
 
-Three hosts and the desk of whoever works with them are namespaces with sshd (tools/hosts.py). The launcher file is the one at the top level; only
-addresses, user and key are put in, and what would install Python packages or end Ray processes is left out.
+Three hosts and the desk of whoever works with them are namespaces with sshd (tools/hosts.py). The
+launcher file is the one at the top level; only addresses, user and key are put in, and what would
+install Python packages or end Ray processes is left out.
 """
 
 from __future__ import annotations
@@ -64,14 +65,23 @@ ENVIRONMENT = {
 
 def launcher() -> str:
     config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    config["provider"] |= {"head_ip": ADDRESSES["head"], "worker_ips": [ADDRESSES["db1"], ADDRESSES["db2"]]}
+    config["provider"] |= {
+        "head_ip": ADDRESSES["head"],
+        "worker_ips": [ADDRESSES["db1"], ADDRESSES["db2"]],
+    }
     config["auth"] = {"ssh_user": "root", "ssh_private_key": "/mnt/home/.ssh/id_ed25519"}
-    config["setup_commands"] = [command for command in config["setup_commands"] if "pip" not in command and "venv ~" not in command]
+    config["setup_commands"] = [
+        command
+        for command in config["setup_commands"]
+        if "pip" not in command and "venv ~" not in command
+    ]
     del config["file_mounts"]["~/rmq-ray-dist"]  # the wheel that is not installed
     for part in ("head_start_ray_commands", "worker_start_ray_commands"):
         config[part] = [command for command in config[part] if not command.endswith("ray stop")]
         assert len(config[part]) == 1
-        config[part] = [config[part][0].replace("ray start ", "ray start --num-cpus=1 ")]  # few idle workers: three hosts share this machine
+        config[part] = [
+            config[part][0].replace("ray start ", "ray start --num-cpus=1 ")
+        ]  # few idle workers: three hosts share this machine
     return str(yaml.safe_dump(config))
 
 
@@ -97,11 +107,22 @@ def hosts() -> Iterator[machines.Hosts]:
 
 
 def ray_up(hosts: machines.Hosts, *options: str) -> None:
-    hosts.run("desk", ["ray", "up", "-y", "--no-config-cache", *options, "/mnt/cluster.yaml"], env=ENVIRONMENT, timeout_s=120)
+    hosts.run(
+        "desk",
+        ["ray", "up", "-y", "--no-config-cache", *options, "/mnt/cluster.yaml"],
+        env=ENVIRONMENT,
+        timeout_s=120,
+    )
 
 
 def rmq_ray(hosts: machines.Hosts, *arguments: str, check: bool = True) -> str:
-    return hosts.run("head", [sys.executable, "-m", "rmq_ray", "--format", "json", *arguments], env=ENVIRONMENT, timeout_s=180, check=check)
+    return hosts.run(
+        "head",
+        [sys.executable, "-m", "rmq_ray", "--format", "json", *arguments],
+        env=ENVIRONMENT,
+        timeout_s=180,
+        check=check,
+    )
 
 
 def rmq_up(hosts: machines.Hosts) -> dict[str, Any]:
@@ -110,11 +131,17 @@ def rmq_up(hosts: machines.Hosts) -> dict[str, Any]:
 
 def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
     """Its copies by number, as `broker list` shows them."""
-    return [row for row in json.loads(rmq_ray(hosts, "--cluster", "hosts", "broker", "list")) if row["broker"] == broker]
+    return [
+        row
+        for row in json.loads(rmq_ray(hosts, "--cluster", "hosts", "broker", "list"))
+        if row["broker"] == broker
+    ]
 
 
 def spark_rows(hosts: machines.Hosts) -> list[int]:
-    """Messages in Spark. RayDP's JVM ends now and then while it starts behind the loss of a host (cause unknown, told as such): started once more then."""
+    """Messages in Spark. RayDP's JVM ends now and then while it starts behind the loss of a host
+    (cause unknown, told as such): started once more then.
+    """
     try:
         found: list[int] = job(hosts, "spark")["spark"]
     except RuntimeError as error:
@@ -125,7 +152,12 @@ def spark_rows(hosts: machines.Hosts) -> list[int]:
 
 
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
-    hosts.run("head", [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments], env=ENVIRONMENT, timeout_s=240)
+    hosts.run(
+        "head",
+        [sys.executable, str(ROOT / "tests" / "e2e" / "three_hosts_job.py"), *arguments],
+        env=ENVIRONMENT,
+        timeout_s=240,
+    )
     return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
 
 
@@ -135,24 +167,51 @@ def started(hosts: machines.Hosts) -> dict[str, Any]:
     hosts.run("desk", ["ray", "get-auth-token", "--generate"], env=ENVIRONMENT)
     ray_up(hosts)
     said = rmq_up(hosts)
-    rmq_ray(hosts, "--cluster", "hosts", "topic", "create", "orders", "--queues", "4")  # on both brokers; a first send would make it on one
-    assert job(hosts, f"produce:0:{MESSAGES}") == {"stored": MESSAGES, "brokers": ["broker-a", "broker-b"]}
+    rmq_ray(
+        hosts, "--cluster", "hosts", "topic", "create", "orders", "--queues", "4"
+    )  # on both brokers; a first send would make it on one
+    assert job(hosts, f"produce:0:{MESSAGES}") == {
+        "stored": MESSAGES,
+        "brokers": ["broker-a", "broker-b"],
+    }
     return said
 
 
 @pytest.mark.slow
-def test_ray_up_and_rmq_up_bring_masters_and_slaves_to_their_hosts_and_disks(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+def test_ray_up_and_rmq_up_bring_masters_and_slaves_to_their_hosts_and_disks(
+    hosts: machines.Hosts, started: dict[str, Any]
+) -> None:
     assert started["state"] == "started"
-    places = {name: {number: address.partition(":")[0] for number, address in started[name].items()} for name in ("broker-a", "broker-b")}
-    assert places == {"broker-a": {"0": ADDRESSES["db1"], "1": ADDRESSES["db2"], "2": ADDRESSES["head"]}, "broker-b": {"0": ADDRESSES["db2"]}}
-    stores = {"broker-a": "db1/disk/store", "broker-a/1": "db2/disk/replica", "broker-a/2": "head/disk/replica", "broker-b": "db2/disk/store"}
-    identities = {actor: json.loads((hosts.directory / path / "rmq_ray" / "identity").read_text()) for actor, path in stores.items()}
-    assert {actor: identity["broker_name"] for actor, identity in identities.items()} == {actor: actor.partition("/")[0] for actor in stores}
-    assert json.loads((hosts.directory / "head" / "home" / "rmq.stores.json").read_text()) == {a: i["identity"] for a, i in identities.items()}
+    places = {
+        name: {number: address.partition(":")[0] for number, address in started[name].items()}
+        for name in ("broker-a", "broker-b")
+    }
+    assert places == {
+        "broker-a": {"0": ADDRESSES["db1"], "1": ADDRESSES["db2"], "2": ADDRESSES["head"]},
+        "broker-b": {"0": ADDRESSES["db2"]},
+    }
+    stores = {
+        "broker-a": "db1/disk/store",
+        "broker-a/1": "db2/disk/replica",
+        "broker-a/2": "head/disk/replica",
+        "broker-b": "db2/disk/store",
+    }
+    identities = {
+        actor: json.loads((hosts.directory / path / "rmq_ray" / "identity").read_text())
+        for actor, path in stores.items()
+    }
+    assert {actor: identity["broker_name"] for actor, identity in identities.items()} == {
+        actor: actor.partition("/")[0] for actor in stores
+    }
+    assert json.loads((hosts.directory / "head" / "home" / "rmq.stores.json").read_text()) == {
+        a: i["identity"] for a, i in identities.items()
+    }
 
 
 @pytest.mark.slow
-def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_back(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_back(
+    hosts: machines.Hosts, started: dict[str, Any]
+) -> None:
     found = job(hosts, "plan", "scan:db1:db2")
     assert found["rows"] == MESSAGES and found["copies"] == {"broker-a": 3, "broker-b": 1}
     assert found["scans"] == {host: [MESSAGES, MESSAGES] for host in ("db1", "db2")}
@@ -160,26 +219,53 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
     hosts.cut_power("db1")
     assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
     after = job(hosts, f"produce:{MESSAGES}:{2 * MESSAGES}", "scan:db2")
-    assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, "the dead master's splits are read at a slave"
-    reigning = eventually(lambda: next((row for row in copies(hosts, "broker-a")[1:] if row["role"] == "master"), None), 30)
+    assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, (
+        "the dead master's splits are read at a slave"
+    )
+    reigning = eventually(
+        lambda: next(
+            (row for row in copies(hosts, "broker-a")[1:] if row["role"] == "master"), None
+        ),
+        30,
+    )
     assert reigning["epoch"] > 1
     hosts.boot("db1")
     ray_up(hosts, "--no-restart")
     again = rmq_up(hosts)
-    assert again["state"] == "was running" and again["broker-a"]["0"] == reigning["address"] and len(again["broker-a"]) == 3
-    eventually(lambda: all(part["state"] == "serving" for part in json.loads(rmq_ray(hosts, "--cluster", "hosts", "health", check=False))), 60)
+    assert (
+        again["state"] == "was running"
+        and again["broker-a"]["0"] == reigning["address"]
+        and len(again["broker-a"]) == 3
+    )
+    eventually(
+        lambda: all(
+            part["state"] == "serving"
+            for part in json.loads(rmq_ray(hosts, "--cluster", "hosts", "health", check=False))
+        ),
+        60,
+    )
     back = copies(hosts, "broker-a")[0]
-    assert (back["role"], back["in_sync"], back["address"]) == ("slave", True, started["broker-a"]["0"])
+    assert (back["role"], back["in_sync"], back["address"]) == (
+        "slave",
+        True,
+        started["broker-a"]["0"],
+    )
     whole = job(hosts, f"produce:{2 * MESSAGES}:{3 * MESSAGES}", f"consume:{3 * MESSAGES}")
     assert whole["numbers"] == list(range(3 * MESSAGES)) and spark_rows(hosts)[1] == 3 * MESSAGES
 
 
 @pytest.mark.slow
-def test_a_head_that_lost_its_power_comes_back_with_every_message(hosts: machines.Hosts, started: dict[str, Any]) -> None:
+def test_a_head_that_lost_its_power_comes_back_with_every_message(
+    hosts: machines.Hosts, started: dict[str, Any]
+) -> None:
     hosts.cut_power("head")
     hosts.boot("head")
     ray_up(hosts)
     again = rmq_up(hosts)
-    assert (again["state"], again["name_servers"], len(again["broker-a"])) == ("was running", started["name_servers"], 3)
+    assert (again["state"], again["name_servers"], len(again["broker-a"])) == (
+        "was running",
+        started["name_servers"],
+        3,
+    )
     after = job(hosts, f"produce:{3 * MESSAGES}:{4 * MESSAGES}", f"consume:{4 * MESSAGES}")
     assert after["stored"] == MESSAGES and after["numbers"] == list(range(4 * MESSAGES))

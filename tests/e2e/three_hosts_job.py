@@ -1,4 +1,5 @@
-"""What people run on the head of a cluster: producer and consumer actors from a script, bulk reads, Spark. Writes what it found to /mnt/answer.json.
+"""What people run on the head of a cluster: producer and consumer actors from a script, bulk reads,
+Spark. Writes what it found to /mnt/answer.json.
 
     python three_hosts_job.py produce:0:2000       producer actors send messages 0..1999; says how many are stored
     python three_hosts_job.py consume:4000         consumer actors gather messages until so many different ones came
@@ -28,7 +29,10 @@ from rmq_ray.clock import SYSTEM_CLOCK
 
 CLUSTER, TOPIC = "hosts", "orders"
 ACTORS, BATCH = 2, 100
-PLACES = ("store_head", "store_db2")  # Ray gives work to a host that lost its power until it has declared it dead
+PLACES = (
+    "store_head",
+    "store_db2",
+)  # Ray gives work to a host that lost its power until it has declared it dead
 PLAN = Path("/mnt/plan.pickle")
 
 
@@ -46,14 +50,26 @@ class Gather:
 
 
 def produce(first: int, end: int) -> dict[str, Any]:
-    """Each actor sends every second number; a batch that a dead host did not acknowledge is sent again, so numbers may come twice."""
-    actors = [rmq.ProducerActor.options(num_cpus=0, resources={place: 0.001}).remote(cluster=CLUSTER) for place in PLACES]
+    """Each actor sends every second number; a batch that a dead host did not acknowledge is sent
+    again, so numbers may come twice.
+    """
+    actors = [
+        rmq.ProducerActor.options(num_cpus=0, resources={place: 0.001}).remote(cluster=CLUSTER)
+        for place in PLACES
+    ]
     waiting = []
     for index, actor in enumerate(actors):
         numbers = list(range(first + index, end, len(PLACES)))
-        waiting.append(actor.run.remote(stored, [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]))
+        waiting.append(
+            actor.run.remote(
+                stored, [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
+            )
+        )
     found = ray.get(waiting, timeout=90)
-    return {"stored": sum(count for count, _ in found), "brokers": sorted(set().union(*(brokers for _, brokers in found)))}
+    return {
+        "stored": sum(count for count, _ in found),
+        "brokers": sorted(set().union(*(brokers for _, brokers in found))),
+    }
 
 
 def stored(producer: rmq.Producer, batches: list[list[int]]) -> tuple[int, set[str]]:
@@ -63,7 +79,9 @@ def stored(producer: rmq.Producer, batches: list[list[int]]) -> tuple[int, set[s
         deadline = time.monotonic() + 60
         while True:
             try:
-                results = producer.send_batch([rmq.Message(TOPIC, b"%d" % number) for number in numbers])
+                results = producer.send_batch(
+                    [rmq.Message(TOPIC, b"%d" % number) for number in numbers]
+                )
                 if all(result.status is rmq.SendStatus.SEND_OK for result in results):
                     break
             except rmq.RmqError as error:
@@ -94,12 +112,17 @@ def plan() -> dict[str, Any]:
     """Kept in a file: a later word reads it, whoever is master then."""
     made = plan_scan(discovery_for(CLUSTER, None, b""), TOPIC, "earliest", "latest", 4)
     PLAN.write_bytes(pickle.dumps(made))
-    return {"rows": made.rows, "copies": {split.queue.broker_name: len(split.addresses) for split in made.splits}}
+    return {
+        "rows": made.rows,
+        "copies": {split.queue.broker_name: len(split.addresses) for split in made.splits},
+    }
 
 
 def rows_read(data: bytes, beside: bool) -> int:
     made = pickle.loads(data)
-    reader: Any = open_reader(made) if beside else StreamSplitReader(made.cluster, made.secret, SYSTEM_CLOCK)
+    reader: Any = (
+        open_reader(made) if beside else StreamSplitReader(made.cluster, made.secret, SYSTEM_CLOCK)
+    )
     try:
         return sum(len(sizes) for split in made.splits for _, sizes in reader.read(split, 1 << 20))
     finally:
@@ -110,7 +133,13 @@ def scan(*hosts: str) -> dict[str, Any]:
     """host -> [rows read beside the log where that is there, rows read through the stream]."""
     data = PLAN.read_bytes()
     tasks = {
-        host: [ray.remote(rows_read).options(num_cpus=0, resources={f"store_{host}": 0.001}).remote(data, beside) for beside in (True, False)] for host in hosts
+        host: [
+            ray.remote(rows_read)
+            .options(num_cpus=0, resources={f"store_{host}": 0.001})
+            .remote(data, beside)
+            for beside in (True, False)
+        ]
+        for host in hosts
     }
     return {"scans": {host: ray.get(both, timeout=90) for host, both in tasks.items()}}
 
@@ -119,9 +148,15 @@ def spark() -> dict[str, Any]:
     """How many messages, and how many different ones."""
     from rmq_ray import spark as mqs
 
-    session = mqs.session("hosts", executor_cores=1, quick_start=True, configs={"spark.sql.shuffle.partitions": 1})
+    session = mqs.session(
+        "hosts", executor_cores=1, quick_start=True, configs={"spark.sql.shuffle.partitions": 1}
+    )
     try:
-        rows = mqs.read_topic(session, TOPIC, cluster=CLUSTER).selectExpr("count(*)", "count(distinct body)").collect()[0]
+        rows = (
+            mqs.read_topic(session, TOPIC, cluster=CLUSTER)
+            .selectExpr("count(*)", "count(distinct body)")
+            .collect()[0]
+        )
         return {"spark": [int(rows[0]), int(rows[1])]}
     finally:
         mqs.stop()
@@ -132,6 +167,14 @@ if __name__ == "__main__":
     answer: dict[str, Any] = {}
     for word in sys.argv[1:]:
         name, *arguments = word.split(":")
-        work: Any = {"produce": produce, "consume": consume, "plan": plan, "scan": scan, "spark": spark}[name]
-        answer |= work(*(int(argument) if argument.isdigit() else argument for argument in arguments))
+        work: Any = {
+            "produce": produce,
+            "consume": consume,
+            "plan": plan,
+            "scan": scan,
+            "spark": spark,
+        }[name]
+        answer |= work(
+            *(int(argument) if argument.isdigit() else argument for argument in arguments)
+        )
     Path("/mnt/answer.json").write_text(json.dumps(answer))

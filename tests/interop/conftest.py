@@ -1,4 +1,6 @@
-"""Builds the Java programs before the first test; without JDK or Maven the tests are skipped, or fail where CI requires them."""
+"""Builds the Java programs before the first test; without JDK or Maven the tests are skipped, or
+fail where CI requires them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Thousands of random groups and topics are divided alike by our strategies and by Apache RocketMQ 4.9.7's own classes.
+"""Thousands of random groups and topics are divided alike by our strategies and by Apache RocketMQ
+4.9.7's own classes.
 
-One Java program gets all cases as lines (``Allocations``) and answers with indices; exceptions must meet exceptions.
+One Java program gets all cases as lines (``Allocations``) and answers with indices; exceptions must
+meet exceptions.
 """
 
 from __future__ import annotations

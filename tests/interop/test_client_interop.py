@@ -1,7 +1,9 @@
-"""Apache RocketMQ's unmodified Java client does to our name server and broker what it does to its own, and gets the same answers.
+"""Apache RocketMQ's unmodified Java client does to our name server and broker what it does to its
+own, and gets the same answers.
 
-``ClientCheck`` creates a topic, sends in every way, looks messages up, consumes with a tag filter and with an SQL92 filter, waits for a delayed message,
-sees a failed message again. It runs against both sides at once; what it tells must be equal, but for ids, ports and times.
+``ClientCheck`` creates a topic, sends in every way, looks messages up, consumes with a tag filter
+and with an SQL92 filter, waits for a delayed message, sees a failed message again. It runs against
+both sides at once; what it tells must be equal, but for ids, ports and times.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
 
 @contextmanager
 def ours(directory: Path) -> Iterator[str]:
-    """Our name server and broker in a process of their own, open to foreign clients; yields the name server's address."""
+    """Our name server and broker in a process of their own, open to foreign clients; yields the
+    name server's address.
+    """
     command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(directory), "async", str(LIVE_S)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -69,7 +73,9 @@ def _told(process: subprocess.Popen[str]) -> Lines:
 
 
 def steady(lines: Lines) -> Lines:
-    """Without ids and times, and without what a client takes at random: the first queue of each of its threads."""
+    """Without ids and times, and without what a client takes at random: the first queue of each of
+    its threads.
+    """
     first = next(line["queue"] for line in lines if line.get("how") == "sync")
     result = []
     for line in lines:

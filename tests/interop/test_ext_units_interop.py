@@ -1,4 +1,6 @@
-"""Extension units and bit maps: ours byte for byte those of Apache RocketMQ's own ConsumeQueueExt and BloomFilter, in files and through its store."""
+"""Extension units and bit maps: ours byte for byte those of Apache RocketMQ's own ConsumeQueueExt
+and BloomFilter, in files and through its store.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_their_store_reads_the_units_that_our_store_wrote(tmp_path: Path) -> Non
     config = StoreConfig(
         str(tmp_path / "store"), segment_bytes=SEGMENT_BYTES, consume_queue_entries=QUEUE_ENTRIES, index_slots=INDEX_SLOTS, index_items=INDEX_ITEMS,
         consume_queue_ext=True, consume_queue_ext_bytes=FILE_BYTES, filter_bit_maps=True, preallocate=False,
-    )  # fmt: skip
+    )
     filters = FilterTable()
     filters.register("billing", [Subscription("orders", "amount > 100", version=1, expression_type=SQL92)], 1)
     store = MessageStore(config, SYSTEM_CLOCK, broker_name="broker-a", store_host=STORE_HOST, bit_mapper=filters)
@@ -95,7 +97,8 @@ def test_their_store_reads_the_units_that_our_store_wrote(tmp_path: Path) -> Non
         properties = f"TAGS\x01{tag}\x02amount\x01{at}\x02UNIQ_KEY\x01{at:032d}"
         records, sizes = encode_frame("orders", 0, [b"x" * 50], [properties], SYSTEM_CLOCK.now_ms(), FrameId(bytes(16), at + 1))
         stored = store.append_frame(bytearray(records), sizes, STORE_HOST)
-        wanted.append(f"{java_hash(tag)} {stored.store_ms} {filters.bit_map('orders', properties.encode(), 0).hex()}")
+        wanted.append((f"{java_hash(tag)} {stored.store_ms} "
+            f"{filters.bit_map('orders', properties.encode(), 0).hex()}"))
     assert store.shutdown()
     told = interop.run("ExtUnits", "store", tmp_path / "store", f"{GEOMETRY},{FILE_BYTES}", "orders").splitlines()
     assert told == wanted

@@ -1,4 +1,6 @@
-"""SQL92 filters: thousands of seeded expressions over many property strings, each verdict as Apache RocketMQ's own filter gives it."""
+"""SQL92 filters: thousands of seeded expressions over many property strings, each verdict as Apache
+RocketMQ's own filter gives it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_every_verdict_is_that_of_apache_rocketmqs_own_filter(tmp_path: Path) ->
     mine = [ours(expression, properties) for expression, properties in cases]
     trailing = 0
     for i, (expression, properties) in enumerate(cases):
-        if mine[i] == TRAILING:  # theirs ignores the rest of the text without a word; what precedes it must mean the same
+        # theirs ignores the rest of the text without a word; what precedes it must mean the same
+        if mine[i] == TRAILING:
             mine[i] = ours(expression[: _position(expression)], properties)
             trailing += theirs[i] != "refused"
     different = [(cases[i][0], cases[i][1], mine[i], theirs[i]) for i in range(EXPRESSIONS) if mine[i] != theirs[i]]

@@ -1,4 +1,6 @@
-"""Apache RocketMQ's unmodified Java client consumes in order from our broker as from its own: same order, retries, dead letter, progress."""
+"""Apache RocketMQ's unmodified Java client consumes in order from our broker as from its own: same
+order, retries, dead letter, progress.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
 
 @contextmanager
 def ours(directory: Path) -> Iterator[str]:
-    """Our name server and broker in a process of their own, open to foreign clients; yields the name server's address."""
+    """Our name server and broker in a process of their own, open to foreign clients; yields the
+    name server's address.
+    """
     command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(directory), "async", str(LIVE_S)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:

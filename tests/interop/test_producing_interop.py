@@ -1,4 +1,6 @@
-"""Compressed bodies, requests and traces between our clients and Apache RocketMQ's unmodified Java client, over our broker, in both directions."""
+"""Compressed bodies, requests and traces between our clients and Apache RocketMQ's unmodified Java
+client, over our broker, in both directions.
+"""
 
 from __future__ import annotations
 

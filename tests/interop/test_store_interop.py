@@ -1,7 +1,8 @@
-"""A store written here opens in Apache RocketMQ's own store, and the other way round: every message, bound, look-up and key query agrees.
+"""A store written here opens in Apache RocketMQ's own store, and the other way round: every
+message, bound, look-up and key query agrees.
 
-Segments of 64 KiB, consume queue files of 64 entries and index files of 400 items roll many times in each test. What a killed
-process had acknowledged must be there on both sides.
+Segments of 64 KiB, consume queue files of 64 entries and index files of 400 items roll many times
+in each test. What a killed process had acknowledged must be there on both sides.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def store(tmp_path: Path) -> Path:
 
 
 def ours(path: Path, *, seed: int = 1, begin: str = "create", kill_after: int | None = None, flush: str = "async") -> list[dict[str, Any]]:
-    """Lets our writer write; returns its acknowledgements. ``kill_after``: SIGKILL after so many, in the middle of its work."""
+    """Lets our writer write; returns its acknowledgements. ``kill_after``: SIGKILL after so many,
+    in the middle of its work.
+    """
     command = [sys.executable, "-m", "tests.support.stores.store_writer", str(path), flush, str(FRAMES), str(seed), begin, "hang" if kill_after else "clean"]
     return _acknowledged(command, ROOT, kill_after)
 
@@ -137,12 +140,15 @@ def test_we_read_what_apache_rocketmq_wrote_until_it_was_killed(store: Path, flu
     assert differences(mine, other) == []
     queued = mine.log_offsets()
     unqueued = [line["log"] for line in acknowledgements if line["log"] not in queued]
-    assert len(unqueued) == sum(number % 41 == 40 and number % 11 != 10 for number in range(len(acknowledgements)))  # half messages
+    # half messages
+    assert len(unqueued) == sum(number % 41 == 40 and number % 11 != 10 for number in range(len(acknowledgements)))
     check_rolled(store, other)
 
 
 def theirs_killed(store: Path, flush: str, kill_after: int) -> tuple[Path, list[dict[str, Any]]]:
-    """A store that Apache RocketMQ left when it was killed. One that it was making a file in at that moment it refuses itself: then again."""
+    """A store that Apache RocketMQ left when it was killed. One that it was making a file in at
+    that moment it refuses itself: then again.
+    """
     for attempt in range(5):
         path = store.with_name(f"{store.name}{attempt}")
         acknowledgements = theirs(path, seed=attempt, kill_after=kill_after, flush=flush)
@@ -171,7 +177,9 @@ def _files_are_whole(path: Path) -> bool:
 
 
 def _turn(store: Path) -> None:
-    """Apache RocketMQ appends to the store and is killed; on a copy first, see ``theirs_killed``."""
+    """Apache RocketMQ appends to the store and is killed; on a copy first, see
+    ``theirs_killed``.
+    """
     for attempt in range(5):
         copied = copy_of(store, f"turn{attempt}")
         theirs(copied, seed=4, kill_after=MESSAGES // 2)

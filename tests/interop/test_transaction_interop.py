@@ -1,4 +1,6 @@
-"""Apache RocketMQ's unmodified transactional producer against our broker: commit, roll-back, the check, and a half that a Python producer of its group left."""
+"""Apache RocketMQ's unmodified transactional producer against our broker: commit, roll-back, the
+check, and a half that a Python producer of its group left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One Ray cluster for all tests of this folder, and message clusters of their own for each test that asks."""
+"""One Ray cluster for all tests of this folder, and message clusters of their own for each test
+that asks.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,21 @@ import ray
 import rmq_ray as rmq
 
 SMALL = {"segment_bytes": 64 << 20}
-"""Two segments of a GiB are preallocated otherwise, for each of the many stores that these tests make."""
+"""Two segments of a GiB are preallocated otherwise, for each of the many stores that these tests
+make.
+"""
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ray_here() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
     yield
     ray.shutdown()
 
@@ -31,7 +41,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
 
     def begin(**settings: Any) -> rmq.Cluster:
         name = settings.pop("name", f"t{next(_numbers)}")
-        cluster = rmq.start(name, **{"store_path": str(tmp_path / name), "store_settings": SMALL, **settings})
+        cluster = rmq.start(
+            name, **{"store_path": str(tmp_path / name), "store_settings": SMALL, **settings}
+        )
         started.append(cluster)
         return cluster
 
@@ -47,6 +59,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """A cluster that all tests of a module share; they must not kill it."""
-    cluster = rmq.start(f"shared{next(_numbers)}", store_path=str(tmp_path_factory.mktemp("store")), store_settings=SMALL)
+    cluster = rmq.start(
+        f"shared{next(_numbers)}",
+        store_path=str(tmp_path_factory.mktemp("store")),
+        store_settings=SMALL,
+    )
     yield cluster
     cluster.stop()

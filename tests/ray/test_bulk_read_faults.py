@@ -1,4 +1,6 @@
-"""Bulk reads around the death of a broker: its queues are never silently missing, neither from the plan nor from what is read."""
+"""Bulk reads around the death of a broker: its queues are never silently missing, neither from the
+plan nor from what is read.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ def plan(mq: rmq.Cluster, topic: str) -> ScanPlan:
     return plan_scan(mq.discovery, topic, "earliest", "latest", 4, mq.discovery.broker_names())
 
 
-def test_reading_right_behind_kill_9_waits_for_the_broker_and_lacks_nothing(start: Callable[..., rmq.Cluster]) -> None:
+def test_reading_right_behind_kill_9_waits_for_the_broker_and_lacks_nothing(
+    start: Callable[..., rmq.Cluster],
+) -> None:
     mq = start(brokers=2)
-    assert set(mq.addresses) == {"name_servers", "broker-a", "broker-b"}, "start returns when name servers know every broker"
+    assert set(mq.addresses) == {"name_servers", "broker-a", "broker-b"}, (
+        "start returns when name servers know every broker"
+    )
     assert gateway.broker_names(mq.name) == ("broker-a", "broker-b")
     queues = [rmq.MessageQueue("both", f"broker-{letter}", 0) for letter in "ab"]
     with rmq.Producer(cluster=mq.name) as p:

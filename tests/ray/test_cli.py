@@ -1,4 +1,6 @@
-"""The real commands in processes of their own: against a cluster of the tests' Ray, and once with a Ray head that ``up`` starts and ``down`` stops."""
+"""The real commands in processes of their own: against a cluster of the tests' Ray, and once with a
+Ray head that ``up`` starts and ``down`` stops.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ class Cli:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rmq_ray", *self.general, *arguments]
-        return subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
 
     def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
@@ -55,7 +65,9 @@ class Cli:
         return json.loads(self.ok("--format", "json", *arguments))
 
     def look(self, *arguments: str) -> Any:
-        """The same inside this process, which has joined the Ray cluster already: a second instead of two."""
+        """The same inside this process, which has joined the Ray cluster already: a second instead
+        of two.
+        """
         done = CliRunner().invoke(main, ["--format", "json", *self.general, *arguments])
         assert done.exit_code == 0, f"{arguments}: {done.output}"
         return json.loads(done.stdout)
@@ -78,10 +90,17 @@ def name(kind: str) -> str:
 
 def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
     topic = name("t")
-    assert cli.json("topic", "create", topic, "--queues", "2") == {"topic": topic, "queues": 2, "perm": 6}
+    assert cli.json("topic", "create", topic, "--queues", "2") == {
+        "topic": topic,
+        "queues": 2,
+        "perm": 6,
+    }
     assert {"topic": topic} in cli.look("topic", "list")
     assert {"topic": "TBW102"} in cli.look("topic", "list", "--system")
-    assert [(row["queue"], row["messages"]) for row in cli.json("topic", "describe", topic)] == [(0, 0), (1, 0)]
+    assert [(row["queue"], row["messages"]) for row in cli.json("topic", "describe", topic)] == [
+        (0, 0),
+        (1, 0),
+    ]
     cli.ok("topic", "create", topic, "--queues", "3")
     assert len(cli.look("topic", "describe", topic)) == 3
     cli.ok("topic", "delete", topic, "-y")
@@ -95,17 +114,42 @@ def test_a_traced_message_tells_what_became_of_it(cli: Cli) -> None:
     sent = cli.json("produce", topic, "x", "--key", "traced", "--trace")
     eventually(lambda: cli.look("message", "find", "RMQ_SYS_TRACE_TOPIC", sent["message_id"]) != [])
     (row,) = cli.look("message", "trace", sent["message_id"])
-    assert (row["kind"], row["topic"], row["keys"], row["success"]) == ("Pub", topic, "traced", True)
+    assert (row["kind"], row["topic"], row["keys"], row["success"]) == (
+        "Pub",
+        topic,
+        "traced",
+        True,
+    )
     assert "nobody traced it" in cli.fails("message", "trace", "0" * 32)
 
 
 def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
     topic, group = name("t"), name("g")
     cli.look("topic", "create", topic, "--queues", "1")
-    sent = cli.json("produce", topic, "größe 標", "--tag", "paid", "--key", "o-1", "--key", "both", "--property", "region=eu")
+    sent = cli.json(
+        "produce",
+        topic,
+        "größe 標",
+        "--tag",
+        "paid",
+        "--key",
+        "o-1",
+        "--key",
+        "both",
+        "--property",
+        "region=eu",
+    )
     assert (sent["status"], sent["queue_offset"]) == ("SEND_OK", 0)
-    assert json.loads(cli.ok("--format", "json", "produce", topic, text="one\n\ntwo\n\nthree")) == {"topic": topic, "messages": 3}
-    first = [json.loads(line) for line in cli.ok("--format", "json", "consume", topic, "--group", group, "--max", "2").splitlines()]
+    assert json.loads(cli.ok("--format", "json", "produce", topic, text="one\n\ntwo\n\nthree")) == {
+        "topic": topic,
+        "messages": 3,
+    }
+    first = [
+        json.loads(line)
+        for line in cli.ok(
+            "--format", "json", "consume", topic, "--group", group, "--max", "2"
+        ).splitlines()
+    ]
     assert [row["body"] for row in first] == ["größe 標", "one"]
     assert (first[0]["tag"], first[0]["keys"], first[0]["properties"], first[0]["message_id"]) == (
         "paid",
@@ -113,20 +157,42 @@ def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
         {"region": "eu"},
         sent["message_id"],
     )
-    assert cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines() == ["two", "three"], "nothing twice, nothing left out"
+    assert cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines() == [
+        "two",
+        "three",
+    ], "nothing twice, nothing left out"
     for found in (
         cli.json("message", "find", topic, "both")[0],
         cli.look("message", "get", sent["message_id"], "--topic", topic),
         cli.look("message", "get", sent["offset_message_id"]),
     ):
-        assert (found["body"], found["message_id"], found["queue_offset"], found["broker"]) == ("größe 標", sent["message_id"], 0, "broker-a")
+        assert (found["body"], found["message_id"], found["queue_offset"], found["broker"]) == (
+            "größe 標",
+            sent["message_id"],
+            0,
+            "broker-a",
+        )
     assert cli.look("message", "find", topic, "nobody") == []
-    dry = cli.run("--format", "json", "message", "resend", "--topic", topic, "--id", sent["message_id"])
-    assert [row["body"] for row in json.loads(dry.stdout)] == ["größe 標"] and "nothing was sent" in dry.stderr
-    (again,) = cli.look("message", "resend", "--topic", topic, "--id", sent["message_id"], "--execute")
-    assert again["resent_as"] != sent["message_id"] and cli.look("message", "get", again["resent_as"], "--topic", topic)["body"] == "größe 標"
-    assert "no message with key" in cli.fails("message", "resend", "--topic", topic, "--key", "nobody")
-    assert CliRunner().invoke(main, [*cli.general, "message", "resend", "--topic", topic]).exit_code == 2
+    dry = cli.run(
+        "--format", "json", "message", "resend", "--topic", topic, "--id", sent["message_id"]
+    )
+    assert [row["body"] for row in json.loads(dry.stdout)] == [
+        "größe 標"
+    ] and "nothing was sent" in dry.stderr
+    (again,) = cli.look(
+        "message", "resend", "--topic", topic, "--id", sent["message_id"], "--execute"
+    )
+    assert (
+        again["resent_as"] != sent["message_id"]
+        and cli.look("message", "get", again["resent_as"], "--topic", topic)["body"] == "größe 標"
+    )
+    assert "no message with key" in cli.fails(
+        "message", "resend", "--topic", topic, "--key", "nobody"
+    )
+    assert (
+        CliRunner().invoke(main, [*cli.general, "message", "resend", "--topic", topic]).exit_code
+        == 2
+    )
     assert "never stored" in cli.fails("message", "get", "0" * 32, "--topic", topic)
 
 
@@ -136,7 +202,9 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     cli.ok("produce", topic, text="\n".join(str(i) for i in range(10)))
     consumer = cli.start("--format", "json", "consume", topic, "--group", group)
     assert consumer.stdout is not None
-    assert [json.loads(consumer.stdout.readline())["body"] for _ in range(10)] == [str(i) for i in range(10)]
+    assert [json.loads(consumer.stdout.readline())["body"] for _ in range(10)] == [
+        str(i) for i in range(10)
+    ]
     (member,) = cli.json("group", "describe", group)
     assert member["broker"] == "broker-a" and str(consumer.pid) in member["client_id"]
     (listed,) = cli.look("client", "list", "--group", group)
@@ -151,47 +219,95 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     (row,) = [row for row in cli.look("group", "lag", group) if row["topic"] == topic]
     assert (row["committed"], row["lag"]) == (10, 0)
     dry = cli.look("group", "seek", group, topic, "--to", "first")
-    assert [(row["target"], row["moved_by"]) for row in dry] == [(0, -10)] and cli.look("group", "seek", group, topic, "--to", "last")[0]["moved_by"] == 0
+    assert [(row["target"], row["moved_by"]) for row in dry] == [(0, -10)] and cli.look(
+        "group", "seek", group, topic, "--to", "last"
+    )[0]["moved_by"] == 0
     assert cli.json("group", "seek", group, topic, "--to", "first", "--execute") == dry
     assert len(cli.ok("consume", topic, "--group", group, "--idle", "1").splitlines()) == 10
-    assert cli.look("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[0]["target"] in (9, 10)
-    assert cli.look("group", "seek", group, topic, "--to", "offset:3", "--execute")[0]["moved_by"] == -7
+    assert cli.look("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[
+        0
+    ]["target"] in (9, 10)
+    assert (
+        cli.look("group", "seek", group, topic, "--to", "offset:3", "--execute")[0]["moved_by"]
+        == -7
+    )
     assert cli.look("group", "clone", group, f"{group}-copy", topic, "--execute")[0]["target"] == 3
-    assert cli.look("group", "seek", group, topic, "--to", f"group:{group}-copy")[0]["moved_by"] == 0
+    assert (
+        cli.look("group", "seek", group, topic, "--to", f"group:{group}-copy")[0]["moved_by"] == 0
+    )
     assert cli.look("group", "skip", group, topic, "--execute")[0]["target"] == 10
     cli.ok("group", "delete", group, "-y")
     assert {"group": group} not in cli.look("group", "list")
     assert "no broker knows" in cli.fails("group", "lag", group)
 
 
-def test_dead_letters_are_listed_shown_exported_and_resent(cli: Cli, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_dead_letters_are_listed_shown_exported_and_resent(
+    cli: Cli, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     topic, group = name("t"), name("g")
     cli.look("topic", "create", topic, "--queues", "1")
-    sent = [cli.look("produce", topic, f"größe {i}", "--tag", "paid", "--key", f"k{i}", "--property", "region=eu")["message_id"] for i in range(3)]
+    sent = [
+        cli.look(
+            "produce",
+            topic,
+            f"größe {i}",
+            "--tag",
+            "paid",
+            "--key",
+            f"k{i}",
+            "--property",
+            "region=eu",
+        )["message_id"]
+        for i in range(3)
+    ]
 
     def reject(messages: list[rmq.MessageExt], ctx: rmq.ConsumeContext) -> type[rmq.Reject]:
         return rmq.Reject
 
-    with rmq.PushConsumer(group, listener=reject, subscriptions={topic: "*"}, start_from="first", cluster=mq.name) as consumer:
+    with rmq.PushConsumer(
+        group, listener=reject, subscriptions={topic: "*"}, start_from="first", cluster=mq.name
+    ) as consumer:
         eventually(lambda: consumer.stats()["sent_back"] == 3)
     (row,) = [row for row in cli.json("dlq", "list") if row["group"] == group]
     assert (row["messages"], row["left"]) == (3, 3) and row["last"].startswith("20")
     shown = cli.look("dlq", "show", group, "--max", "2")
-    assert len(shown) == 2 and {(line["topic"], line["tag"], line["reconsume_times"]) for line in shown} == {(topic, "paid", 1)}
+    assert len(shown) == 2 and {
+        (line["topic"], line["tag"], line["reconsume_times"]) for line in shown
+    } == {(topic, "paid", 1)}
     assert "größe" in cli.ok("dlq", "show", group)
     exported = [json.loads(line) for line in cli.ok("dlq", "export", group).splitlines()]
-    assert sorted(line["message_id"] for line in exported) == sorted(sent) and exported[0]["properties"] == {"region": "eu"}
+    assert sorted(line["message_id"] for line in exported) == sorted(sent) and exported[0][
+        "properties"
+    ] == {"region": "eu"}
     file = tmp_path / "dead.jsonl"
-    assert CliRunner().invoke(main, [*cli.general, "dlq", "export", group, "--out", str(file)]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(main, [*cli.general, "dlq", "export", group, "--out", str(file)])
+        .exit_code
+        == 0
+    )
     assert [json.loads(line) for line in file.read_text().splitlines()] == exported
     dry = cli.run("--format", "json", "dlq", "resend", group)
-    assert json.loads(dry.stdout) == [{"topic": topic, "messages": 3}] and "nothing was sent" in dry.stderr
-    assert cli.look("dlq", "resend", group, "--id", sent[0], "--execute") == [{"topic": topic, "messages": 1}]
+    assert (
+        json.loads(dry.stdout) == [{"topic": topic, "messages": 3}]
+        and "nothing was sent" in dry.stderr
+    )
+    assert cli.look("dlq", "resend", group, "--id", sent[0], "--execute") == [
+        {"topic": topic, "messages": 1}
+    ]
     assert cli.json("dlq", "resend", group, "--execute") == [{"topic": topic, "messages": 3}]
-    assert cli.look("dlq", "resend", group, "--execute") == [] and cli.look("dlq", "show", group, "--new") == []
+    assert (
+        cli.look("dlq", "resend", group, "--execute") == []
+        and cli.look("dlq", "show", group, "--new") == []
+    )
     assert sum(line["messages"] for line in cli.look("topic", "describe", topic)) == 7
     assert "no dead letters" in cli.fails("dlq", "show", "nobody-here")
-    assert CliRunner().invoke(main, [*cli.general, "dlq", "resend", group, "--id", "x", "--again"]).exit_code == 2
+    assert (
+        CliRunner()
+        .invoke(main, [*cli.general, "dlq", "resend", group, "--id", "x", "--again"])
+        .exit_code
+        == 2
+    )
 
 
 def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
@@ -203,31 +319,61 @@ def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
         seen = [json.loads(consumer.stdout.readline()) for _ in range(3)]
         consumer.stdout.close()
         assert consumer.wait(30) == 0 and "Traceback" not in consumer.stderr.read()
-    rest = [json.loads(line) for line in cli.ok("consume", topic, "--group", group, "--idle", "1", "--format", "json").splitlines()]
+    rest = [
+        json.loads(line)
+        for line in cli.ok(
+            "consume", topic, "--group", group, "--idle", "1", "--format", "json"
+        ).splitlines()
+    ]
     assert [row["queue_offset"] for row in seen] == [0, 1, 2]
-    offsets = [row["queue_offset"] for row in rest]  # one queue, one thread: in their order (which batches of a producer need not keep)
-    assert offsets[-1] == 4_999 and len(rest) >= 5_000 - 3 - 2_000, "what the pipe had taken may be missing, nothing behind it"
+    offsets = [
+        row["queue_offset"] for row in rest
+    ]  # one queue, one thread: in their order (which batches of a producer need not keep)
+    assert offsets[-1] == 4_999 and len(rest) >= 5_000 - 3 - 2_000, (
+        "what the pipe had taken may be missing, nothing behind it"
+    )
     assert offsets == list(range(offsets[0], 5_000))
-    assert len({row["body"] for row in rest}) == len(rest) and all(len(row["body"]) == 100 for row in rest)
+    assert len({row["body"] for row in rest}) == len(rest) and all(
+        len(row["body"]) == 100 for row in rest
+    )
 
 
 def test_status_and_health_name_every_part(cli: Cli, mq: rmq.Cluster) -> None:
     found = cli.json("status")
-    assert (found["cluster"], found["controller"], found["broker-a/0"]["state"]) == (mq.name, "serving", "serving")
+    assert (found["cluster"], found["controller"], found["broker-a/0"]["state"]) == (
+        mq.name,
+        "serving",
+        "serving",
+    )
     table = cli.ok("status").splitlines()
     assert table[0] == f"cluster {mq.name}: serving"
-    assert [line.split()[0] for line in table[2:]] == ["name-server-0", "broker-a/0", "broker-a/hold"]
+    assert [line.split()[0] for line in table[2:]] == [
+        "name-server-0",
+        "broker-a/0",
+        "broker-a/hold",
+    ]
     assert {row["state"] for row in cli.look("health")} == {"serving"}
     (broker,) = cli.look("broker", "list")
-    assert (broker["broker"], broker["id"], broker["address"]) == ("broker-a", 0, mq.addresses["broker-a"][0])
+    assert (broker["broker"], broker["id"], broker["address"]) == (
+        "broker-a",
+        0,
+        mq.addresses["broker-a"][0],
+    )
 
 
 def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -> None:
     topic = name("drained")
     mq.admin.create_topic(topic, queues=1)
     try:
-        assert cli.look("broker", "drain", "broker-a") == {"broker": "broker-a", "address": str(mq.admin.masters()["broker-a"]), "draining": True, "was": False}
-        assert mq.status()["broker-a/0"]["draining"] and [queue.permission for queue in mq.admin.route(topic).queues] == [4]
+        assert cli.look("broker", "drain", "broker-a") == {
+            "broker": "broker-a",
+            "address": str(mq.admin.masters()["broker-a"]),
+            "draining": True,
+            "was": False,
+        }
+        assert mq.status()["broker-a/0"]["draining"] and [
+            queue.permission for queue in mq.admin.route(topic).queues
+        ] == [4]
         with rmq.Producer("drained", cluster=mq.name) as producer, pytest.raises(rmq.TopicNotFound):
             producer.send(topic, b"refused")
     finally:
@@ -235,22 +381,31 @@ def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -
     with rmq.Producer("taken-back", cluster=mq.name) as producer:
         producer.send(topic, b"taken")
     assert "no broker 'broker-z' is registered" in cli.fails("broker", "drain", "broker-z")
-    assert "removes expired segments" in CliRunner().invoke(main, ["-y", *cli.general, "broker", "clean", "broker-a"]).output
+    assert (
+        "removes expired segments"
+        in CliRunner().invoke(main, ["-y", *cli.general, "broker", "clean", "broker-a"]).output
+    )
 
 
 def test_failures_name_the_cluster_or_the_rule(cli: Cli) -> None:
-    assert "rmq-ray up" in Cli("--address", cli.general[1], "--cluster", "nowhere").fails("topic", "list")
+    assert "rmq-ray up" in Cli("--address", cli.general[1], "--cluster", "nowhere").fails(
+        "topic", "list"
+    )
     assert "does not exist" in cli.fails("consume", "no-such-topic")
     assert "at least one byte" in cli.fails("produce", "t", "")
     assert cli.run("produce", "bad topic", "x").returncode == 2
 
 
-def test_a_running_brokers_store_is_dumped_but_not_verified(cli: Cli, start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+def test_a_running_brokers_store_is_dumped_but_not_verified(
+    cli: Cli, start: Callable[..., rmq.Cluster], tmp_path: Path
+) -> None:
     other = start(store_path=str(tmp_path / "stores"))
     with rmq.Producer(cluster=other.name) as producer:
         producer.send("dumped", b"hello", tag="t")
     path = str(tmp_path / "stores" / "broker-a")
-    assert [(row["topic"], row["body"]) for row in cli.json("store", "dump", path)] == [("dumped", "hello")]
+    assert [(row["topic"], row["body"]) for row in cli.json("store", "dump", path)] == [
+        ("dumped", "hello")
+    ]
     assert "StoreInUse" in cli.fails("store", "verify", path)
     other.stop()
     report = cli.json("store", "verify", path)
@@ -270,7 +425,7 @@ def test_bench_e2e_measures_times_and_leaves_no_group_behind(cli: Cli) -> None:
     assert not [row for row in cli.look("group", "list") if "e2e" in row["group"]]
 
 
-# --- a Ray head of its own -----------------------------------------------------------------------------------------------------
+# --- a Ray head of its own ------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -296,7 +451,9 @@ def processes_that_name(text: str) -> list[str]:
 
 @pytest.fixture
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]:
-    """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from this process, no address."""
+    """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from
+    this process, no address.
+    """
     directory = Path("/tmp") / name("rmq-cli")  # short: Ray puts Unix sockets below it
     directory.mkdir()
     environment = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
@@ -312,18 +469,34 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(alone: tuple[Cli, Path]) -> None:
+def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
+    alone: tuple[Cli, Path],
+) -> None:
     cli, directory = alone
     port, store = free_port(), directory / "stores"
     first = cli.json("up", "--ray-port", str(port), "--store", str(store))
-    assert (first["state"], first["ray"]) == ("started", "started") and first["ray_address"].endswith(f":{port}")
+    assert (first["state"], first["ray"]) == ("started", "started") and first[
+        "ray_address"
+    ].endswith(f":{port}")
     again = cli.json("up", "--ray-port", str(port), "--store", str(store))
-    assert again["state"].startswith("was running") and again["ray"] == "was running" and again["broker-a"] == first["broker-a"]
-    assert "StoreInUse" in cli.fails("--cluster", "second", "up", "--ray-port", str(port), "--store", str(store))
-    assert cli.json("--address", first["ray_address"], "health"), "a failed up stops nothing that it did not start"
-    niceness = {row["check"]: row["found"] for row in cli.json("--address", first["ray_address"], "doctor")}
+    assert (
+        again["state"].startswith("was running")
+        and again["ray"] == "was running"
+        and again["broker-a"] == first["broker-a"]
+    )
+    assert "StoreInUse" in cli.fails(
+        "--cluster", "second", "up", "--ray-port", str(port), "--store", str(store)
+    )
+    assert cli.json("--address", first["ray_address"], "health"), (
+        "a failed up stops nothing that it did not start"
+    )
+    niceness = {
+        row["check"]: row["found"] for row in cli.json("--address", first["ray_address"], "doctor")
+    }
     assert niceness["niceness"] == "0"
-    second = cli.json("--cluster", "second", "up", "--ray-port", str(port), "--store", str(directory / "stores-2"))
+    second = cli.json(
+        "--cluster", "second", "up", "--ray-port", str(port), "--store", str(directory / "stores-2")
+    )
     assert (second["state"], second["ray"]) == ("started", "was running")
     cli.ok("--address", first["ray_address"], "produce", "kept", "hello")
     down = cli.json("--address", first["ray_address"], "down")
@@ -331,7 +504,9 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(alone: tuple
     assert processes_that_name(f"--gcs_server_port={port} ")
     last = cli.json("--address", first["ray_address"], "--cluster", "second", "down")
     assert last == {"cluster": "second", "state": "stopped", "ray": "stopped"}
-    assert eventually(lambda: not processes_that_name(str(directory)), 10), processes_that_name(str(directory))
+    assert eventually(lambda: not processes_that_name(str(directory)), 10), processes_that_name(
+        str(directory)
+    )
     assert cli.json("store", "verify", str(store / "broker-a"))["records"] == 1
     assert ray.is_initialized() and ray.nodes(), "the Ray cluster of the tests was left alone"
     assert cli.json("up", "--ray-port", str(port), "--store", str(store))["state"] == "started"
@@ -350,7 +525,9 @@ def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Cli, Path]
     assert processes_that_name(str(directory)) == []
 
 
-def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(cli: Cli, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
+    cli: Cli, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     topic = f"run-{uuid.uuid4().hex[:8]}"
     mq.admin.create_topic(topic, queues=2)
     seen = tmp_path / "seen"

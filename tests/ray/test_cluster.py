@@ -1,4 +1,6 @@
-"""A cluster of actors: starting, attaching, isolation, sending and consuming, frames by actor call, bad arguments."""
+"""A cluster of actors: starting, attaching, isolation, sending and consuming, frames by actor call,
+bad arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,33 @@ def group() -> str:
 def test_what_a_producer_sends_a_listener_gets(mq: rmq.Cluster) -> None:
     mq.admin.create_topic("first", queues=2)
     collector = Collector()
-    with rmq.PushConsumer(group(), listener=collector, subscriptions={"first": "*"}, start_from="first", cluster=mq.name), rmq.Producer(cluster=mq.name) as p:
-        result = p.send("first", b"hello world", tag="greeting", keys=["k1", "k2"], properties={"region": "eu"})
+    with (
+        rmq.PushConsumer(
+            group(),
+            listener=collector,
+            subscriptions={"first": "*"},
+            start_from="first",
+            cluster=mq.name,
+        ),
+        rmq.Producer(cluster=mq.name) as p,
+    ):
+        result = p.send(
+            "first", b"hello world", tag="greeting", keys=["k1", "k2"], properties={"region": "eu"}
+        )
         assert result.status is rmq.SendStatus.SEND_OK
         assert collector.wait_for(1) == [b"hello world"]
     (message,) = collector.messages
-    assert (message.topic, message.tag, list(message.keys), message.properties) == ("first", "greeting", ["k1", "k2"], {"region": "eu"})
-    assert (message.queue, message.queue_offset, message.message_id) == (result.queue, result.queue_offset, result.message_id)
+    assert (message.topic, message.tag, list(message.keys), message.properties) == (
+        "first",
+        "greeting",
+        ["k1", "k2"],
+        {"region": "eu"},
+    )
+    assert (message.queue, message.queue_offset, message.message_id) == (
+        result.queue,
+        result.queue_offset,
+        result.message_id,
+    )
 
 
 def test_starting_twice_attaches(start: Callable[..., rmq.Cluster]) -> None:
@@ -40,36 +62,52 @@ def test_starting_twice_attaches(start: Callable[..., rmq.Cluster]) -> None:
     assert first.addresses == second.addresses == rmq.connect("twice").addresses
 
 
-def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(mq: rmq.Cluster, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(
+    mq: rmq.Cluster, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     with caplog.at_level(logging.WARNING, logger="rmq_ray.cluster"):
         rmq.start(mq.name)
         assert not caplog.records
         rmq.start(mq.name, brokers=2, flush="sync", store_path=str(tmp_path), replicas=0)
-    assert len(caplog.messages) == 1 and "brokers='1', not '2'; flush='async', not 'sync'; store_path=" in caplog.text and "replicas" not in caplog.text
+    assert (
+        len(caplog.messages) == 1
+        and "brokers='1', not '2'; flush='async', not 'sync'; store_path=" in caplog.text
+        and "replicas" not in caplog.text
+    )
 
 
-def test_clusters_of_different_names_do_not_see_each_other(start: Callable[..., rmq.Cluster]) -> None:
+def test_clusters_of_different_names_do_not_see_each_other(
+    start: Callable[..., rmq.Cluster],
+) -> None:
     one, two = start(), start()
     one.admin.create_topic("only-here")
     assert one.admin.topics() == ["only-here"]
     assert two.admin.topics() == []
     one_address, two_address = one.discovery.lookup(), two.discovery.lookup()
     assert set(one_address.name_servers).isdisjoint(two_address.name_servers)
-    crossed = rmq.Producer(name_servers=list(one_address.name_servers), secret=two_address.secret, cluster=one.name)
+    crossed = rmq.Producer(
+        name_servers=list(one_address.name_servers), secret=two_address.secret, cluster=one.name
+    )
     with pytest.raises(rmq.RmqError, match="secret"):
         crossed.send("only-here", b"x")
     crossed.close()
 
 
 @pytest.mark.seed("S0-043", "S0-044", "S0-045", "S0-046", "S0-047")
-def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(start: Callable[..., rmq.Cluster]) -> None:
+def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(
+    start: Callable[..., rmq.Cluster],
+) -> None:
     mq = start(brokers=2)
     template = mq.admin.route("TBW102")
-    assert [(q.broker_name, q.permission, q.read_queues, q.write_queues) for q in template.queues] == [("broker-a", 7, 8, 8), ("broker-b", 7, 8, 8)]
+    assert [
+        (q.broker_name, q.permission, q.read_queues, q.write_queues) for q in template.queues
+    ] == [("broker-a", 7, 8, 8), ("broker-b", 7, 8, 8)]
     mq.admin.create_topic("sixteen", queues=8)
     with rmq.Producer(cluster=mq.name) as p:
         queues = [p.send("sixteen", b"x").queue for _ in range(16)]
-    assert sorted((q.broker_name, q.queue_id) for q in queues) == [(f"broker-{b}", i) for b in "ab" for i in range(8)]
+    assert sorted((q.broker_name, q.queue_id) for q in queues) == [
+        (f"broker-{b}", i) for b in "ab" for i in range(8)
+    ]
 
 
 @pytest.mark.seed("S0-010")
@@ -90,14 +128,42 @@ def test_every_role_serves_a_frame_that_comes_by_actor_call(mq: rmq.Cluster) -> 
         answer = ray.get(gateway.find(name).call.remote(encode_bytes(command)))
         return decode(memoryview(answer)[4:])
 
-    route = ask(names.name_server(mq.name, 0), Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, fields={"topic": "by-call"}))
-    assert (route.code, route.opaque) == (ResponseCode.SUCCESS, 7) and b"broker-a" in bytes(route.body)
+    route = ask(
+        names.name_server(mq.name, 0),
+        Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, fields={"topic": "by-call"}),
+    )
+    assert (route.code, route.opaque) == (ResponseCode.SUCCESS, 7) and b"broker-a" in bytes(
+        route.body
+    )
     broker = names.broker(mq.name, "broker-a", 0)
-    fields = {"a": "g", "b": "by-call", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": "TAGS\x01t"}
+    fields = {
+        "a": "g",
+        "b": "by-call",
+        "c": "TBW102",
+        "d": "4",
+        "e": "0",
+        "f": "0",
+        "g": "1",
+        "h": "0",
+        "i": "TAGS\x01t",
+    }
     sent = ask(broker, Command(RequestCode.SEND_MESSAGE_V2, 8, fields=fields, body=b"hello"))
     assert sent.code == ResponseCode.SUCCESS and sent.fields and sent.fields["queueOffset"] == "0"
-    pull = {"consumerGroup": "by-call-group", "topic": "by-call", "queueId": "0", "queueOffset": "1", "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0"}
-    pull |= {"suspendTimeoutMillis": "15000", "subVersion": "0", "subscription": "*", "expressionType": "TAG"}
+    pull = {
+        "consumerGroup": "by-call-group",
+        "topic": "by-call",
+        "queueId": "0",
+        "queueOffset": "1",
+        "maxMsgNums": "32",
+        "sysFlag": "6",
+        "commitOffset": "0",
+    }
+    pull |= {
+        "suspendTimeoutMillis": "15000",
+        "subVersion": "0",
+        "subscription": "*",
+        "expressionType": "TAG",
+    }
     nothing = ask(broker, Command(RequestCode.PULL_MESSAGE, 9, fields=pull))
     assert nothing.code == ResponseCode.PULL_NOT_FOUND
 
@@ -133,9 +199,13 @@ def test_producer_and_consumer_actors_do_the_work_of_a_script(mq: rmq.Cluster) -
         def value(self) -> int:
             return self.total
 
-    consumer = rmq.ConsumerActor.options(num_cpus=0).remote(group(), Adder, {"actors": "*"}, start_from="first", concurrency=1, cluster=mq.name)
+    consumer = rmq.ConsumerActor.options(num_cpus=0).remote(
+        group(), Adder, {"actors": "*"}, start_from="first", concurrency=1, cluster=mq.name
+    )
     producer = rmq.ProducerActor.options(num_cpus=0).remote("adders", cluster=mq.name)
-    results = ray.get(producer.send_batch.remote([rmq.Message("actors", b"%d" % i) for i in range(100)]))
+    results = ray.get(
+        producer.send_batch.remote([rmq.Message("actors", b"%d" % i) for i in range(100)])
+    )
     assert sum(result.count for result in results) == 100
     from tests.support.waiting import eventually
 
@@ -151,7 +221,13 @@ def test_lag_counts_down_to_zero(mq: rmq.Cluster) -> None:
     name, collector = group(), Collector()
     with rmq.Producer(cluster=mq.name) as p:
         p.send_batch([rmq.Message("lagging", b"x") for _ in range(10)])
-    with rmq.PushConsumer(name, listener=collector, subscriptions={"lagging": "*"}, start_from="first", cluster=mq.name):
+    with rmq.PushConsumer(
+        name,
+        listener=collector,
+        subscriptions={"lagging": "*"},
+        start_from="first",
+        cluster=mq.name,
+    ):
         collector.wait_for(10)
     (row,) = [row for row in mq.admin.group_lag(name) if row["topic"] == "lagging"]
     assert (row["committed"], row["max_offset"], row["lag"]) == (10, 10, 0)
@@ -168,7 +244,9 @@ def test_a_deleted_topic_is_gone(mq: rmq.Cluster) -> None:
         mq.admin.describe_topic("short-lived")
 
 
-def test_data_survive_a_stop_and_a_new_start(start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+def test_data_survive_a_stop_and_a_new_start(
+    start: Callable[..., rmq.Cluster], tmp_path: Path
+) -> None:
     mq = start(store_path=str(tmp_path / "kept"))
     mq.admin.create_topic("kept", queues=1)
     with rmq.Producer(cluster=mq.name) as p:
@@ -178,13 +256,17 @@ def test_data_survive_a_stop_and_a_new_start(start: Callable[..., rmq.Cluster], 
     assert again.admin.describe_topic("kept")[0]["max_offset"] == 100
 
 
-def test_a_store_in_use_is_refused_and_nothing_is_left_running(start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+def test_a_store_in_use_is_refused_and_nothing_is_left_running(
+    start: Callable[..., rmq.Cluster], tmp_path: Path
+) -> None:
     first = start(store_path=str(tmp_path / "one"))
     with pytest.raises(rmq.StoreError, match="name-server-0: stop its cluster first") as caught:
         start(name="second-user", store_path=str(tmp_path / "one"))
     assert type(caught.value).__name__ == "StoreInUse"
     kept = (tmp_path / "one" / "name-server-0" / "port").read_text()
-    assert first.discovery.lookup().name_servers[0].endswith(f":{kept}"), "where the first one comes back after a kill"
+    assert first.discovery.lookup().name_servers[0].endswith(f":{kept}"), (
+        "where the first one comes back after a kill"
+    )
     assert gateway.find(names.controller("second-user")) is None
     assert gateway.find(names.broker("second-user", "broker-a", 0)) is None
 
@@ -205,7 +287,9 @@ def test_a_store_in_use_is_refused_and_nothing_is_left_running(start: Callable[.
         ({"broker_settings": {"colour": "red"}}, "colour"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_starts(settings: dict, message: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_before_anything_starts(
+    settings: dict, message: str, tmp_path: Path
+) -> None:
     arguments = {"name": "never-there", "store_path": str(tmp_path), **settings}
     with pytest.raises(rmq.ConfigError, match=message):
         rmq.start(arguments.pop("name"), **arguments)

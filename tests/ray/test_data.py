@@ -30,7 +30,14 @@ def topic(mq: rmq.Cluster) -> str:
     mq.admin.create_topic(name, queues=3)
     with rmq.Producer(cluster=mq.name) as p:
         for first in range(0, ROWS, 100):
-            p.send_batch([rmq.Message(name, b"%d" % n, tag=f"t{n % 3}", keys=[f"k{n}"], properties={"n": str(n)}) for n in range(first, first + 100)])
+            p.send_batch(
+                [
+                    rmq.Message(
+                        name, b"%d" % n, tag=f"t{n % 3}", keys=[f"k{n}"], properties={"n": str(n)}
+                    )
+                    for n in range(first, first + 100)
+                ]
+            )
     return name
 
 
@@ -40,24 +47,45 @@ def test_a_topic_is_a_dataset_of_every_message(mq: rmq.Cluster, topic: str) -> N
     rows = dataset.take_all()
     assert sorted(int(row["body"]) for row in rows) == list(range(ROWS))
     row = next(row for row in rows if row["body"] == b"7")
-    assert (row["topic"], row["tag"], list(row["keys"]), dict(row["properties"])) == (topic, "t1", ["k7"], {"n": "7"})
+    assert (row["topic"], row["tag"], list(row["keys"]), dict(row["properties"])) == (
+        topic,
+        "t1",
+        ["k7"],
+        {"n": "7"},
+    )
     assert set(row) == set(SCHEMA.names)
 
 
-def test_only_the_columns_and_offsets_that_were_asked_for_are_read(mq: rmq.Cluster, topic: str) -> None:
+def test_only_the_columns_and_offsets_that_were_asked_for_are_read(
+    mq: rmq.Cluster, topic: str
+) -> None:
     queue = rmq.MessageQueue(topic, "broker-a", 0)
-    low, high = next((row["min_offset"], row["max_offset"]) for row in mq.admin.describe_topic(topic) if row["queue"] == 0)
+    low, high = next(
+        (row["min_offset"], row["max_offset"])
+        for row in mq.admin.describe_topic(topic)
+        if row["queue"] == 0
+    )
     others = {rmq.MessageQueue(topic, "broker-a", queue_id): 0 for queue_id in (1, 2)}
-    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body", "queue_offset"], start={queue: low + 5}, end={queue: high - 5, **others})
+    dataset = mqd.read_topic(
+        topic,
+        cluster=mq.name,
+        columns=["body", "queue_offset"],
+        start={queue: low + 5},
+        end={queue: high - 5, **others},
+    )
     rows = dataset.take_all()
     assert sorted(row["queue_offset"] for row in rows) == list(range(low + 5, high - 5))
     assert set(rows[0]) == {"body", "queue_offset"}
 
 
-def test_tags_keys_patterns_and_several_topics_choose_what_is_read(mq: rmq.Cluster, topic: str) -> None:
+def test_tags_keys_patterns_and_several_topics_choose_what_is_read(
+    mq: rmq.Cluster, topic: str
+) -> None:
     tagged = mqd.read_topic(topic, cluster=mq.name, tags="t0 || t2", columns=["body"])
     assert tagged.count() == len(tagged.take_all()) == ROWS * 2 // 3
-    (row,) = mqd.read_topic(pattern=f"{topic[:7]}.*", cluster=mq.name, key="k7", columns=["body", "keys"]).take_all()
+    (row,) = mqd.read_topic(
+        pattern=f"{topic[:7]}.*", cluster=mq.name, key="k7", columns=["body", "keys"]
+    ).take_all()
     assert (row["body"], list(row["keys"])) == (b"7", ["k7"])
     assert mqd.read_topic([topic, topic], cluster=mq.name, tags="").count() == ROWS
 
@@ -73,29 +101,45 @@ def test_a_dataset_becomes_messages(mq: rmq.Cluster) -> None:
     name = f"written-{uuid.uuid4().hex[:8]}"
     mq.admin.create_topic(name, queues=2)
     dataset = ray.data.range(500, override_num_blocks=4).map_batches(
-        lambda batch: pa.table({"body": [b"%d" % n for n in batch["id"].to_pylist()], "user": [f"u{n}" for n in batch["id"].to_pylist()]}),
+        lambda batch: pa.table(
+            {
+                "body": [b"%d" % n for n in batch["id"].to_pylist()],
+                "user": [f"u{n}" for n in batch["id"].to_pylist()],
+            }
+        ),
         batch_format="pyarrow",
     )
     assert mqd.write_topic(dataset, name, key="user", cluster=mq.name) == 500
     table = mq.admin.to_arrow(name, columns=["keys", "body"])
-    assert sorted((keys[0], int(body)) for keys, body in zip(*(table.column(c).to_pylist() for c in ("keys", "body")), strict=True)) == sorted(
-        (f"u{n}", n) for n in range(500)
-    )
+    assert sorted(
+        (keys[0], int(body))
+        for keys, body in zip(*(table.column(c).to_pylist() for c in ("keys", "body")), strict=True)
+    ) == sorted((f"u{n}", n) for n in range(500))
 
 
 def test_batches_without_an_end_go_on_where_the_loop_was(mq: rmq.Cluster, topic: str) -> None:
     group = f"train-{uuid.uuid4().hex[:8]}"
-    batches = mqd.iter_batches(topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=20)
+    batches = mqd.iter_batches(
+        topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=20
+    )
     first = [next(batches) for _ in range(3)]
     batches.close()  # the third was not finished: the next one was not asked for
-    rest = list(mqd.iter_batches(topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=3))
+    rest = list(
+        mqd.iter_batches(
+            topic, group=group, batch_size=500, columns=["body"], cluster=mq.name, idle_s=3
+        )
+    )
     assert all(0 < table.num_rows <= 500 for table in (*first, *rest))
     done = [int(body) for table in first[:2] for body in table.column("body").to_pylist()]
     seen = [int(body) for table in rest for body in table.column("body").to_pylist()]
-    assert sorted(done + seen) == list(range(ROWS)), "nothing is lost, and what was finished does not come again"
+    assert sorted(done + seen) == list(range(ROWS)), (
+        "nothing is lost, and what was finished does not come again"
+    )
 
 
-def test_a_read_task_that_dies_is_run_again_and_gives_each_row_once(mq: rmq.Cluster, topic: str, tmp_path: Path) -> None:
+def test_a_read_task_that_dies_is_run_again_and_gives_each_row_once(
+    mq: rmq.Cluster, topic: str, tmp_path: Path
+) -> None:
     died = tmp_path / "died"
 
     def mortal(table: pa.Table) -> pa.Table:
@@ -104,12 +148,19 @@ def test_a_read_task_that_dies_is_run_again_and_gives_each_row_once(mq: rmq.Clus
             os.kill(os.getpid(), signal.SIGKILL)
         return table
 
-    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body"], splits=6).map_batches(mortal, batch_format="pyarrow", batch_size=200)
+    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body"], splits=6).map_batches(
+        mortal, batch_format="pyarrow", batch_size=200
+    )
     assert not died.exists(), "nothing is read before somebody asks for rows"
-    assert sorted(int(row["body"]) for row in dataset.take_all()) == list(range(ROWS)) and died.exists()
+    assert (
+        sorted(int(row["body"]) for row in dataset.take_all()) == list(range(ROWS))
+        and died.exists()
+    )
 
 
-def test_a_write_task_that_is_run_again_and_a_repeated_call_store_each_row_once(mq: rmq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_task_that_is_run_again_and_a_repeated_call_store_each_row_once(
+    mq: rmq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, died = f"once-{uuid.uuid4().hex[:8]}", tmp_path / "died"
     mq.admin.create_topic(name, queues=2)
     written = writing.TopicDatasink
@@ -126,19 +177,31 @@ def test_a_write_task_that_is_run_again_and_a_repeated_call_store_each_row_once(
 
     monkeypatch.setattr(writing, "TopicDatasink", Mortal)
     for low in (0, 0, 1):
-        dataset = ray.data.range(800, override_num_blocks=4).map_batches(lambda b, low=low: {"body": [b"%d" % (n + low) for n in b["id"]]})
+        dataset = ray.data.range(800, override_num_blocks=4).map_batches(
+            lambda b, low=low: {"body": [b"%d" % (n + low) for n in b["id"]]}
+        )
         if low:
             with pytest.raises(DuplicateMismatch):
                 mqd.write_topic(dataset, name, once="job/1", cluster=mq.name)
         else:
             assert mqd.write_topic(dataset, name, once="job/1", cluster=mq.name) == 800
     assert died.exists()
-    assert sorted(int(body) for body in mq.admin.to_arrow(name, columns=["body"])["body"].to_pylist()) == list(range(800))
+    assert sorted(
+        int(body) for body in mq.admin.to_arrow(name, columns=["body"])["body"].to_pylist()
+    ) == list(range(800))
 
 
-def test_a_checkpoint_of_positions_gives_each_shard_its_rows_once(mq: rmq.Cluster, topic: str) -> None:
+def test_a_checkpoint_of_positions_gives_each_shard_its_rows_once(
+    mq: rmq.Cluster, topic: str
+) -> None:
     """Two workers, each dies in the middle; the positions that they kept count, not the group's."""
-    where: dict[str, Any] = {"group": f"sharded-{uuid.uuid4().hex[:8]}", "columns": ["body"], "cluster": mq.name, "commit": "manual", "batch_size": 400}
+    where: dict[str, Any] = {
+        "group": f"sharded-{uuid.uuid4().hex[:8]}",
+        "columns": ["body"],
+        "cluster": mq.name,
+        "commit": "manual",
+        "batch_size": 400,
+    }
     learnt: list[int] = []
     positions = []
     for rank in range(2):
@@ -161,7 +224,9 @@ def test_workers_of_one_group_share_the_queues_and_miss_nothing(mq: rmq.Cluster)
     learnt: list[set[int]] = [set(), set()]
 
     def work(number: int) -> None:
-        for table in mqd.iter_batches(name, group=group, columns=["body"], max_wait_s=0.2, cluster=mq.name, idle_s=5):
+        for table in mqd.iter_batches(
+            name, group=group, columns=["body"], max_wait_s=0.2, cluster=mq.name, idle_s=5
+        ):
             learnt[number].update(int(body) for body in table["body"].to_pylist())
 
     workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
@@ -169,7 +234,9 @@ def test_workers_of_one_group_share_the_queues_and_miss_nothing(mq: rmq.Cluster)
         worker.start()
     sent = itertools.count()
     with rmq.Producer(cluster=mq.name) as p:
-        eventually(lambda: p.send(name, b"%d" % next(sent)) and all(learnt), 60)  # until both have queues
+        eventually(
+            lambda: p.send(name, b"%d" % next(sent)) and all(learnt), 60
+        )  # until both have queues
     for worker in workers:
         worker.join(60)
     assert learnt[0] | learnt[1] == set(range(next(sent)))
@@ -178,17 +245,26 @@ def test_workers_of_one_group_share_the_queues_and_miss_nothing(mq: rmq.Cluster)
 
 def test_members_of_a_group_leave_out_what_a_checkpoint_has(mq: rmq.Cluster, topic: str) -> None:
     group = f"kept-{uuid.uuid4().hex[:8]}"
-    where: dict[str, Any] = {"group": group, "columns": ["body"], "cluster": mq.name, "commit": "manual"}
+    where: dict[str, Any] = {
+        "group": group,
+        "columns": ["body"],
+        "cluster": mq.name,
+        "commit": "manual",
+    }
     with mqd.iter_batches(topic, batch_size=700, **where) as batches:
         learnt = [int(body) for body in next(batches)["body"].to_pylist()]
         position = batches.position
     with mqd.iter_batches(topic, idle_s=3, after=position, **where) as batches:
         learnt += [int(body) for table in batches for body in table["body"].to_pylist()]
         batches.commit()
-    assert sorted(learnt) == list(range(ROWS)) and {row["lag"] for row in mq.admin.group_lag(group)} == {0}
+    assert sorted(learnt) == list(range(ROWS)) and {
+        row["lag"] for row in mq.admin.group_lag(group)
+    } == {0}
 
 
-def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq.Cluster, topic: str) -> None:
+def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(
+    mq: rmq.Cluster, topic: str
+) -> None:
     with pytest.raises(rmq.ClientError, match="unknown column 'colour'"):
         mqd.read_topic(topic, cluster=mq.name, columns=["colour"])
     with pytest.raises(rmq.ClientError, match="different names"):
@@ -197,7 +273,10 @@ def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(mq: rmq
         mqd.read_topic("no-such-topic", cluster=mq.name)
     with pytest.raises(rmq.ClusterError):
         mqd.write_topic(ray.data.range(1), "t", cluster="nowhere")
-    for wrong, message in (({}, "either topic= .* or pattern="), ({"topic": topic, "tags": ["t0"]}, "tags must be an expression")):
+    for wrong, message in (
+        ({}, "either topic= .* or pattern="),
+        ({"topic": topic, "tags": ["t0"]}, "tags must be an expression"),
+    ):
         with pytest.raises(rmq.ClientError, match=message):
             mqd.read_topic(**wrong, cluster=mq.name)
     for shard in (None, (0, 2)):

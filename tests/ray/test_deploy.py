@@ -1,4 +1,6 @@
-"""From a decorated function to a scaled group of actors: handling, scaling, draining, and what keeps it from starting."""
+"""From a decorated function to a scaled group of actors: handling, scaling, draining, and what
+keeps it from starting.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ def topic(mq: rmq.Cluster) -> str:
 def fill(mq: rmq.Cluster, topic: str, count: int, start: int = 0) -> None:
     with rmq.Producer(cluster=mq.name) as p:
         for first in range(start, start + count, 10):
-            p.send_batch([rmq.Message(topic, b"%d" % number) for number in range(first, min(first + 10, start + count))])
+            p.send_batch(
+                [
+                    rmq.Message(topic, b"%d" % number)
+                    for number in range(first, min(first + 10, start + count))
+                ]
+            )
 
 
 def seen(notes: Any) -> list[tuple[str, int]]:
@@ -62,9 +69,20 @@ def decorated(topic: str, notes: Any, pause_s: float = 0.0, **settings: Any) -> 
     return handle
 
 
-def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
-        eventually(lambda: [sum(row["topic"] == topic for row in worker["queues"]) for worker in workers.status()["workers"]] == [2, 2], 20)
+        eventually(
+            lambda: (
+                [
+                    sum(row["topic"] == topic for row in worker["queues"])
+                    for worker in workers.status()["workers"]
+                ]
+                == [2, 2]
+            ),
+            20,
+        )
         fill(mq, topic, 200)
         eventually(lambda: len({body for body, _ in seen(notes)}) == 200, 30)
         assert len({pid for _, pid in seen(notes)}) == 2
@@ -76,7 +94,9 @@ def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
     assert mq.admin.group_clients(f"group-of-{topic}") == []
 
 
-def test_draining_finishes_what_was_begun_and_leaves_the_rest_to_the_next(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_draining_finishes_what_was_begun_and_leaves_the_rest_to_the_next(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     app = decorated(topic, notes, 0.05, concurrency=2)
     workers = app.deploy(num_cpus=0.1, cluster=mq.name)
     fill(mq, topic, 100)
@@ -92,16 +112,28 @@ def test_draining_finishes_what_was_begun_and_leaves_the_rest_to_the_next(mq: rm
     assert workers.stop(), "a second time does nothing"
 
 
-def test_a_lag_brings_workers_and_idleness_takes_them_away(mq: rmq.Cluster, topic: str, notes: Any) -> None:
-    scale = {"actors_max": 3, "lag_per_actor": 20, "up_after_s": 0.2, "down_after_s": 0.5, "every_s": 0.1}
-    with decorated(topic, notes, 0.02, concurrency=1).deploy(num_cpus=0.1, cluster=mq.name, autoscale=scale) as workers:
+def test_a_lag_brings_workers_and_idleness_takes_them_away(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
+    scale = {
+        "actors_max": 3,
+        "lag_per_actor": 20,
+        "up_after_s": 0.2,
+        "down_after_s": 0.5,
+        "every_s": 0.1,
+    }
+    with decorated(topic, notes, 0.02, concurrency=1).deploy(
+        num_cpus=0.1, cluster=mq.name, autoscale=scale
+    ) as workers:
         fill(mq, topic, 250)
         eventually(lambda: len(workers) == 3, 30)
         eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 60)
         assert eventually(lambda: len(workers) == 1, 30)
 
 
-def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(mq: rmq.Cluster, topic: str) -> None:
+def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(
+    mq: rmq.Cluster, topic: str
+) -> None:
     @rmq.consumer(topic, group=f"class-{topic}", start_from="first", batch_size=10)
     class Sum:
         def __init__(self, first: int) -> None:
@@ -118,7 +150,9 @@ def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(mq: rmq.Clu
         assert eventually(lambda: workers.ask("total") == [1_045], 20)
 
 
-def test_a_named_group_outlives_its_handle_and_is_found_again(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_a_named_group_outlives_its_handle_and_is_found_again(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     app = decorated(topic, notes)
     app.deploy(num_cpus=0.1, cluster=mq.name, name=topic)
     with pytest.raises(rmq.ClusterError, match="runs already"):
@@ -130,7 +164,9 @@ def test_a_named_group_outlives_its_handle_and_is_found_again(mq: rmq.Cluster, t
         rmq.workers(topic, mq.name)
 
 
-def test_too_few_resources_and_missing_clusters_are_told_not_waited_for(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_too_few_resources_and_missing_clusters_are_told_not_waited_for(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     app = decorated(topic, notes)
     with pytest.raises(rmq.ClusterError, match="num_cpus=1000.*free are"):
         app.deploy(num_cpus=1000, cluster=mq.name, timeout_s=1.0)
@@ -138,7 +174,9 @@ def test_too_few_resources_and_missing_clusters_are_told_not_waited_for(mq: rmq.
         app.deploy(cluster="nowhere")
 
 
-def test_a_worker_that_dies_is_replaced_and_its_messages_come_again(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_messages_come_again(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     @rmq.consumer(topic, group=f"dies-{topic}", start_from="first", concurrency=1)
     def handle(msg):
         import os
@@ -150,15 +188,21 @@ def test_a_worker_that_dies_is_replaced_and_its_messages_come_again(mq: rmq.Clus
 
     with handle.deploy(num_cpus=0.1, cluster=mq.name):
         fill(mq, topic, 20)
-        assert eventually(lambda: {body for body, _ in seen(notes)} >= {str(number) for number in range(20)}, 60)
+        assert eventually(
+            lambda: {body for body, _ in seen(notes)} >= {str(number) for number in range(20)}, 60
+        )
 
 
-def test_a_fleet_whose_own_process_dies_brings_its_workers_back(mq: rmq.Cluster, topic: str, notes: Any) -> None:
+def test_a_fleet_whose_own_process_dies_brings_its_workers_back(
+    mq: rmq.Cluster, topic: str, notes: Any
+) -> None:
     with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
         ray.kill(workers._fleet, no_restart=False)
         eventually(lambda: answers(workers) == 2, 30)
         fill(mq, topic, 20)
-        assert eventually(lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60)
+        assert eventually(
+            lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60
+        )
 
 
 def answers(workers: rmq.Workers) -> int:

@@ -1,4 +1,6 @@
-"""The programs of examples/ do what they say, on a real cluster. Each has ``main(cluster)``, and a test here that checks what it returns."""
+"""The programs of examples/ do what they say, on a real cluster. Each has ``main(cluster)``, and a
+test here that checks what it returns.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,48 @@ def test_every_account_is_booked_in_its_order(mq: rmq.Cluster) -> None:
     from examples import orderly
 
     booked = orderly.main(mq.name)
-    assert booked == {f"a-{account}": list(range(orderly.EVENTS)) for account in range(orderly.ACCOUNTS)}
+    assert booked == {
+        f"a-{account}": list(range(orderly.EVENTS)) for account in range(orderly.ACCOUNTS)
+    }
 
 
-def test_readers_go_on_where_the_one_before_was_and_an_auditor_reads_again(mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_readers_go_on_where_the_one_before_was_and_an_auditor_reads_again(
+    mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     from examples import pull
 
-    assert pull.main(mq.name) == {f"sensor-{number}": sum(range(2 * pull.READINGS)) for number in range(pull.SENSORS)}
+    assert pull.main(mq.name) == {
+        f"sensor-{number}": sum(range(2 * pull.READINGS)) for number in range(pull.SENSORS)
+    }
     said = capsys.readouterr().out
-    assert f"['{pull.READINGS}', '{pull.READINGS + 1}'" in said and f"position {pull.READINGS + 10}" in said
+    assert (
+        f"['{pull.READINGS}', '{pull.READINGS + 1}'" in said
+        and f"position {pull.READINGS + 10}" in said
+    )
 
 
 def test_a_listener_of_columns_counts_every_order(mq: rmq.Cluster) -> None:
     from examples import arrow_listener
 
     orders = arrow_listener.main(mq.name)
-    assert orders.total() == arrow_listener.ORDERS and max(orders.values()) - min(orders.values()) <= 1
+    assert (
+        orders.total() == arrow_listener.ORDERS and max(orders.values()) - min(orders.values()) <= 1
+    )
 
 
 def test_every_cache_hears_every_price_once(mq: rmq.Cluster) -> None:
     from examples import broadcasting
 
-    assert broadcasting.main(mq.name) == (2 * broadcasting.ARTICLES, 2 * broadcasting.ARTICLES, True)
+    assert broadcasting.main(mq.name) == (
+        2 * broadcasting.ARTICLES,
+        2 * broadcasting.ARTICLES,
+        True,
+    )
 
 
-def test_filters_let_through_what_python_says_they_should(mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_let_through_what_python_says_they_should(
+    mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     from examples import filters
 
     assert filters.main(mq.name) == filters.expected()
@@ -61,7 +80,10 @@ def test_every_way_to_send_arrives_and_orders_keep_their_steps(mq: rmq.Cluster) 
     from examples import produce
 
     tags, out_of_order = produce.main(mq.name)
-    assert tags == {"order": 3 * produce.ORDERS, "web": 101, "catalogue": 1, "reminder": 1} and not out_of_order
+    assert (
+        tags == {"order": 3 * produce.ORDERS, "web": 101, "catalogue": 1, "reminder": 1}
+        and not out_of_order
+    )
 
 
 def test_requests_get_their_replies_and_a_question_without_an_answer_ends(mq: rmq.Cluster) -> None:
@@ -71,7 +93,9 @@ def test_requests_get_their_replies_and_a_question_without_an_answer_ends(mq: rm
     assert (asked, total) == (request_reply.PRICES, 275) and "no reply came within 500 ms" in said
 
 
-def test_orders_and_their_messages_agree(start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]) -> None:
+def test_orders_and_their_messages_agree(
+    start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
     from examples import transaction
 
     mq = start(broker_settings=transaction.QUICK)
@@ -83,7 +107,9 @@ def test_reminders_come_in_time_and_in_order(mq: rmq.Cluster) -> None:
     from examples import delay
 
     came = delay.main(mq.name)
-    assert [name for name, _ in came] == ["first", "second", "third"] and all(0 <= late_ms <= 1_000 for _, late_ms in came)
+    assert [name for name, _ in came] == ["first", "second", "third"] and all(
+        0 <= late_ms <= 1_000 for _, late_ms in came
+    )
 
 
 def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster) -> None:
@@ -93,8 +119,14 @@ def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster
     assert stored == same == columns.READINGS and "column 'body', row 1 is null" in complaint
 
 
-def test_readings_survive_the_death_of_a_master_and_a_hand_over(ray_here: None, tmp_path: Path) -> None:
+def test_readings_survive_the_death_of_a_master_and_a_hand_over(
+    ray_here: None, tmp_path: Path
+) -> None:
     from examples import failover
 
     found = failover.main(str(tmp_path), "example-failover")
-    assert found["arrived"] == failover.READINGS and set(found["handed_over"]) == {0, 1} and found["epochs"][1] >= found["epochs"][0] + 2
+    assert (
+        found["arrived"] == failover.READINGS
+        and set(found["handed_over"]) == {0, 1}
+        and found["epochs"][1] >= found["epochs"][0] + 2
+    )

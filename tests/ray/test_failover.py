@@ -1,4 +1,6 @@
-"""A master dies, hangs or loses its disk: another replica reigns, producers and consumers go on, and nothing acknowledged is lost."""
+"""A master dies, hangs or loses its disk: another replica reigns, producers and consumers go on,
+and nothing acknowledged is lost.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,18 @@ from pathlib import Path
 import pytest
 
 import rmq_ray as rmq
+from tests.support.brokers.failing_over import (
+    BROKER,
+    Numbered,
+    check_all_came,
+    controller_pid,
+    election,
+    pid_of,
+    replaced,
+    settled,
+    without_its_disk,
+)
 from tests.support.clients.collecting import Collector
-from tests.support.brokers.failing_over import BROKER, Numbered, check_all_came, controller_pid, election, pid_of, replaced, settled, without_its_disk
 from tests.support.waiting import eventually
 
 SMALL = {"segment_bytes": 16 << 20}
@@ -20,9 +32,17 @@ SMALL = {"segment_bytes": 16 << 20}
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
-    """A master and two slaves, SYNC_MASTER: without one of them two copies are left, which an acknowledgement needs. Each test takes whoever reigns."""
+    """A master and two slaves, SYNC_MASTER: without one of them two copies are left, which an
+    acknowledgement needs. Each test takes whoever reigns.
+    """
     name = f"trio{uuid.uuid4().hex[:6]}"
-    cluster = rmq.start(name, store_path=str(tmp_path_factory.mktemp("store")), replicas=2, replication="sync", store_settings=SMALL)
+    cluster = rmq.start(
+        name,
+        store_path=str(tmp_path_factory.mktemp("store")),
+        replicas=2,
+        replication="sync",
+        store_settings=SMALL,
+    )
     yield cluster
     cluster.stop()
 
@@ -32,14 +52,26 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """The same, ASYNC_MASTER, and nobody is promoted but by hand."""
     name = f"hand{uuid.uuid4().hex[:6]}"
     path = str(tmp_path_factory.mktemp("store"))
-    cluster = rmq.start(name, store_path=path, replicas=1, store_settings=SMALL, failover_settings={"automatic": False})
+    cluster = rmq.start(
+        name,
+        store_path=path,
+        replicas=1,
+        store_settings=SMALL,
+        failover_settings={"automatic": False},
+    )
     yield cluster
     cluster.stop()
 
 
 def consumer(mq: rmq.Cluster, topic: str, collector: Collector) -> rmq.PushConsumer:
     mq.admin.create_topic(topic, queues=2)
-    return rmq.PushConsumer(f"{topic}-group", listener=collector, subscriptions={topic: "*"}, start_from="first", cluster=mq.name)
+    return rmq.PushConsumer(
+        f"{topic}-group",
+        listener=collector,
+        subscriptions={topic: "*"},
+        start_from="first",
+        cluster=mq.name,
+    )
 
 
 @pytest.mark.ray
@@ -52,7 +84,9 @@ def test_the_first_replica_reigns_at_first_and_the_status_says_so(trio: rmq.Clus
 
 
 @pytest.mark.ray
-def test_after_kill_9_the_same_replica_reigns_in_another_epoch_and_nothing_is_lost(trio: rmq.Cluster) -> None:
+def test_after_kill_9_the_same_replica_reigns_in_another_epoch_and_nothing_is_lost(
+    trio: rmq.Cluster,
+) -> None:
     before = settled(trio)
     collector = Collector()
     with consumer(trio, "killed", collector), Numbered(trio, "killed") as sender:
@@ -66,7 +100,9 @@ def test_after_kill_9_the_same_replica_reigns_in_another_epoch_and_nothing_is_lo
 
 @pytest.mark.ray
 @pytest.mark.seed("S3-135", "S3-136", "S3-149")
-def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(trio: rmq.Cluster) -> None:
+def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(
+    trio: rmq.Cluster,
+) -> None:
     old = settled(trio)["master"]
     collector = Collector()
     with consumer(trio, "replaced", collector), Numbered(trio, "replaced") as sender:
@@ -81,7 +117,9 @@ def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(t
 
 
 @pytest.mark.ray
-def test_a_hanging_master_is_replaced_and_acknowledges_nothing_when_it_wakes_up(trio: rmq.Cluster) -> None:
+def test_a_hanging_master_is_replaced_and_acknowledges_nothing_when_it_wakes_up(
+    trio: rmq.Cluster,
+) -> None:
     old = settled(trio)["master"]
     pid = pid_of(trio, old)
     collector = Collector()
@@ -97,7 +135,9 @@ def test_a_hanging_master_is_replaced_and_acknowledges_nothing_when_it_wakes_up(
 
 
 @pytest.mark.ray
-def test_a_controller_that_dies_in_the_middle_of_an_election_goes_on_with_it(trio: rmq.Cluster) -> None:
+def test_a_controller_that_dies_in_the_middle_of_an_election_goes_on_with_it(
+    trio: rmq.Cluster,
+) -> None:
     old = settled(trio)["master"]
     with Numbered(trio, "replaced") as sender, without_its_disk(trio, old):
         eventually(lambda: election(trio)["master"] != old, every_s=0.005)
@@ -108,7 +148,9 @@ def test_a_controller_that_dies_in_the_middle_of_an_election_goes_on_with_it(tri
 
 
 @pytest.mark.ray
-def test_by_hand_another_replica_reigns_and_the_old_one_follows_without_loss(by_hand: rmq.Cluster) -> None:
+def test_by_hand_another_replica_reigns_and_the_old_one_follows_without_loss(
+    by_hand: rmq.Cluster,
+) -> None:
     """ASYNC_MASTER: the old master gives its slave all that it has acknowledged before it goes."""
     old = settled(by_hand)
     collector = Collector()
@@ -123,7 +165,9 @@ def test_by_hand_another_replica_reigns_and_the_old_one_follows_without_loss(by_
 
 
 @pytest.mark.ray
-def test_without_automatic_failover_a_dead_master_is_waited_for_until_somebody_decides(by_hand: rmq.Cluster) -> None:
+def test_without_automatic_failover_a_dead_master_is_waited_for_until_somebody_decides(
+    by_hand: rmq.Cluster,
+) -> None:
     old = settled(by_hand)["master"]
     with without_its_disk(by_hand, old):
         eventually(lambda: "promote another by hand" in election(by_hand)["why"])
@@ -135,8 +179,15 @@ def test_without_automatic_failover_a_dead_master_is_waited_for_until_somebody_d
 
 
 @pytest.mark.ray
-def test_a_cluster_that_was_stopped_starts_with_the_same_master_and_all_messages(tmp_path: Path) -> None:
-    settings = {"store_path": str(tmp_path), "replicas": 1, "store_settings": SMALL, "failover_settings": {"failover_after_ms": 5_000}}
+def test_a_cluster_that_was_stopped_starts_with_the_same_master_and_all_messages(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "store_path": str(tmp_path),
+        "replicas": 1,
+        "store_settings": SMALL,
+        "failover_settings": {"failover_after_ms": 5_000},
+    }
     first = rmq.start("again", **settings)
     try:
         settled(first)
@@ -150,9 +201,18 @@ def test_a_cluster_that_was_stopped_starts_with_the_same_master_and_all_messages
     again = rmq.start("again", **settings)
     try:
         found = election(again)
-        assert (found["master"], found["master_epoch"] > told["master_epoch"]) == (told["master"], True)
+        assert (found["master"], found["master_epoch"] > told["master_epoch"]) == (
+            told["master"],
+            True,
+        )
         collector = Collector()
-        with rmq.PushConsumer("kept-group", listener=collector, subscriptions={"kept": "*"}, start_from="first", cluster=again.name):
+        with rmq.PushConsumer(
+            "kept-group",
+            listener=collector,
+            subscriptions={"kept": "*"},
+            start_from="first",
+            cluster=again.name,
+        ):
             assert collector.wait_for(1) == [b"x"]
     finally:
         again.stop()

@@ -1,4 +1,6 @@
-"""Processes die and hang: nothing acknowledged is lost, nothing is stored twice, everything goes on."""
+"""Processes die and hang: nothing acknowledged is lost, nothing is stored twice, everything goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from tests.support.waiting import eventually
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """One cluster that these tests kill parts of."""
-    cluster = rmq.start(f"faults{uuid.uuid4().hex[:6]}", store_path=str(tmp_path_factory.mktemp("store")), store_settings={"segment_bytes": 64 << 20})
+    cluster = rmq.start(
+        f"faults{uuid.uuid4().hex[:6]}",
+        store_path=str(tmp_path_factory.mktemp("store")),
+        store_settings={"segment_bytes": 64 << 20},
+    )
     yield cluster
     cluster.stop()
 
@@ -42,7 +48,9 @@ class Sender:
         self.times: list[float] = []
         self.errors: list[BaseException] = []
         self._stop = threading.Event()
-        self._producer = rmq.Producer(f"sender-{uuid.uuid4().hex[:6]}", cluster=mq.name, send_timeout_ms=30_000)
+        self._producer = rmq.Producer(
+            f"sender-{uuid.uuid4().hex[:6]}", cluster=mq.name, send_timeout_ms=30_000
+        )
         self._thread = threading.Thread(target=self._run, args=(topic,), daemon=True)
 
     def _run(self, topic: str) -> None:
@@ -74,11 +82,18 @@ class Sender:
 
 
 def check_nothing_lost(sender: Sender, collector: Collector) -> None:
-    """Every acknowledged message came; each number was stored at one place only, the acknowledged one."""
+    """Every acknowledged message came; each number was stored at one place only, the acknowledged
+    one.
+    """
     assert not sender.errors
     eventually(lambda: len(set(collector.places)) >= len(sender.acknowledged), 60)
-    stored = {place: int(body) for place, body in zip(collector.places, collector.bodies, strict=True)}
-    assert all(stored[(r.queue.broker_name, r.queue.queue_id, r.queue_offset)] == number for number, r in sender.acknowledged)
+    stored = {
+        place: int(body) for place, body in zip(collector.places, collector.bodies, strict=True)
+    }
+    assert all(
+        stored[(r.queue.broker_name, r.queue.queue_id, r.queue_offset)] == number
+        for number, r in sender.acknowledged
+    )
     assert max(Counter(stored.values()).values()) == 1
 
 
@@ -89,12 +104,21 @@ def test_after_kill_9_of_a_role_everything_goes_on_without_loss(mq: rmq.Cluster,
     mq.admin.create_topic(topic, queues=2)
     collector = Collector()
     pid = pid_of(mq, role) if role != "controller" else controller_pid(mq)
-    with rmq.PushConsumer(f"{topic}-group", listener=collector, subscriptions={topic: "*"}, start_from="first", cluster=mq.name):
+    with rmq.PushConsumer(
+        f"{topic}-group",
+        listener=collector,
+        subscriptions={topic: "*"},
+        start_from="first",
+        cluster=mq.name,
+    ):
         with Sender(mq, topic) as sender:
             os.kill(pid, signal.SIGKILL)
             before = len(sender.acknowledged)
             eventually(lambda: len(sender.acknowledged) > before + 50 or sender.errors, 40)
-            eventually(lambda: (pid_of(mq, role) if role != "controller" else controller_pid(mq)) != pid, 40)
+            eventually(
+                lambda: (pid_of(mq, role) if role != "controller" else controller_pid(mq)) != pid,
+                40,
+            )
         check_nothing_lost(sender, collector)
 
 
@@ -111,17 +135,25 @@ def controller_pid(mq: rmq.Cluster) -> int:
 
 
 def bare_start_s() -> float:
-    """What a process takes here, at best, that does nothing but load what a broker's process loads."""
+    """What a process takes here, at best, that does nothing but load what a broker's process
+    loads.
+    """
     took = []
     for _ in range(3):
         begun = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import rmq_ray.actors.broker"], check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", "import rmq_ray.actors.broker"], check=True, timeout=60
+        )
         took.append(time.monotonic() - begun)
     return min(took)
 
 
-def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(mq: rmq.Cluster) -> None:
-    """The promised limit, as the median of several kills (a core must be free); on a machine that is slow to start any such process, half as much again."""
+def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(
+    mq: rmq.Cluster,
+) -> None:
+    """The promised limit, as the median of several kills (a core must be free); on a machine that
+    is slow to start any such process, half as much again.
+    """
     limit_s = max(1.5, 1.5 * bare_start_s())
     mq.admin.create_topic("outage", queues=1)
     outages = []
@@ -129,7 +161,12 @@ def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(mq: 
         with Sender(mq, "outage") as sender:
             os.kill(pid_of(mq, "broker-a/0"), signal.SIGKILL)
             before = len(sender.acknowledged)
-            eventually(lambda sender=sender, before=before: len(sender.acknowledged) > before + 20 or sender.errors, 40)
+            eventually(
+                lambda sender=sender, before=before: (
+                    len(sender.acknowledged) > before + 20 or sender.errors
+                ),
+                40,
+            )
         assert not sender.errors
         outages.append(sender.outage_s())
     assert statistics.median(outages) <= limit_s, (outages, limit_s)
@@ -144,7 +181,13 @@ def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: r
 
     times = []
     with (
-        rmq.PushConsumer("quick-group", listener=listener, subscriptions={"quick": "*"}, start_from="first", cluster=mq.name),
+        rmq.PushConsumer(
+            "quick-group",
+            listener=listener,
+            subscriptions={"quick": "*"},
+            start_from="first",
+            cluster=mq.name,
+        ),
         rmq.Producer(cluster=mq.name) as p,
     ):
         for number in range(60):
@@ -156,8 +199,12 @@ def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: r
     assert statistics.median(times[10:]) <= 5.0, times
 
 
-def test_with_the_hold_service_stopped_a_pull_is_answered_a_second_after_its_deadline(mq: rmq.Cluster) -> None:
-    """SIGSTOP: the process lives and says nothing. The broker ends held pulls itself, one second late."""
+def test_with_the_hold_service_stopped_a_pull_is_answered_a_second_after_its_deadline(
+    mq: rmq.Cluster,
+) -> None:
+    """SIGSTOP: the process lives and says nothing. The broker ends held pulls itself, one second
+    late.
+    """
     mq.admin.create_topic("stopped-hold", queues=1)
     pid = pid_of(mq, "broker-a/hold")
     with rmq.PullConsumer("stopped-hold-group", cluster=mq.name) as pc:
@@ -181,10 +228,16 @@ CROWD = 80
 """Pulls of one queue: more than the broker wakes without asking the hold service."""
 
 
-def test_a_crowd_of_pulls_is_woken_by_the_hold_service_and_with_it_stopped_a_second_after_the_deadline(mq: rmq.Cluster) -> None:
+def test_a_crowd_of_pulls_is_woken_by_the_hold_service_and_with_it_stopped_a_second_after_the_deadline(
+    mq: rmq.Cluster,
+) -> None:
     mq.admin.create_topic("crowd", queues=1)
     pid = pid_of(mq, "broker-a/hold")
-    with rmq.PullConsumer("crowd-group", cluster=mq.name) as pc, rmq.Producer(cluster=mq.name) as p, ThreadPoolExecutor(CROWD) as threads:
+    with (
+        rmq.PullConsumer("crowd-group", cluster=mq.name) as pc,
+        rmq.Producer(cluster=mq.name) as p,
+        ThreadPoolExecutor(CROWD) as threads,
+    ):
         (queue,) = pc.fetch_message_queues("crowd")
 
         def answered(offset: int, stop: bool) -> float:
@@ -203,7 +256,9 @@ def test_a_crowd_of_pulls_is_woken_by_the_hold_service_and_with_it_stopped_a_sec
 
         before = mq.status()["broker-a/hold"]["wakes"]
         assert answered(0, stop=False) < 1.0
-        assert mq.status()["broker-a/hold"]["wakes"] - before >= CROWD, "the hold service woke them, not the broker"
+        assert mq.status()["broker-a/hold"]["wakes"] - before >= CROWD, (
+            "the hold service woke them, not the broker"
+        )
         assert 1.0 < answered(1, stop=True) <= 4.0
 
 
@@ -218,12 +273,20 @@ def test_a_broker_that_hangs_is_killed_by_the_controller_and_comes_back(mq: rmq.
     assert mq.admin.describe_topic("hang")[0]["max_offset"] == 2
 
 
-def test_clients_with_a_route_go_on_while_the_name_server_is_dead(start: Callable[..., rmq.Cluster]) -> None:
+def test_clients_with_a_route_go_on_while_the_name_server_is_dead(
+    start: Callable[..., rmq.Cluster],
+) -> None:
     mq = start()
     mq.admin.create_topic("routed", queues=1)
     collector = Collector()
     with (
-        rmq.PushConsumer("routed-group", listener=collector, subscriptions={"routed": "*"}, start_from="first", cluster=mq.name),
+        rmq.PushConsumer(
+            "routed-group",
+            listener=collector,
+            subscriptions={"routed": "*"},
+            start_from="first",
+            cluster=mq.name,
+        ),
         rmq.Producer(cluster=mq.name) as p,
     ):
         p.send("routed", b"0")
@@ -239,16 +302,24 @@ def test_clients_with_a_route_go_on_while_the_name_server_is_dead(start: Callabl
     assert sorted(map(int, collector.bodies)) == list(range(50))
 
 
-def test_a_restarted_broker_refuses_another_store_in_the_place_of_its_own(start: Callable[..., rmq.Cluster], tmp_path: Path) -> None:
+def test_a_restarted_broker_refuses_another_store_in_the_place_of_its_own(
+    start: Callable[..., rmq.Cluster], tmp_path: Path
+) -> None:
     other = start(store_path=str(tmp_path / "other"))
     other.stop()
     mq = start(store_path=str(tmp_path / "own"))
-    own, foreign, aside = tmp_path / "own" / "broker-a", tmp_path / "other" / "broker-a", tmp_path / "aside"
+    own, foreign, aside = (
+        tmp_path / "own" / "broker-a",
+        tmp_path / "other" / "broker-a",
+        tmp_path / "aside",
+    )
     pid = pid_of(mq, "broker-a/0")
     own.rename(aside)
     foreign.rename(own)
     os.kill(pid, signal.SIGKILL)
-    broken = eventually(lambda: (found := mq.status()["broker-a/0"]).get("state") == "broken" and found, 30)
+    broken = eventually(
+        lambda: (found := mq.status()["broker-a/0"]).get("state") == "broken" and found, 30
+    )
     assert "StoreForeign" in broken["error"]
     own.rename(foreign)
     aside.rename(own)

@@ -1,4 +1,6 @@
-"""Processes that are forked from one that uses Ray: none of Ray's threads are in them, and yet they can send and consume."""
+"""Processes that are forked from one that uses Ray: none of Ray's threads are in them, and yet they
+can send and consume.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ def test_a_forked_child_makes_producers_and_consumers_of_its_own(mq: rmq.Cluster
 
 
 def test_what_a_forked_child_cannot_do_is_refused_at_once_and_says_why(mq: rmq.Cluster) -> None:
-    said = in_child(lambda: repr(rmq.Producer("web", cluster="never-looked-up").send("forks", b"x")))
-    assert said.startswith("ClusterError: this process was forked from one that uses Ray") and "spawn" in said
+    said = in_child(
+        lambda: repr(rmq.Producer("web", cluster="never-looked-up").send("forks", b"x"))
+    )
+    assert (
+        said.startswith("ClusterError: this process was forked from one that uses Ray")
+        and "spawn" in said
+    )
     assert in_child(lambda: repr(mq.status())).startswith("ClusterError: this process was forked")
     assert ray.is_initialized() and mq.status()["controller"]

@@ -1,4 +1,6 @@
-"""A master is taken out of service in good order while others send and read: no send fails, nothing is lost, nothing comes twice."""
+"""A master is taken out of service in good order while others send and read: no send fails, nothing
+is lost, nothing comes twice.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,15 @@ from click.testing import CliRunner
 
 import rmq_ray as rmq
 from rmq_ray.cli.main import main
+from tests.support.brokers.failing_over import (
+    BROKER,
+    Numbered,
+    check_all_came,
+    election,
+    pid_of,
+    settled,
+)
 from tests.support.clients.collecting import Collector
-from tests.support.brokers.failing_over import BROKER, Numbered, check_all_came, election, pid_of, settled
 from tests.support.waiting import eventually
 
 SMALL = {"segment_bytes": 16 << 20}
@@ -26,13 +35,21 @@ STANDS_STILL_S_MAX = 2.0
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """SYNC_MASTER with two slaves: one copy may be stopped at a time."""
     name = f"over{uuid.uuid4().hex[:6]}"
-    cluster = rmq.start(name, store_path=str(tmp_path_factory.mktemp("store")), replicas=2, replication="sync", store_settings=SMALL)
+    cluster = rmq.start(
+        name,
+        store_path=str(tmp_path_factory.mktemp("store")),
+        replicas=2,
+        replication="sync",
+        store_settings=SMALL,
+    )
     yield cluster
     cluster.stop()
 
 
 def command(mq: rmq.Cluster, *arguments: str) -> dict[str, object]:
-    done = CliRunner().invoke(main, ["--cluster", mq.name, "--format", "json", "broker", *arguments])
+    done = CliRunner().invoke(
+        main, ["--cluster", mq.name, "--format", "json", "broker", *arguments]
+    )
     assert done.exit_code == 0, done.output
     return dict(json.loads(done.stdout))
 
@@ -44,7 +61,9 @@ def state_of(mq: rmq.Cluster, replica: int) -> str:
 def stands_still(senders: list[Numbered], begin: float) -> float:
     """The longest time without an acknowledgement since then, of any sender."""
     times = [[at for at in sender.times if at > begin - 0.1] for sender in senders]
-    return max(later - earlier for found in times for earlier, later in zip(found, found[1:], strict=False))
+    return max(
+        later - earlier for found in times for earlier, later in zip(found, found[1:], strict=False)
+    )
 
 
 def all_in_sync(mq: rmq.Cluster) -> None:
@@ -63,18 +82,31 @@ def go_on(senders: list[Numbered]) -> None:
 
 
 @pytest.mark.ray
-def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_reads(trio: rmq.Cluster) -> None:
+def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_reads(
+    trio: rmq.Cluster,
+) -> None:
     old = settled(trio)["master"]
     collectors = [Collector(), Collector()]
     topics = ["handed-0", "handed-1"]
     for topic in topics:
         trio.admin.create_topic(topic, queues=2)
     consumers = [
-        rmq.PushConsumer(f"{topic}-group", listener=collector, subscriptions={topic: "*"}, start_from="first", cluster=trio.name)
+        rmq.PushConsumer(
+            f"{topic}-group",
+            listener=collector,
+            subscriptions={topic: "*"},
+            start_from="first",
+            cluster=trio.name,
+        )
         for topic, collector in zip(topics, collectors, strict=True)
     ]
     outages: dict[str, float] = {}
-    with consumers[0], consumers[1], Numbered(trio, topics[0]) as first, Numbered(trio, topics[1]) as second:
+    with (
+        consumers[0],
+        consumers[1],
+        Numbered(trio, topics[0]) as first,
+        Numbered(trio, topics[1]) as second,
+    ):
         senders = [first, second]
         begin = time.monotonic()
         assert trio.admin.drain_broker(BROKER)["draining"]
@@ -100,7 +132,12 @@ def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_re
         all_in_sync(trio)
         for sender, collector in zip(senders, collectors, strict=True):
             check_all_came(sender, collector, repeats_max=0)
-    print("stood still:", {what: round(seconds, 2) for what, seconds in outages.items()}, "drained, then promoted:", round(stands_still(senders, begin), 2))
+    print(
+        "stood still:",
+        {what: round(seconds, 2) for what, seconds in outages.items()},
+        "drained, then promoted:",
+        round(stands_still(senders, begin), 2),
+    )
     assert all(seconds < STANDS_STILL_S_MAX for seconds in outages.values()), outages
     for sender, collector in zip(senders, collectors, strict=True):
         assert not sender.failed and sender.acknowledged == list(range(len(sender.acknowledged)))
@@ -108,7 +145,9 @@ def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_re
 
 
 @pytest.mark.ray
-def test_a_copy_that_others_need_is_only_stopped_with_force_and_up_starts_what_is_stopped(trio: rmq.Cluster) -> None:
+def test_a_copy_that_others_need_is_only_stopped_with_force_and_up_starts_what_is_stopped(
+    trio: rmq.Cluster,
+) -> None:
     found = settled(trio)
     slaves = [replica for replica in (0, 1, 2) if replica != found["master"]]
     pid = pid_of(trio, slaves[0])
@@ -116,11 +155,18 @@ def test_a_copy_that_others_need_is_only_stopped_with_force_and_up_starts_what_i
     assert trio.stop_broker(BROKER, slaves[0])["was"] == "stopped"
     eventually(lambda: len(election(trio)["sync_state_set"]) == 2, 20)
     for replica in (slaves[1], found["master"]):
-        with pytest.raises(rmq.PromotionRefused, match=r"1 copies of broker-a are in sync, 2 are needed.*with force"):
+        with pytest.raises(
+            rmq.PromotionRefused,
+            match=r"1 copies of broker-a are in sync, 2 are needed.*with force",
+        ):
             trio.stop_broker(BROKER, replica)
     assert [row["state"] for row in trio.replicas()].count("stopped") == 1
     again = trio.start_broker(BROKER, slaves[0])
-    assert again["was"] == "stopped" and pid_of(trio, slaves[0]) != pid and settled(trio)["master"] == found["master"]
+    assert (
+        again["was"] == "stopped"
+        and pid_of(trio, slaves[0]) != pid
+        and settled(trio)["master"] == found["master"]
+    )
     assert trio.start_broker(BROKER, slaves[0])["was"] == "running"
 
 
@@ -131,7 +177,11 @@ def test_what_is_stopped_stays_stopped_until_it_is_started(trio: rmq.Cluster) ->
     trio.stop_broker(BROKER, slave)
     time.sleep(3.5)  # the supervisor makes what is gone anew within a second, Ray in one more
     assert state_of(trio, slave) == "stopped"
-    for wrong, said in (((BROKER, None), "say which one is meant"), (("broker-z", 0), "there is no broker 'broker-z' here"), ((BROKER, 7), "not 7")):
+    for wrong, said in (
+        ((BROKER, None), "say which one is meant"),
+        (("broker-z", 0), "there is no broker 'broker-z' here"),
+        ((BROKER, 7), "not 7"),
+    ):
         with pytest.raises(rmq.ConfigError, match=said):
             trio.start_broker(*wrong)
     trio.start_broker(BROKER, slave)

@@ -1,4 +1,6 @@
-"""What the README shows works as it stands there: the quick start runs, commands parse, links lead somewhere."""
+"""What the README shows works as it stands there: the quick start runs, commands parse, links lead
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def block(heading: str, number: int = 0, language: str = "python") -> str:
     """The code block ``number`` of a language under a heading."""
-    section = re.split(r"^## ", README.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    section = re.split(
+        r"^## ", README.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE
+    )[0]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     return [text for found, text in blocks if found == language][number]
 
@@ -27,31 +31,55 @@ def block(heading: str, number: int = 0, language: str = "python") -> str:
 def test_the_quick_start_runs_verbatim_and_prints_what_its_comments_say(tmp_path: Path) -> None:
     code = block("Quick start")
     assert len(code.splitlines()) <= 25
-    environment = {**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)}  # a Ray of its own, whatever else runs on this machine
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    environment = {
+        **os.environ,
+        "RAY_ADDRESS": "local",
+        "PYTHONPATH": str(ROOT),
+    }  # a Ray of its own, whatever else runs on this machine
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     promised = re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(promised) == 2
     said = [line for line in done.stdout.splitlines() if not line.startswith(("\x1b", "("))]
     pattern = re.escape(promised[0]).replace("0", r"\d")
-    assert any(re.fullmatch(pattern, line) for line in said) and promised[1] in done.stdout.splitlines(), done.stdout
+    assert (
+        any(re.fullmatch(pattern, line) for line in said)
+        and promised[1] in done.stdout.splitlines()
+    ), done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert (tmp_path / "rmq-data" / "broker-a" / "commitlog").is_dir()
 
 
 def test_the_commands_are_known_with_these_options() -> None:
-    lines = [line.partition("#")[0].rpartition("|")[2] for line in block("Quick start", 0, "").splitlines() if "rmq-ray" in line]
+    lines = [
+        line.partition("#")[0].rpartition("|")[2]
+        for line in block("Quick start", 0, "").splitlines()
+        if "rmq-ray" in line
+    ]
     assert len(lines) == 5
     for line in lines:
         program, *arguments = shlex.split(line)
-        done = CliRunner().invoke(main, [*arguments, "--help"])  # options are parsed before help is shown
+        done = CliRunner().invoke(
+            main, [*arguments, "--help"]
+        )  # options are parsed before help is shown
         assert program == "rmq-ray" and done.exit_code == 0, f"{line}: {done.output}"
     assert CliRunner().invoke(main, ["up", "--no-such-option", "--help"]).exit_code == 2
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    assert [line.split()[1] for line in block("Two commands", 0, "").splitlines()] == ["demo", "test"]
+    assert [line.split()[1] for line in block("Two commands", 0, "").splitlines()] == [
+        "demo",
+        "test",
+    ]
     assert {"demo", "test"} <= set(targets)
 
 
@@ -59,7 +87,9 @@ def test_links_and_files_of_the_staircase_are_there_in_the_order_of_the_layers()
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
     rows = re.findall(r"^\| \[(\w+)\]\((rmq_ray/[\w.]+)\) \|(.*)$", README, re.MULTILINE)
-    assert [step for step, _, _ in rows] == "model store protocol remoting server client actors cluster spark".split()
+    assert [
+        step for step, _, _ in rows
+    ] == "model store protocol remoting server client actors cluster spark".split()
     for _, folder, text in rows:
         for name in re.findall(r"`(\w+\.py)`", text):
             assert (ROOT / folder / name).is_file(), f"{folder}/{name}"

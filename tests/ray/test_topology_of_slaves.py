@@ -1,4 +1,6 @@
-"""A topology file with a slave on real Ray: it is started, shown and promoted, and its disk may be lost for good."""
+"""A topology file with a slave on real Ray: it is started, shown and promoted, and its disk may be
+lost for good.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,16 @@ def in_sync(cluster: rmq.Cluster) -> bool:
 def test_master_and_slave_are_started_known_and_shown(file: Path, cluster: rmq.Cluster) -> None:
     eventually(lambda: in_sync(cluster), 30)
     found = rows(cluster)
-    assert [(row["id"], row["role"]) for row in found.values()] == [(0, "master"), (1, "slave")] and not cluster.weak_brokers()
-    eventually(lambda: cluster.addresses["broker-a"] == {row["id"]: row["address"] for row in found.values()}, 10)
+    assert [(row["id"], row["role"]) for row in found.values()] == [
+        (0, "master"),
+        (1, "slave"),
+    ] and not cluster.weak_brokers()
+    eventually(
+        lambda: (
+            cluster.addresses["broker-a"] == {row["id"]: row["address"] for row in found.values()}
+        ),
+        10,
+    )
     status = cluster.status()
     assert json.loads((file.parent / "rmq.stores.json").read_text()) == {
         "broker-a": status["broker-a/0"]["identity"],
@@ -77,9 +87,14 @@ def test_another_copy_is_made_master_by_a_command(cluster: rmq.Cluster) -> None:
     eventually(lambda: in_sync(cluster), 30)
     before = next(number for number, row in rows(cluster).items() if row["role"] == "master")
     arguments = ["--cluster", cluster.name, "--format", "json", "broker"]
-    done = CliRunner().invoke(main, [*arguments, "promote", "broker-a", "--replica", str(1 - before)])
+    done = CliRunner().invoke(
+        main, [*arguments, "promote", "broker-a", "--replica", str(1 - before)]
+    )
     assert done.exit_code == 0, done.output
-    listed = {row["replica"]: row for row in json.loads(CliRunner().invoke(main, [*arguments, "list"]).stdout)}
+    listed = {
+        row["replica"]: row
+        for row in json.loads(CliRunner().invoke(main, [*arguments, "list"]).stdout)
+    }
     assert listed[1 - before]["role"] == "master" and listed[1 - before]["id"] == 0
     with pytest.raises(ConfigError, match="there is no broker 'broker-z' here: there are broker-a"):
         cluster.promote("broker-z")
@@ -87,7 +102,9 @@ def test_another_copy_is_made_master_by_a_command(cluster: rmq.Cluster) -> None:
         cluster.promote("broker-a", 7)
 
 
-def test_a_script_that_attaches_leaves_what_is_stopped_and_up_starts_it(file: Path, cluster: rmq.Cluster) -> None:
+def test_a_script_that_attaches_leaves_what_is_stopped_and_up_starts_it(
+    file: Path, cluster: rmq.Cluster
+) -> None:
     eventually(lambda: in_sync(cluster), 30)
     slave = next(number for number, row in rows(cluster).items() if row["role"] == "slave")
     for up in (("--config", str(file)), ()):
@@ -96,13 +113,25 @@ def test_a_script_that_attaches_leaves_what_is_stopped_and_up_starts_it(file: Pa
         start_from(file, timeout_s=20)
         rmq.start(cluster.name)
         assert time.monotonic() - begin < 10 and rows(cluster)[slave]["state"] == "stopped"
-        done = CliRunner().invoke(main, ["--address", ray.get_runtime_context().gcs_address, "--cluster", cluster.name, "up", *up])
+        done = CliRunner().invoke(
+            main,
+            [
+                "--address",
+                ray.get_runtime_context().gcs_address,
+                "--cluster",
+                cluster.name,
+                "up",
+                *up,
+            ],
+        )
         assert done.exit_code == 0, done.output
         assert rows(cluster)[slave]["state"] == "serving"
         eventually(lambda: in_sync(cluster), 30)
 
 
-def test_a_slave_whose_disk_is_lost_begins_anew_once_people_say_so(file: Path, cluster: rmq.Cluster) -> None:
+def test_a_slave_whose_disk_is_lost_begins_anew_once_people_say_so(
+    file: Path, cluster: rmq.Cluster
+) -> None:
     eventually(lambda: in_sync(cluster), 30)
     (slave,) = [row for row in rows(cluster).values() if row["role"] == "slave"]
     actor = f"broker-a/{slave['replica']}"
@@ -115,8 +144,14 @@ def test_a_slave_whose_disk_is_lost_begins_anew_once_people_say_so(file: Path, c
         start_from(file)
     known = json.loads((file.parent / "rmq.stores.json").read_text())
     key = actor.removesuffix("/0")
-    (file.parent / "rmq.stores.json").write_text(json.dumps({name: identity for name, identity in known.items() if name != key}))
+    (file.parent / "rmq.stores.json").write_text(
+        json.dumps({name: identity for name, identity in known.items() if name != key})
+    )
     start_from(file)
     eventually(lambda: in_sync(cluster), 30)
     after = json.loads((file.parent / "rmq.stores.json").read_text())
-    assert after[key] != known[key] and cluster.status()[actor]["identity"] == after[key] and not cluster.weak_brokers()
+    assert (
+        after[key] != known[key]
+        and cluster.status()[actor]["identity"] == after[key]
+        and not cluster.weak_brokers()
+    )

@@ -1,4 +1,6 @@
-"""Five hundred random histories of a concurrent group break no promise; the same seed is the same history."""
+"""Five hundred random histories of a concurrent group break no promise; the same seed is the same
+history.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,19 @@ def test_a_seed_is_a_history() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_storm_of_fifty_joins_and_leaves_loses_nothing(seed: int) -> None:
-    plan = replace(Plan.of(History(seed).chance), orderly=False, faults=("join", "leave"), actions=50, consumers=3, queues=4, messages=120, minutes=0.7)
+    plan = replace(
+        Plan.of(History(seed).chance),
+        orderly=False,
+        faults=("join", "leave"),
+        actions=50,
+        consumers=3,
+        queues=4,
+        messages=120,
+        minutes=0.7,
+    )
     history = History(f"storm {seed}", plan)
     assert history.run() == []
     assert history.ledger.events["join"] + history.ledger.events["leave"] == 50
-    assert len(history.ledger.sent) == 120, "nothing was lost on the way in, so all of them were looked for"
+    assert len(history.ledger.sent) == 120, (
+        "nothing was lost on the way in, so all of them were looked for"
+    )

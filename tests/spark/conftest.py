@@ -1,4 +1,6 @@
-"""One Ray cluster, one Spark session and one message cluster of two brokers for all tests of this folder: each takes long to start."""
+"""One Ray cluster, one Spark session and one message cluster of two brokers for all tests of this
+folder: each takes long to start.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,31 @@ def ray_here() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
     yield
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
 def session(ray_here: None) -> Iterator[Any]:
-    """RayDP, two cores. Without Java the tests are skipped, or fail where RMQ_RAY_JAVA_REQUIRED is set."""
+    """RayDP, two cores. Without Java the tests are skipped, or fail where RMQ_RAY_JAVA_REQUIRED is
+    set.
+    """
     try:
         ensure_java()
     except rmq.SparkError as error:
         if os.environ.get("RMQ_RAY_JAVA_REQUIRED"):
             raise
         pytest.skip(str(error))
-    yield mqs.session("tests", executor_cores=2, quick_start=True, configs={"spark.sql.shuffle.partitions": 2})
+    yield mqs.session(
+        "tests", executor_cores=2, quick_start=True, configs={"spark.sql.shuffle.partitions": 2}
+    )
     mqs.stop()
 
 
@@ -42,6 +54,8 @@ def session(ray_here: None) -> Iterator[Any]:
 def mq(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """The default cluster: two brokers with small segments."""
     small = {"segment_bytes": 1 << 22, "consume_queue_entries": 500}
-    cluster = rmq.start(brokers=2, store_path=str(tmp_path_factory.mktemp("store")), store_settings=small)
+    cluster = rmq.start(
+        brokers=2, store_path=str(tmp_path_factory.mktemp("store")), store_settings=small
+    )
     yield cluster
     cluster.stop()

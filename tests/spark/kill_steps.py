@@ -1,11 +1,14 @@
-"""Kills a driver with signal 9 at each step of a batch and counts what its sinks have: the table of docs/spark.md.
+"""Kills a driver with signal 9 at each step of a batch and counts what its sinks have: the table of
+docs/spark.md.
 
     python -m tests.spark.kill_steps
 
-A driver (Spark in local mode, no Ray) runs both ways over one topic: ``foreach_batch``, and ``dataframe()`` with ``writeStream``. Each batch goes to
-four sinks: a folder of Parquet named by the batch's number, a topic under the batch's name (``once``), an SQLite table whose transaction has the
-number, a file that is appended to. When both ways have reached the step, the whole driver is killed, the JVM too; the next driver goes on and
-is killed at the next step, the last one ends. Beside them runs a query into Spark's own Parquet sink, killed wherever it is.
+A driver (Spark in local mode, no Ray) runs both ways over one topic: ``foreach_batch``, and
+``dataframe()`` with ``writeStream``. Each batch goes to four sinks: a folder of Parquet named by
+the batch's number, a topic under the batch's name (``once``), an SQLite table whose transaction has
+the number, a file that is appended to. When both ways have reached the step, the whole driver is
+killed, the JVM too; the next driver goes on and is killed at the next step, the last one ends.
+Beside them runs a query into Spark's own Parquet sink, killed wherever it is.
 """
 
 from __future__ import annotations
@@ -30,13 +33,24 @@ import pyarrow.parquet as pq
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
-from rmq_ray.model.message import Message
 from rmq_ray.codec.record import decode_record
+from rmq_ray.model.message import Message
 from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
 
-STEPS = ("before the plan is written", "after the plan", "in the middle of the writes", "after the sinks wrote", "after the batch is marked")
+STEPS = (
+    "before the plan is written",
+    "after the plan",
+    "in the middle of the writes",
+    "after the sinks wrote",
+    "after the batch is marked",
+)
 WAYS = ("foreach_batch", "dataframe")
-SINKS = ("Parquet by batch number", "topic, once", "SQLite, number in the transaction", "file, appended")
+SINKS = (
+    "Parquet by batch number",
+    "topic, once",
+    "SQLite, number in the transaction",
+    "file, appended",
+)
 OWN = "Spark's own Parquet sink"
 ROWS, BATCH_ROWS, OWN_ROWS = 900, 300, 150
 CHILD_S = 240
@@ -50,15 +64,21 @@ class Counted:
     distinct: int
 
 
-def run(directory: Path, steps: Sequence[str] = STEPS, rows: int = ROWS) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """(way, sink, step) -> (rows lost, rows repeated); rows lost are known at the end only and stand at the last step. Under ("", OWN, "") at the end."""
+def run(
+    directory: Path, steps: Sequence[str] = STEPS, rows: int = ROWS
+) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """(way, sink, step) -> (rows lost, rows repeated); rows lost are known at the end only and
+    stand at the last step. Under ("", OWN, "") at the end.
+    """
     with LiveCluster(directory / "cluster", brokers=2, segment_bytes=1 << 22) as cluster:
         admin = Admin(cluster)
         for topic in ("rows", *(f"copies-{way}" for way in WAYS)):
             admin.create_topic(topic, queues=2)
         with Producer("p", discovery=cluster) as producer:
             for low in range(0, rows, 100):
-                producer.send_batch([Message("rows", b"row %06d" % n) for n in range(low, low + 100)])
+                producer.send_batch(
+                    [Message("rows", b"row %06d" % n) for n in range(low, low + 100)]
+                )
         found = {}
         repeated: Counter[tuple[str, str]] = Counter()
         for step, then in zip(steps, (*steps[1:], ""), strict=True):
@@ -81,16 +101,37 @@ def run(directory: Path, steps: Sequence[str] = STEPS, rows: int = ROWS) -> dict
 
 def drive(directory: Path, cluster: LiveCluster, step: str) -> None:
     """One life of the driver; ``step``: where it is killed, "" = it ends."""
-    command = [sys.executable, "-m", "tests.spark.kill_steps", str(directory), cluster.lookup().name_servers[0], step]
-    child = subprocess.run(command, cwd=ROOT, timeout=CHILD_S, start_new_session=True, capture_output=True, text=True, check=False)
-    assert child.returncode == (-signal.SIGKILL if step else 0), f"step {step!r}: {child.returncode}\n{child.stdout[-3000:]}\n{child.stderr[-6000:]}"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark.kill_steps",
+        str(directory),
+        cluster.lookup().name_servers[0],
+        step,
+    ]
+    child = subprocess.run(
+        command,
+        cwd=ROOT,
+        timeout=CHILD_S,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == (-signal.SIGKILL if step else 0), (
+        f"step {step!r}: {child.returncode}\n{child.stdout[-3000:]}\n{child.stderr[-6000:]}"
+    )
 
 
 def counted(directory: Path, cluster: LiveCluster, way: str, sink: str) -> Counted:
     """Rows and distinct rows of a sink."""
     folder = directory / way
     if sink == SINKS[0]:
-        bodies = pads.dataset(folder / "parquet", format="parquet").to_table()["body"].to_pylist() if (folder / "parquet").exists() else []
+        bodies = (
+            pads.dataset(folder / "parquet", format="parquet").to_table()["body"].to_pylist()
+            if (folder / "parquet").exists()
+            else []
+        )
     elif sink == SINKS[1]:
         bodies = topic_bodies(cluster, f"copies-{way}")
     elif sink == SINKS[2]:
@@ -100,13 +141,21 @@ def counted(directory: Path, cluster: LiveCluster, way: str, sink: str) -> Count
     elif sink == OWN:
         bodies = own_bodies(directory / "own")
     else:
-        bodies = (folder / "appended").read_bytes().splitlines() if (folder / "appended").exists() else []
+        bodies = (
+            (folder / "appended").read_bytes().splitlines()
+            if (folder / "appended").exists()
+            else []
+        )
     return Counted(len(bodies), len(set(bodies)))
 
 
 def own_bodies(folder: Path) -> list[bytes]:
     """Of the files that Spark's sink has committed, as its own reader would find them."""
-    logs = [path.read_text().splitlines()[1:] for path in sorted((folder / "_spark_metadata").iterdir()) if path.name.isdecimal()]
+    logs = [
+        path.read_text().splitlines()[1:]
+        for path in sorted((folder / "_spark_metadata").iterdir())
+        if path.name.isdecimal()
+    ]
     files = [json.loads(line)["path"].removeprefix("file://") for lines in logs for line in lines]
     return [body for file in files for body in pq.read_table(file)["body"].to_pylist()]
 
@@ -126,11 +175,13 @@ def topic_bodies(cluster: LiveCluster, topic: str) -> list[bytes]:
     return bodies
 
 
-# --- the driver ---------------------------------------------------------------------------------------------------------
+# --- the driver -----------------------------------------------------------------------------------
 
 
 class Killer:
-    """Kills the process group when both ways are at the step: before the first plan not in the first batch, so that all kills hit one in the middle."""
+    """Kills the process group when both ways are at the step: before the first plan not in the
+    first batch, so that all kills hit one in the middle.
+    """
 
     def __init__(self, step: str) -> None:
         self._step = step
@@ -160,11 +211,16 @@ def driver(directory: Path, name_server: str, step: str) -> None:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     options = {
-        "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.adaptive.enabled": "false",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
-        "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false",
-    }  # fmt: skip
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    }
     builder: Any = SparkSession.builder
     for name, value in options.items():
         builder = builder.config(name, value)
@@ -179,14 +235,21 @@ def driver(directory: Path, name_server: str, step: str) -> None:
         folder = directory / way
         folder.mkdir(exist_ok=True)
         table = sqlite3.connect(folder / "rows.db", check_same_thread=False)
-        table.executescript("create table if not exists batches (number primary key); create table if not exists rows (body)")
+        table.executescript(
+            "create table if not exists batches (number primary key); create table if not "
+            "exists rows (body)"
+        )
 
         def write(df: DataFrame, number: int) -> None:
             killer.reached(way, STEPS[1])
             bodies = [bytes(row[0]) for row in df.collect()]
             half = bodies[: len(bodies) // 2] if killer.hits(STEPS[2]) else bodies
-            (df.limit(len(half)) if half != bodies else df).write.mode("overwrite").parquet(str(folder / "parquet" / f"batch-{number}"))
-            mqs.write_topic(df, f"copies-{way}", once=mqs.Once(f"{way}/{number}", partitions=1), **where)
+            (df.limit(len(half)) if half != bodies else df).write.mode("overwrite").parquet(
+                str(folder / "parquet" / f"batch-{number}")
+            )
+            mqs.write_topic(
+                df, f"copies-{way}", once=mqs.Once(f"{way}/{number}", partitions=1), **where
+            )
             if not table.execute("select 1 from batches where number = ?", (number,)).fetchall():
                 table.execute("insert into batches values (?)", (number,))
                 table.executemany("insert into rows values (?)", [(body,) for body in half])
@@ -199,14 +262,43 @@ def driver(directory: Path, name_server: str, step: str) -> None:
         return write
 
     def stream(way: str, rows: int = BATCH_ROWS) -> mqs.TopicStream:
-        return mqs.read_stream(session, "rows", group=f"group-{way}", columns=["body"], max_rows_per_trigger=rows, splits=2, **where)
+        return mqs.read_stream(
+            session,
+            "rows",
+            group=f"group-{way}",
+            columns=["body"],
+            max_rows_per_trigger=rows,
+            splits=2,
+            **where,
+        )
 
-    loop = stream(WAYS[0]).foreach_batch(sinks(WAYS[0]), checkpoint=str(directory / "loop"), trigger_seconds=0, available_now=not step)
-    writer = stream(WAYS[1]).dataframe().writeStream.foreachBatch(sinks(WAYS[1])).option("checkpointLocation", str(directory / "frame"))
-    own = stream("own", OWN_ROWS).dataframe().writeStream.format("parquet").option("path", str(directory / "own"))
+    loop = stream(WAYS[0]).foreach_batch(
+        sinks(WAYS[0]),
+        checkpoint=str(directory / "loop"),
+        trigger_seconds=0,
+        available_now=not step,
+    )
+    writer = (
+        stream(WAYS[1])
+        .dataframe()
+        .writeStream.foreachBatch(sinks(WAYS[1]))
+        .option("checkpointLocation", str(directory / "frame"))
+    )
+    own = (
+        stream("own", OWN_ROWS)
+        .dataframe()
+        .writeStream.format("parquet")
+        .option("path", str(directory / "own"))
+    )
     own = own.option("checkpointLocation", str(directory / "own-checkpoint"))
-    query, beside = (w.trigger(availableNow=True).start() if not step else w.start() for w in (writer, own))
-    assert query.awaitTermination(CHILD_S) and beside.awaitTermination(CHILD_S) and loop.await_termination(CHILD_S), "the queries did not end"
+    query, beside = (
+        w.trigger(availableNow=True).start() if not step else w.start() for w in (writer, own)
+    )
+    assert (
+        query.awaitTermination(CHILD_S)
+        and beside.awaitTermination(CHILD_S)
+        and loop.await_termination(CHILD_S)
+    ), "the queries did not end"
     session.stop()
 
 
@@ -230,7 +322,9 @@ def _watch_source(killer: Killer, kind: Any) -> None:
     def next_one(self: Any, start: Any, limit: Any) -> Any:
         if self._batches.reading.group != f"group-{WAYS[1]}":
             return latest(self, start, limit)
-        if getattr(self, "seen", False):  # Spark asks for the next batch when the one before is marked
+        if getattr(
+            self, "seen", False
+        ):  # Spark asks for the next batch when the one before is marked
             killer.reached(WAYS[1], STEPS[4])
         self.seen = True
         found = latest(self, start, limit)
@@ -242,12 +336,20 @@ def _watch_source(killer: Killer, kind: Any) -> None:
 
 def table(found: dict[tuple[str, str, str], tuple[int, int]]) -> str:
     """As docs/spark.md has it."""
-    lines = [f"| way | driver killed | {' | '.join(SINKS)} |", "| --- | --- |" + " --- |" * len(SINKS)]
+    lines = [
+        f"| way | driver killed | {' | '.join(SINKS)} |",
+        "| --- | --- |" + " --- |" * len(SINKS),
+    ]
     for way in WAYS:
         for step in STEPS:
-            cells = (f"{found[way, sink, step][0]} lost, {found[way, sink, step][1]} repeated" for sink in SINKS)
+            cells = (
+                f"{found[way, sink, step][0]} lost, {found[way, sink, step][1]} repeated"
+                for sink in SINKS
+            )
             lines.append(f"| `{way}` | {step} | {' | '.join(cells)} |")
-    lines.append(f"\n{OWN}, after all kills: {found['', OWN, ''][0]} lost, {found['', OWN, ''][1]} repeated")
+    lines.append(
+        f"\n{OWN}, after all kills: {found['', OWN, ''][0]} lost, {found['', OWN, ''][1]} repeated"
+    )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""What a large read costs the driver: nothing that grows with the rows. ``python -m benchmarks flat`` does the same with 20 million."""
+"""What a large read costs the driver: nothing that grows with the rows. ``python -m benchmarks
+flat`` does the same with 20 million.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket"
+)  # pyspark leaves the sockets of collect() to the garbage collector
 ROWS, TIMES, SIZE = 25_000, 6, 1_024
 GROWTH_MAX = 48 << 20
 """A third of what is read."""
 
 
-def test_a_read_of_150_mb_leaves_the_drivers_memory_as_it_was(session: Any, mq: rmq.Cluster) -> None:
+def test_a_read_of_150_mb_leaves_the_drivers_memory_as_it_was(
+    session: Any, mq: rmq.Cluster
+) -> None:
     mq.admin.create_topic("many", queues=2)
     table = pa.table({"body": [b"%08d" % number * (SIZE // 8) for number in range(ROWS)]})
     with rmq.Producer("many", cluster=mq.name, send_timeout_ms=30_000) as p:
@@ -34,7 +40,11 @@ def test_a_read_of_150_mb_leaves_the_drivers_memory_as_it_was(session: Any, mq: 
 
 def total(session: Any, mq: rmq.Cluster) -> int:
     """Bytes of all bodies, each of which goes through a worker and the executor."""
-    row: Any = mqs.read_topic(session, "many", columns=["body"], cluster=mq.name).selectExpr("sum(length(body)) as bytes").first()
+    row: Any = (
+        mqs.read_topic(session, "many", columns=["body"], cluster=mq.name)
+        .selectExpr("sum(length(body)) as bytes")
+        .first()
+    )
     return int(row["bytes"])
 
 

@@ -1,4 +1,6 @@
-"""The programs of examples/ that need Spark do what they say, on real RayDP: ``main(cluster, session)`` is run and what it returns is checked."""
+"""The programs of examples/ that need Spark do what they say, on real RayDP: ``main(cluster,
+session)`` is run and what it returns is checked.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,28 @@ import pytest
 
 import rmq_ray as rmq
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket"
+)  # pyspark leaves the sockets of collect() to the garbage collector
 
 
 def test_departures_are_counted_by_the_hour_and_written_back(session: Any, mq: rmq.Cluster) -> None:
     from examples import flights_hourly
 
     flights = flights_hourly.departures()
-    hours = flights["origin"] + "-" + flights["time_hour"].str.slice(0, 10) + "-" + flights["time_hour"].str.slice(11, 13)
+    hours = (
+        flights["origin"]
+        + "-"
+        + flights["time_hour"].str.slice(0, 10)
+        + "-"
+        + flights["time_hour"].str.slice(11, 13)
+    )
     assert flights_hourly.main(mq.name, session) == hours.value_counts().to_dict()
 
 
-def test_ray_train_learns_each_row_once_though_a_worker_is_killed(session: Any, mq: rmq.Cluster) -> None:
+def test_ray_train_learns_each_row_once_though_a_worker_is_killed(
+    session: Any, mq: rmq.Cluster
+) -> None:
     from examples import training
 
     rows, weights = training.main(mq.name, session, kill=True)
@@ -35,9 +47,17 @@ def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(session: Any, mq: r
     assert replay.main(mq.name, session) == (bad, bad, sum(replay.BAD))
 
 
-def test_nightly_batches_and_a_loop_over_batches_agree_though_a_night_failed(session: Any, mq: rmq.Cluster) -> None:
+def test_nightly_batches_and_a_loop_over_batches_agree_though_a_night_failed(
+    session: Any, mq: rmq.Cluster
+) -> None:
     from examples import warehouse
 
     nights, totals = warehouse.main(mq.name, session)
-    assert nights == [2 * warehouse.ORDERS // warehouse.NIGHTS, warehouse.ORDERS // warehouse.NIGHTS]
-    assert totals == {shop: sum(n % 50 for n in range(warehouse.ORDERS) if n % 2 == odd) for odd, shop in enumerate(("web", "app"))}
+    assert nights == [
+        2 * warehouse.ORDERS // warehouse.NIGHTS,
+        warehouse.ORDERS // warehouse.NIGHTS,
+    ]
+    assert totals == {
+        shop: sum(n % 50 for n in range(warehouse.ORDERS) if n % 2 == odd)
+        for odd, shop in enumerate(("web", "app"))
+    }

@@ -1,4 +1,6 @@
-"""DataFrames into topics, batches of groups, streams both ways, on RayDP: each row once, restarts included."""
+"""DataFrames into topics, batches of groups, streams both ways, on RayDP: each row once, restarts
+included.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket"
+)  # pyspark leaves the sockets of collect() to the garbage collector
 
 
 def numbers(session: Any, low: int, high: int) -> Any:
@@ -18,14 +22,21 @@ def numbers(session: Any, low: int, high: int) -> Any:
     from pyspark.sql import functions as f
 
     number = f.col("id").cast("string")
-    labels = f.create_map(f.lit("n"), number, f.lit("half"), (f.col("id") / 2).cast("int").cast("string"))
+    labels = f.create_map(
+        f.lit("n"), number, f.lit("half"), (f.col("id") / 2).cast("int").cast("string")
+    )
     return session.range(low, high, 1, 3).select(
-        number.alias("body"), f.array(f.concat(f.lit("k"), number)).alias("k"), f.lit("even").alias("t"), labels.alias("p")
+        number.alias("body"),
+        f.array(f.concat(f.lit("k"), number)).alias("k"),
+        f.lit("even").alias("t"),
+        labels.alias("p"),
     )
 
 
 def bodies(session: Any, topic: str) -> list[int]:
-    return sorted(int(bytes(row[0])) for row in mqs.read_topic(session, topic, columns=["body"]).collect())
+    return sorted(
+        int(bytes(row[0])) for row in mqs.read_topic(session, topic, columns=["body"]).collect()
+    )
 
 
 def send(topic: str, low: int, high: int) -> None:
@@ -33,18 +44,33 @@ def send(topic: str, low: int, high: int) -> None:
         p.send_batch([rmq.Message(topic, b"%d" % n) for n in range(low, high)])
 
 
-def test_rows_arrive_with_key_tag_and_properties_and_a_repeated_write_of_one_name_counts_once(session: Any, mq: rmq.Cluster) -> None:
+def test_rows_arrive_with_key_tag_and_properties_and_a_repeated_write_of_one_name_counts_once(
+    session: Any, mq: rmq.Cluster
+) -> None:
     mq.admin.create_topic("written", queues=2)
     told: list[int] = []
-    assert mqs.write_topic(numbers(session, 0, 500), "written", key="k", tag="t", properties="p", progress=told.append) == 500
+    assert (
+        mqs.write_topic(
+            numbers(session, 0, 500),
+            "written",
+            key="k",
+            tag="t",
+            properties="p",
+            progress=told.append,
+        )
+        == 500
+    )
     assert told[-1] == 500
     rows = mqs.read_topic(session, "written").collect()
-    assert {(bytes(row.body), tuple(row["keys"]), row.tag, row.properties["n"], row.properties["half"]) for row in rows} == {
-        (b"%d" % n, (f"k{n}",), "even", str(n), str(n // 2)) for n in range(500)
-    }
+    assert {
+        (bytes(row.body), tuple(row["keys"]), row.tag, row.properties["n"], row.properties["half"])
+        for row in rows
+    } == {(b"%d" % n, (f"k{n}",), "even", str(n), str(n // 2)) for n in range(500)}
     for partitions in (1, 5):  # the same rows, laid out in another way
         again = numbers(session, 500, 900).repartition(partitions)
-        assert mqs.write_topic(again, "written", key="k", tag="t", properties="p", once="job/1") == 400
+        assert (
+            mqs.write_topic(again, "written", key="k", tag="t", properties="p", once="job/1") == 400
+        )
     assert bodies(session, "written") == list(range(900))
 
 
@@ -52,7 +78,10 @@ def test_wrong_columns_and_rows_are_typed_errors(session: Any, mq: rmq.Cluster) 
     rows = numbers(session, 0, 10)
     with pytest.raises(rmq.SparkError, match="no column of that name; it has body, k, t, p"):
         mqs.write_topic(rows, "wrong", body="value")
-    with pytest.raises(rmq.SparkError, match=r"key='p' is of type map<string,string>; it must be string or array<string>"):
+    with pytest.raises(
+        rmq.SparkError,
+        match=r"key='p' is of type map<string,string>; it must be string or array<string>",
+    ):
         mqs.write_topic(rows, "wrong", key="p")
     with pytest.raises(rmq.SparkError, match="properties='t' is of type string"):
         mqs.write_topic(rows, "wrong", properties="t")
@@ -64,10 +93,15 @@ def test_wrong_columns_and_rows_are_typed_errors(session: Any, mq: rmq.Cluster) 
         mqs.write_stream_topic(rows, "wrong", checkpoint="x")
 
 
-def test_a_batch_moves_its_group_when_the_block_succeeded_and_only_then(session: Any, mq: rmq.Cluster) -> None:
+def test_a_batch_moves_its_group_when_the_block_succeeded_and_only_then(
+    session: Any, mq: rmq.Cluster
+) -> None:
     mq.admin.create_topic("nightly", queues=2)
     send("nightly", 0, 100)
-    with pytest.raises(ValueError, match="full"), mqs.batch(session, "nightly", group="night") as new:
+    with (
+        pytest.raises(ValueError, match="full"),
+        mqs.batch(session, "nightly", group="night") as new,
+    ):
         assert new.df.count() == new.rows == 100
         raise ValueError("the sink is full")
     for low, high in ((0, 100), (100, 150)):
@@ -81,7 +115,9 @@ def test_a_batch_moves_its_group_when_the_block_succeeded_and_only_then(session:
         assert new.rows == 0 and new.df.count() == 0
 
 
-def test_a_loop_over_batches_goes_on_where_it_was_and_its_lag_is_seen(session: Any, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_a_loop_over_batches_goes_on_where_it_was_and_its_lag_is_seen(
+    session: Any, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     mq.admin.create_topic("looped", queues=2)
     send("looped", 0, 100)
     seen: list[tuple[int, list[int]]] = []
@@ -89,8 +125,12 @@ def test_a_loop_over_batches_goes_on_where_it_was_and_its_lag_is_seen(session: A
     def keep(df: Any, number: int) -> None:
         seen.append((number, sorted(int(bytes(row[0])) for row in df.collect())))
 
-    stream = mqs.read_stream(session, "looped", group="loop", columns=["body"], max_rows_per_trigger=60)
-    assert stream.foreach_batch(keep, checkpoint=tmp_path, available_now=True).await_termination(120)
+    stream = mqs.read_stream(
+        session, "looped", group="loop", columns=["body"], max_rows_per_trigger=60
+    )
+    assert stream.foreach_batch(keep, checkpoint=tmp_path, available_now=True).await_termination(
+        120
+    )
     send("looped", 100, 130)
     running = stream.foreach_batch(keep, checkpoint=tmp_path, trigger_seconds=0.5)
     try:
@@ -99,14 +139,20 @@ def test_a_loop_over_batches_goes_on_where_it_was_and_its_lag_is_seen(session: A
         eventually(lambda: len(seen) == 3, 60)
     finally:
         running.stop()
-    assert [number for number, _ in seen] == [0, 1, 2] and [len(rows) for _, rows in seen] == [60, 40, 30]
+    assert [number for number, _ in seen] == [0, 1, 2] and [len(rows) for _, rows in seen] == [
+        60,
+        40,
+        30,
+    ]
     assert sorted(n for _, rows in seen for n in rows) == list(range(130))
     assert {row["lag"] for row in mq.admin.group_lag("loop")} == {0}
     with pytest.raises(rmq.SparkError, match="belongs to a stream of looped"):
         mqs.read_stream(session, "nightly").foreach_batch(keep, checkpoint=tmp_path)
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "file", "nosuchscheme://x/y"):
-        with pytest.raises(rmq.SparkError, match=r"the checkpoint .* cannot be .*Exception.*; give a directory"):
+        with pytest.raises(
+            rmq.SparkError, match=r"the checkpoint .* cannot be .*Exception.*; give a directory"
+        ):
             mqs.read_stream(session, "nightly").foreach_batch(keep, checkpoint=wrong)
 
 
@@ -130,8 +176,12 @@ def test_a_streaming_sink_that_fails_behind_its_write_stores_every_row_once(
     monkeypatch.setattr(streams, "write_topic", written_then_failing)
 
     def run() -> Any:
-        df = mqs.read_stream(session, "source", columns=["body"], max_rows_per_trigger=100).dataframe()
-        query = mqs.write_stream_topic(df, "sink", checkpoint=str(tmp_path), available_now=True, partitions=2)
+        df = mqs.read_stream(
+            session, "source", columns=["body"], max_rows_per_trigger=100
+        ).dataframe()
+        query = mqs.write_stream_topic(
+            df, "sink", checkpoint=str(tmp_path), available_now=True, partitions=2
+        )
         return query.awaitTermination(120)
 
     with pytest.raises(Exception, match="the driver fell over"):

@@ -1,7 +1,9 @@
-"""What a stream says when the log is not what its checkpoint knows: retention was faster, the log's end was lost, the topic was made anew.
+"""What a stream says when the log is not what its checkpoint knows: retention was faster, the log's
+end was lost, the topic was made anew.
 
-On RayDP, with brokers in this process, so that their files can be made old and their epochs new at a given moment. Each is tried with
-``dataframe()``, where the query fails with our error in its text or counts in its progress, and with ``foreach_batch``, which raises it.
+On RayDP, with brokers in this process, so that their files can be made old and their epochs new at
+a given moment. Each is tried with ``dataframe()``, where the query fails with our error in its text
+or counts in its progress, and with ``foreach_batch``, which raises it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
-WAIT_S, LATER_MS = 120, 80 * 3_600_000  # segments are kept for 72 hours, and for an hour more by those who read them
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket"
+)  # pyspark leaves the sockets of collect() to the garbage collector
+WAIT_S, LATER_MS = (
+    120,
+    80 * 3_600_000,
+)  # segments are kept for 72 hours, and for an hour more by those who read them
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +47,50 @@ def admin(live: LiveCluster) -> Iterator[Admin]:
 
 
 class Reader:
-    """Streams of one topic whose checkpoints live as long as this does. Each call goes to the end and returns (offsets read, rows lost)."""
+    """Streams of one topic whose checkpoints live as long as this does. Each call goes to the end
+    and returns (offsets read, rows lost).
+    """
 
     def __init__(self, session: Any, live: LiveCluster, topic: str, directory: Path) -> None:
         self._session, self._topic, self._directory = session, topic, directory
-        self._where = {"cluster": CLUSTER, "name_servers": live.lookup().name_servers, "secret": SECRET, "columns": ["queue_offset"]}
+        self._where = {
+            "cluster": CLUSTER,
+            "name_servers": live.lookup().name_servers,
+            "secret": SECRET,
+            "columns": ["queue_offset"],
+        }
 
     def frame(self, **settings: Any) -> tuple[list[int], int]:
         """``dataframe()``; Spark's exception where it fails."""
         out = str(self._directory / f"out-{len(list(self._directory.glob('out-*')))}")
         frame = mqs.read_stream(self._session, self._topic, **self._where, **settings).dataframe()
         rows: list[int] = []
-        writer = frame.writeStream.foreachBatch(lambda df, _number: rows.extend(row[0] for row in df.collect()))
-        query = writer.option("checkpointLocation", str(self._directory / "frame")).queryName(Path(out).name).trigger(availableNow=True).start()
+        writer = frame.writeStream.foreachBatch(
+            lambda df, _number: rows.extend(row[0] for row in df.collect())
+        )
+        query = (
+            writer.option("checkpointLocation", str(self._directory / "frame"))
+            .queryName(Path(out).name)
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(WAIT_S)
-        lost = [int(source["metrics"]["rowsLost"]) for batch in query.recentProgress for source in batch["sources"]]
+        lost = [
+            int(source["metrics"]["rowsLost"])
+            for batch in query.recentProgress
+            for source in batch["sources"]
+        ]
         return sorted(rows), max(lost, default=0)
 
     def loop(self, **settings: Any) -> tuple[list[int], int]:
         """``foreach_batch``."""
         rows: list[int] = []
         stream = mqs.read_stream(self._session, self._topic, **self._where, **settings)
-        query = stream.foreach_batch(lambda df, _number: rows.extend(row[0] for row in df.collect()), checkpoint=self._directory / "loop", available_now=True)
+        query = stream.foreach_batch(
+            lambda df, _number: rows.extend(row[0] for row in df.collect()),
+            checkpoint=self._directory / "loop",
+            available_now=True,
+        )
         assert query.await_termination(WAIT_S)
         return sorted(rows), query.rows_lost
 
@@ -73,7 +102,9 @@ class Reader:
 
     def both_refuse(self, kind: type[Exception], message: str) -> None:
         """With an error of this kind."""
-        with pytest.raises((StreamingQueryException, kind), match=rf"{kind.__name__}[\s\S]*{message}|{message}"):
+        with pytest.raises(
+            (StreamingQueryException, kind), match=rf"{kind.__name__}[\s\S]*{message}|{message}"
+        ):
             self.frame()
         with pytest.raises(kind, match=message):
             self.loop()
@@ -86,7 +117,9 @@ def send(live: LiveCluster, topic: str, count: int, size: int = 10) -> None:
 
 
 @pytest.fixture
-def reader(session: Any, live: LiveCluster, admin: Admin, tmp_path: Path, request: pytest.FixtureRequest) -> Reader:
+def reader(
+    session: Any, live: LiveCluster, admin: Admin, tmp_path: Path, request: pytest.FixtureRequest
+) -> Reader:
     """Of a topic of one queue with 20 messages, all of them read."""
     topic = request.param
     admin.create_topic(topic, queues=1)
@@ -97,42 +130,63 @@ def reader(session: Any, live: LiveCluster, admin: Admin, tmp_path: Path, reques
 
 
 @pytest.mark.parametrize("reader", ["old"], indirect=True)
-def test_retention_that_overtook_a_checkpoint_is_an_error_or_what_is_left_is_read_and_the_rest_counted(live: LiveCluster, reader: Reader) -> None:
+def test_retention_that_overtook_a_checkpoint_is_an_error_or_what_is_left_is_read_and_the_rest_counted(
+    live: LiveCluster, reader: Reader
+) -> None:
     send(live, "old", 40, 10_000)  # more than a segment of 256 KiB
     store = live.store()
 
     async def remove() -> int:
         store.opened.retention.request()
-        return store.opened.retention.run(SYSTEM_CLOCK.now_ms() + LATER_MS, store.end_offset).segments
+        return store.opened.retention.run(
+            SYSTEM_CLOCK.now_ms() + LATER_MS, store.end_offset
+        ).segments
 
     assert live.run(remove()) >= 1
     low, high = store.bounds("old", 0)
     assert 20 < low < high == 60
-    reader.both_refuse(OffsetOutOfRange, r"offset 20 of .*retention has removed what lay before; say fail_on_data_loss=False")
+    reader.both_refuse(
+        OffsetOutOfRange,
+        r"offset 20 of .*retention has removed what lay before; say fail_on_data_loss=False",
+    )
     assert reader.both(fail_on_data_loss=False) == (list(range(low, 60)), low - 20)
     assert reader.both() == ([], 0), "the stream has gone on, and is whole again"
 
 
 @pytest.mark.parametrize("reader", ["cut"], indirect=True)
-def test_a_checkpoint_of_an_epoch_whose_end_was_lost_never_reads_other_messages_under_old_offsets(live: LiveCluster, reader: Reader) -> None:
+def test_a_checkpoint_of_an_epoch_whose_end_was_lost_never_reads_other_messages_under_old_offsets(
+    live: LiveCluster, reader: Reader
+) -> None:
     store = live.store()
     cut = store.log_offset_of("cut", 0, 15)
 
-    async def lose() -> None:  # as a power loss would, in the books: what lies from offset 15 on is not what was read
+    async def lose() -> (
+        None
+    ):  # as a power loss would, in the books: what lies from offset 15 on is not what was read
         store.opened.epochs.begin(cut)
 
     live.run(lose())
     send(live, "cut", 5)
-    reader.both_refuse(OffsetOutOfRange, "lost the end of its log; messages from offset 15 on are others now; say fail_on_data_loss=False")
+    reader.both_refuse(
+        OffsetOutOfRange,
+        "lost the end of its log; messages from offset 15 on are others now; say "
+        "fail_on_data_loss=False",
+    )
     assert reader.both(fail_on_data_loss=False) == (list(range(15, 25)), 5)
     assert reader.both() == ([], 0)
 
 
 @pytest.mark.parametrize("reader", ["anew"], indirect=True)
-def test_a_topic_that_is_deleted_ends_a_stream_and_one_made_anew_is_told_or_read_from_its_beginning(live: LiveCluster, admin: Admin, reader: Reader) -> None:
+def test_a_topic_that_is_deleted_ends_a_stream_and_one_made_anew_is_told_or_read_from_its_beginning(
+    live: LiveCluster, admin: Admin, reader: Reader
+) -> None:
     admin.delete_topic("anew")
     reader.both_refuse(TopicNotFound, "topic 'anew' does not exist")
     admin.create_topic("anew", queues=1)
     send(live, "anew", 5)
-    reader.both_refuse(OffsetOutOfRange, r"offset 20 of .*it has \[0, 5\): there is no such message \(a wrong offset, or the topic was made anew\)")
+    reader.both_refuse(
+        OffsetOutOfRange,
+        r"offset 20 of .*it has \[0, 5\): there is no such message \(a wrong offset, or the "
+        r"topic was made anew\)",
+    )
     assert reader.both(fail_on_data_loss=False) == (list(range(5)), 0)

@@ -1,4 +1,6 @@
-"""Structured Streaming over topics on RayDP: joins, windows and watermarks as Spark defines them, over restarts and several batches."""
+"""Structured Streaming over topics on RayDP: joins, windows and watermarks as Spark defines them,
+over restarts and several batches.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ from rmq_ray import spark as mqs
 from rmq_ray.cli.main import main
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pyspark leaves the sockets of collect() to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket"
+)  # pyspark leaves the sockets of collect() to the garbage collector
 WAIT_S = 120
-T0 = 1_000  # s; at 0 stands the watermark of a join that has seen nothing, and what is not later than that is late
+# s; at 0 stands the watermark of a join that has seen nothing, and what is not later than that is
+# late
+T0 = 1_000
 
 
 def send(topic: str, events: list[tuple[int, int]]) -> None:
@@ -28,13 +34,20 @@ def send(topic: str, events: list[tuple[int, int]]) -> None:
 def events(session: Any, topic: str, prefix: str, **settings: Any) -> Any:
     """A stream of (id, at) of a topic; the columns begin with ``prefix``."""
     raw = mqs.read_stream(session, topic, columns=["body"], **settings).dataframe()
-    return raw.selectExpr("split(string(body), '@') as p").selectExpr(f"int(p[0]) as {prefix}_id", f"timestamp_seconds(int(p[1])) as {prefix}_at")
+    return raw.selectExpr("split(string(body), '@') as p").selectExpr(
+        f"int(p[0]) as {prefix}_id", f"timestamp_seconds(int(p[1])) as {prefix}_at"
+    )
 
 
 def drained(query: Any) -> list[dict[str, Any]]:
-    """The progress of all its batches, when a query that was started with available-now has ended."""
+    """The progress of all its batches, when a query that was started with available-now has
+    ended.
+    """
     assert query.awaitTermination(WAIT_S)
-    return [json.loads(progress) if isinstance(progress, str) else progress for progress in query.recentProgress]
+    return [
+        json.loads(progress) if isinstance(progress, str) else progress
+        for progress in query.recentProgress
+    ]
 
 
 def lag(group: str) -> int:
@@ -46,7 +59,9 @@ def lag(group: str) -> int:
     return sum(row["lag"] for row in json.loads(done.stdout))
 
 
-def test_two_topics_are_joined_in_time_and_rows_without_a_partner_come_when_the_watermark_passed(session: Any, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_two_topics_are_joined_in_time_and_rows_without_a_partner_come_when_the_watermark_passed(
+    session: Any, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     from pyspark.sql import functions as f
 
     for topic in ("views", "clicks"):
@@ -54,30 +69,51 @@ def test_two_topics_are_joined_in_time_and_rows_without_a_partner_come_when_the_
 
     def join(rows_max: int | None) -> list[dict[str, Any]]:
         """Views with the clicks of the next 10 s; what is new since the last call."""
-        views = events(session, "views", "v", max_rows_per_trigger=rows_max).withWatermark("v_at", "20 seconds")
-        clicks = events(session, "clicks", "c", group="clicks-joined").withWatermark("c_at", "20 seconds")
+        views = events(session, "views", "v", max_rows_per_trigger=rows_max).withWatermark(
+            "v_at", "20 seconds"
+        )
+        clicks = events(session, "clicks", "c", group="clicks-joined").withWatermark(
+            "c_at", "20 seconds"
+        )
         near = f.expr("c_id = v_id and c_at >= v_at and c_at <= v_at + interval 10 seconds")
         found = views.join(clicks, near, "leftOuter").select("v_id", "c_at")
-        writer = found.writeStream.format("parquet").option("path", str(tmp_path / "joined")).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer = (
+            found.writeStream.format("parquet")
+            .option("path", str(tmp_path / "joined"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
         return drained(writer.trigger(availableNow=True).start())
 
     # of 100 views the even ones are clicked after 5 s, of the others every third too late
     send("views", [(n, T0 + n) for n in range(60)])
     send("clicks", [(n, T0 + n + 5) for n in range(0, 30, 2)])
     first = join(40)
-    sizes = [source["numInputRows"] for batch in first for source in batch["sources"] if "views" in source["description"]]
+    sizes = [
+        source["numInputRows"]
+        for batch in first
+        for source in batch["sources"]
+        if "views" in source["description"]
+    ]
     assert sum(sizes) == 60 and max(sizes) <= 40
-    send("clicks", [(n, T0 + n + 5) for n in range(30, 100, 2)] + [(n, T0 + n + 15) for n in range(1, 100, 6)])
+    send(
+        "clicks",
+        [(n, T0 + n + 5) for n in range(30, 100, 2)] + [(n, T0 + n + 15) for n in range(1, 100, 6)],
+    )
     send("views", [(n, T0 + n) for n in range(60, 100)])
     for topic in ("views", "clicks"):  # time goes on, on both sides
         send(topic, [(10_000, T0 + 1_000)])
     join(None)
-    rows = [(row.v_id, row.c_at and int(row.c_at.timestamp())) for row in session.read.parquet(str(tmp_path / "joined")).where("v_id < 10000").collect()]
+    rows = [
+        (row.v_id, row.c_at and int(row.c_at.timestamp()))
+        for row in session.read.parquet(str(tmp_path / "joined")).where("v_id < 10000").collect()
+    ]
     assert sorted(rows) == [(n, T0 + n + 5 if n % 2 == 0 else None) for n in range(100)]
     assert lag("clicks-joined") == 0
 
 
-def test_windows_are_complete_when_the_watermark_passed_and_later_rows_are_dropped_as_spark_says(session: Any, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_windows_are_complete_when_the_watermark_passed_and_later_rows_are_dropped_as_spark_says(
+    session: Any, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     from pyspark.sql import functions as f
 
     for topic in ("ticks", "per-window"):
@@ -88,20 +124,35 @@ def test_windows_are_complete_when_the_watermark_passed_and_later_rows_are_dropp
         ticks = events(session, "ticks", "t").withWatermark("t_at", "10 seconds")
         windows = ticks.groupBy(f.window("t_at", "10 seconds")).count()
         lines = windows.selectExpr("concat(unix_timestamp(window.start), ':', count) as body")
-        batches = drained(mqs.write_stream_topic(lines, "per-window", checkpoint=tmp_path, available_now=True, partitions=1))
-        return sum(operator["numRowsDroppedByWatermark"] for batch in batches for operator in batch["stateOperators"])
+        batches = drained(
+            mqs.write_stream_topic(
+                lines, "per-window", checkpoint=tmp_path, available_now=True, partitions=1
+            )
+        )
+        return sum(
+            operator["numRowsDroppedByWatermark"]
+            for batch in batches
+            for operator in batch["stateOperators"]
+        )
 
     send("ticks", [(n, n) for n in range(30)] + [(0, 100)])
     assert count() == 0
-    send("ticks", [(1, 5), (2, 95), (3, 200)])  # the watermark is 90: the first is late, the second is not
+    send(
+        "ticks", [(1, 5), (2, 95), (3, 200)]
+    )  # the watermark is 90: the first is late, the second is not
     assert count() == 1
     send("ticks", [(4, 300)])
     assert count() == 0
-    found = [bytes(row[0]).decode() for row in mqs.read_topic(session, "per-window", columns=["body"]).collect()]
+    found = [
+        bytes(row[0]).decode()
+        for row in mqs.read_topic(session, "per-window", columns=["body"]).collect()
+    ]
     assert sorted(found) == ["0:10", "100:1", "10:10", "200:1", "20:10", "90:1"]
 
 
-def test_queues_that_are_added_are_read_and_the_lag_is_seen_while_the_stream_runs(session: Any, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_queues_that_are_added_are_read_and_the_lag_is_seen_while_the_stream_runs(
+    session: Any, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     import threading
 
     mq.admin.create_topic("widened", queues=1)
@@ -112,8 +163,15 @@ def test_queues_that_are_added_are_read_and_the_lag_is_seen_while_the_stream_run
         assert go_on.wait(WAIT_S)
         seen.extend(int(bytes(row.body).split(b"@")[0]) for row in df.collect())
 
-    running = mqs.read_stream(session, "widened", group="widening", columns=["body"]).foreach_batch(keep, checkpoint=tmp_path / "loop", trigger_seconds=0.2)
-    query = events(session, "widened", "w", group="widening-too").writeStream.format("memory").queryName("widened").start()
+    running = mqs.read_stream(session, "widened", group="widening", columns=["body"]).foreach_batch(
+        keep, checkpoint=tmp_path / "loop", trigger_seconds=0.2
+    )
+    query = (
+        events(session, "widened", "w", group="widening-too")
+        .writeStream.format("memory")
+        .queryName("widened")
+        .start()
+    )
     try:
         eventually(lambda: lag("widening-too") == 0, WAIT_S)
         eventually(lambda: lag("widening") == 100, WAIT_S)  # nothing was through yet
@@ -122,25 +180,41 @@ def test_queues_that_are_added_are_read_and_the_lag_is_seen_while_the_stream_run
         mq.admin.create_topic("widened", queues=3)
         with rmq.Producer("events") as p:
             for n in range(100, 112):
-                p.send("widened", b"%d@%d" % (n, n), queue=rmq.MessageQueue("widened", ("broker-a", "broker-b")[n % 2], n % 3))
+                p.send(
+                    "widened",
+                    b"%d@%d" % (n, n),
+                    queue=rmq.MessageQueue("widened", ("broker-a", "broker-b")[n % 2], n % 3),
+                )
         eventually(lambda: len(seen) >= 112, WAIT_S)
         eventually(lambda: session.sql("select count(*) from widened").first()[0] >= 112, WAIT_S)
     finally:
         go_on.set()
         query.stop()
         running.stop()
-    assert sorted(seen) == sorted(row.w_id for row in session.sql("select w_id from widened").collect()) == list(range(112))
+    assert (
+        sorted(seen)
+        == sorted(row.w_id for row in session.sql("select w_id from widened").collect())
+        == list(range(112))
+    )
 
 
-def test_a_streaming_frame_can_be_queried_again_when_its_query_has_ended(session: Any, mq: rmq.Cluster, tmp_path: Path) -> None:
+def test_a_streaming_frame_can_be_queried_again_when_its_query_has_ended(
+    session: Any, mq: rmq.Cluster, tmp_path: Path
+) -> None:
     mq.admin.create_topic("again", queues=1)
     frame = events(session, "again", "a")
     for low in (0, 10):
         send("again", [(n, n) for n in range(low, low + 10)])
-        query = frame.writeStream.format("parquet").option("path", str(tmp_path / "rows")).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(tmp_path / "rows"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
         drained(query.trigger(availableNow=True).start())
         assert session.read.parquet(str(tmp_path / "rows")).count() == low + 10
     with pytest.raises(rmq.TopicNotFound, match="nobody-sent-to-it"):
         events(session, "nobody-sent-to-it", "x")
     with pytest.raises(rmq.TopicNotFound, match="nobody-made-it"):
-        mqs.write_stream_topic(frame.selectExpr("string(a_id) as body"), "nobody-made-it", checkpoint=tmp_path / "c")
+        mqs.write_stream_topic(
+            frame.selectExpr("string(a_id) as body"), "nobody-made-it", checkpoint=tmp_path / "c"
+        )

@@ -1,4 +1,6 @@
-"""Real listeners for tests: in a thread of this process, or in a process of their own that can be stopped and killed."""
+"""Real listeners for tests: in a thread of this process, or in a process of their own that can be
+stopped and killed.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +52,12 @@ class Echo:
         if command.is_oneway:
             self.oneways.append(command.body_bytes())
             return None
-        act = {HOLD: self._hold, RELEASE: self._release, PUSH_FIRST: self._push_first, ASK_BACK: self._ask_back}.get(command.code)
+        act = {
+            HOLD: self._hold,
+            RELEASE: self._release,
+            PUSH_FIRST: self._push_first,
+            ASK_BACK: self._ask_back,
+        }.get(command.code)
         if act is not None:
             return act(command, peer)
         if command.code == REFUSE:
@@ -83,7 +90,13 @@ class Echo:
 
     def _ask_back(self, command: Command, peer: Any) -> None:
         def answered(outcome: Any) -> None:
-            peer.send(command.answer(body=outcome.body if isinstance(outcome, Command) else type(outcome).__name__.encode()))
+            peer.send(
+                command.answer(
+                    body=outcome.body
+                    if isinstance(outcome, Command)
+                    else type(outcome).__name__.encode()
+                )
+            )
 
         peer.request(Command(307, body=command.body_bytes(), serialize=BINARY), 400, answered)
 
@@ -101,13 +114,23 @@ class Served:
     ) -> None:
         self.handler = handler
         self.loop = asyncio.new_event_loop()
-        self.listener = Listener(handler, CREDENTIALS, foreign, limits or RemotingLimits(), clock, "test server", busy_poll_us)
+        self.listener = Listener(
+            handler,
+            CREDENTIALS,
+            foreign,
+            limits or RemotingLimits(),
+            clock,
+            "test server",
+            busy_poll_us,
+        )
         self.address = Address("127.0.0.1", 1)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def __enter__(self) -> Served:
         self._thread.start()
-        self.address = asyncio.run_coroutine_threadsafe(self.listener.start("127.0.0.1", 0), self.loop).result(10)
+        self.address = asyncio.run_coroutine_threadsafe(
+            self.listener.start("127.0.0.1", 0), self.loop
+        ).result(10)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,7 +156,9 @@ class Served:
 @contextmanager
 def echo_process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
     """An ``Echo`` in a process of its own; killed at the end."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.wire"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.wire"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert process.stdout is not None
         yield process, Address("127.0.0.1", int(process.stdout.readline()))
@@ -199,7 +224,10 @@ class RawClient:
         return self.receive()
 
     def echo(self, body: bytes = b"alive") -> bool:
-        return self.ask(Command(ECHO, next(self._opaques), body=body, serialize=BINARY)).body_bytes() == body
+        return (
+            self.ask(Command(ECHO, next(self._opaques), body=body, serialize=BINARY)).body_bytes()
+            == body
+        )
 
     def ended(self, timeout_s: float = 5.0) -> bool:
         """The server closed, without another byte, within the time."""
@@ -245,7 +273,9 @@ def ended_well(child: int) -> bool:
 
 
 async def _serve_for_ever() -> None:
-    listener = Listener(Echo(), CREDENTIALS, ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "echo process")
+    listener = Listener(
+        Echo(), CREDENTIALS, ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "echo process"
+    )
     address = await listener.start("127.0.0.1", 0)
     print(address.port, flush=True)
     await asyncio.sleep(600)

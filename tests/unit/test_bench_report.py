@@ -19,7 +19,9 @@ from benchmarks.report import Figure, Report, markdown
         (80.0, None, False, "MISSED, not measured"),
     ],
 )
-def test_a_target_is_reached_or_missed_and_nothing_between(value: float, against: float | None, less: bool, said: str) -> None:
+def test_a_target_is_reached_or_missed_and_nothing_between(
+    value: float, against: float | None, less: bool, said: str
+) -> None:
     report = Report()
     report.add(Figure("rate", value, "msg/s", "floor", against, 0.75, less))
     assert report.figures[0].line().endswith(f"{'<=' if less else '>='} 0.75: {said}]")
@@ -31,4 +33,8 @@ def test_a_figure_without_a_target_is_only_told() -> None:
     report = Report()
     report.tell("floor", 0.0, "us")
     report.add(Figure("rate", 50.0, "msg/s", "Java", 100.0))
-    assert report.missed == [] and "missed" not in markdown(report.figures) and report.figures[1].line().endswith("0.50 x Java (100)")
+    assert (
+        report.missed == []
+        and "missed" not in markdown(report.figures)
+        and report.figures[1].line().endswith("0.50 x Java (100)")
+    )

@@ -1,4 +1,6 @@
-"""Settings: a group that is built holds values that work; everything else is refused by name, with what it may be."""
+"""Settings: a group that is built holds values that work; everything else is refused by name, with
+what it may be.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.config import BrokerConfig, ConsumerConfig, NameServerConfig, ProducerConfig, StoreConfig
+from rmq_ray.config import (
+    BrokerConfig,
+    ConsumerConfig,
+    NameServerConfig,
+    ProducerConfig,
+    StoreConfig,
+)
 from rmq_ray.errors import ConfigError
 
 STORE = StoreConfig("/s")
@@ -23,7 +31,9 @@ def build(kind: type, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [StoreConfig, BrokerConfig, ConsumerConfig, NameServerConfig])
 def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type) -> None:
-    meant = {"max_reconsume_times", "consume_timestamp_ms"} | {f"threshold_{unit}_{of}" for unit in ("messages", "mib") for of in ("topic", "group")}
+    meant = {"max_reconsume_times", "consume_timestamp_ms"} | {
+        f"threshold_{unit}_{of}" for unit in ("messages", "mib") for of in ("topic", "group")
+    }
     unchecked = []
     for setting in fields(kind):
         if str(setting.type) not in ("int", "int | None") or setting.name in meant:
@@ -64,7 +74,9 @@ def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type
         (ConsumerConfig, "lock_trusted_ms", 5, "20000 to"),
     ],
 )
-def test_values_that_could_never_work_are_refused(kind: type, name: str, wrong: object, said: str) -> None:
+def test_values_that_could_never_work_are_refused(
+    kind: type, name: str, wrong: object, said: str
+) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         build(kind, **{name: wrong})
     assert said in str(caught.value) and repr(wrong) in str(caught.value)
@@ -76,9 +88,18 @@ def test_hours_of_retention_are_a_list(hours: str) -> None:
 
 
 def test_no_file_of_a_store_is_greater_than_apache_rocketmq_can_open() -> None:
-    most = {"segment_bytes": (1 << 31) - 4_096, "index_slots": 100_000_000, "index_items": 87_000_000, "consume_queue_entries": 1 << 26}
+    most = {
+        "segment_bytes": (1 << 31) - 4_096,
+        "index_slots": 100_000_000,
+        "index_items": 87_000_000,
+        "consume_queue_entries": 1 << 26,
+    }
     config = StoreConfig("/s", **most)
-    for size in (config.segment_bytes, 40 + 4 * config.index_slots + 20 * config.index_items, 20 * config.consume_queue_entries):
+    for size in (
+        config.segment_bytes,
+        40 + 4 * config.index_slots + 20 * config.index_items,
+        20 * config.consume_queue_entries,
+    ):
         assert size < 1 << 31
     for name, value in most.items():
         with pytest.raises(ConfigError, match=name):
@@ -86,6 +107,8 @@ def test_no_file_of_a_store_is_greater_than_apache_rocketmq_can_open() -> None:
 
 
 def test_limits_of_a_body_and_of_what_recovery_reads_are_as_promised() -> None:
-    assert STORE.body_bytes_max == ProducerConfig().body_bytes_max == 4 << 20, "Apache RocketMQ's maxMessageSize"
+    assert STORE.body_bytes_max == ProducerConfig().body_bytes_max == 4 << 20, (
+        "Apache RocketMQ's maxMessageSize"
+    )
     assert (STORE.checkpoint_interval_ms, STORE.checkpoint_bytes) == (1_000, 64 << 20)
     assert (STORE.deduplication_frames, STORE.deduplication_keep_ms) == (1_024, 600_000)

@@ -1,7 +1,9 @@
-"""What the pages under docs/ say of the code is so: paths, modules, classes, attributes, request codes, errors, status fields, links.
+"""What the pages under docs/ say of the code is so: paths, modules, classes, attributes, request
+codes, errors, status fields, links.
 
-Read from the source tree, nothing is imported but codes and errors. A name counts as ours by its form: a path below a folder of the repository,
-``layer/module.py``, ``layer.module.Name``, ``ClassName``, ``ClassName.attribute``. Names of others' classes are listed in ``THEIRS``.
+Read from the source tree, nothing is imported but codes and errors. A name counts as ours by its
+form: a path below a folder of the repository, ``layer/module.py``, ``layer.module.Name``,
+``ClassName``, ``ClassName.attribute``. Names of others' classes are listed in ``THEIRS``.
 """
 
 from __future__ import annotations
@@ -24,24 +26,39 @@ DOCS = ROOT / "docs"
 GENERATED = {"seed-coverage.md"}
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED)
 FOLDERS = "rmq_ray|tests|docs|tools|examples|benchmarks|interop"
-LAYERS = "actors|cli|client|model|protocol|remoting|server|spark|store"
+LAYERS = "actors|cli|client|codec|model|protocol|remoting|server|spark|store"
 NOT_YET = {"tests/spark", "tests/e2e"}
 """Folders that a page names, and which may be empty: git keeps no empty ones."""
-THEIRS = {"DefaultMessageStore", "StoreWriter", "StoreReader", "ClientCheck", "OrderlyCheck", "PeerServer", "PeerBench"}
+THEIRS = {
+    "DefaultMessageStore",
+    "StoreWriter",
+    "StoreReader",
+    "ClientCheck",
+    "OrderlyCheck",
+    "PeerServer",
+    "PeerBench",
+}
 """Java classes: Apache RocketMQ's, and those of ``interop/``."""
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(rf"(?:{FOLDERS})/[\w./*-]*|\.ci/\w+|[\w-]+\.(?:toml|md)")
-_LAYER_FILE = re.compile(rf"(?:(?:{LAYERS})/[\w/]*(?:\.py)?|(?:cluster|config|clock|errors|ports)\.py)")
-_DOTTED = re.compile(rf"(?:rmq_ray|(?:rmq_ray\.)?(?:{LAYERS})|rmq_ray\.(?:cluster|config|clock|errors|ports))(?:\.\w+)+(?:\(\))?")
+_LAYER_FILE = re.compile(
+    rf"(?:(?:{LAYERS})/[\w/]*(?:\.py)?|(?:cluster|config|clock|errors|files|ports)\.py)"
+)
+_DOTTED = re.compile(
+    rf"(?:rmq_ray|(?:rmq_ray\.)?(?:{LAYERS})|rmq_ray\.(?:cluster|config|clock|errors|"
+    rf"ports))(?:\.\w+)+(?:\(\))?"
+)
 _CLASS = re.compile(r"([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*)(?:\.(\w+))?(?:\(.*\))?")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 @dataclass
 class Source:
-    """Classes of the package (all of one name together) with their members and bases, names by module, and loggers."""
+    """Classes of the package (all of one name together) with their members and bases, names by
+    module, and loggers.
+    """
 
     attributes: dict[str, set[str]] = field(default_factory=dict)
     bases: dict[str, set[str]] = field(default_factory=dict)
@@ -49,25 +66,35 @@ class Source:
     loggers: set[str] = field(default_factory=set)
 
     def has_attribute(self, cls: str, name: str) -> bool:
-        return name in self.attributes.get(cls, ()) or any(self.has_attribute(base, name) for base in self.bases.get(cls, ()))
+        return name in self.attributes.get(cls, ()) or any(
+            self.has_attribute(base, name) for base in self.bases.get(cls, ())
+        )
 
 
 @cache
 def source() -> Source:
     found = Source()
     for module in package_modules():
-        dotted = "rmq_ray." + module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        dotted = "rmq_ray." + module.name.removesuffix(".py").removesuffix("/__init__").replace(
+            "/", "."
+        )
         names = found.names.setdefault(dotted.removesuffix(".__init__"), set())
         for node in module.tree.body:
             names |= set(_bound(node))
         for name in names:
             if name[0].isupper() and not name.isupper():
-                found.attributes.setdefault(name, set())  # made by a call, as Ray's actor classes are
+                found.attributes.setdefault(
+                    name, set()
+                )  # made by a call, as Ray's actor classes are
         found.loggers |= set(re.findall(r'getLogger\("([\w.]+)"\)', module.text))
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
                 found.attributes.setdefault(node.name, set()).update(_members(node))
-                found.bases.setdefault(node.name, set()).update(ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases if base != node)
+                found.bases.setdefault(node.name, set()).update(
+                    ast.unparse(base).split("[")[0].rpartition(".")[2]
+                    for base in node.bases
+                    if base != node
+                )
     for name, bases in found.bases.items():
         bases.discard(name)
     return found
@@ -90,7 +117,12 @@ def _members(cls: ast.ClassDef) -> Iterator[str]:
     for node in cls.body:
         yield from _bound(node)
     for node in ast.walk(cls):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
             yield node.attr
 
 
@@ -110,15 +142,27 @@ def fault_of(span: str, page: Path) -> str | None:
     if _PATH.fullmatch(span):
         if span.rstrip("/") in NOT_YET:
             return None
-        return None if any(True for base in (ROOT, page.parent, DOCS) for _ in base.glob(span.rstrip("/"))) else "no such file"
+        return (
+            None
+            if any(True for base in (ROOT, page.parent, DOCS) for _ in base.glob(span.rstrip("/")))
+            else "no such file"
+        )
     if _DOTTED.fullmatch(span):
         return _dotted_fault(span.removesuffix("()"))
     match = _CLASS.fullmatch(span)
-    if match is None or match[1] in THEIRS or (len(re.findall("[A-Z]", match[1])) < 2 and match[1] not in source().attributes):
+    if (
+        match is None
+        or match[1] in THEIRS
+        or (len(re.findall("[A-Z]", match[1])) < 2 and match[1] not in source().attributes)
+    ):
         return None
     if match[1] not in source().attributes:
         return "no such class"
-    return f"{match[1]} has no {match[2]}" if match[2] and not source().has_attribute(match[1], match[2]) else None
+    return (
+        f"{match[1]} has no {match[2]}"
+        if match[2] and not source().has_attribute(match[1], match[2])
+        else None
+    )
 
 
 def _dotted_fault(span: str) -> str | None:
@@ -132,7 +176,9 @@ def _dotted_fault(span: str) -> str | None:
         if names is None:
             continue
         rest = parts[count:]
-        if not rest or (rest[0] in names and (len(rest) == 1 or source().has_attribute(rest[0], rest[1]))):
+        if not rest or (
+            rest[0] in names and (len(rest) == 1 or source().has_attribute(rest[0], rest[1]))
+        ):
             return None
         return f"{'.'.join(parts[:count])} has no {'.'.join(rest)}"
     return "no such module"
@@ -140,7 +186,11 @@ def _dotted_fault(span: str) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_names_in_backticks_exist(page: Path) -> None:
-    wrong = [f"{page.name}:{line}: `{span}`: {fault}" for line, span in spans(page) if (fault := fault_of(span, page)) is not None]
+    wrong = [
+        f"{page.name}:{line}: `{span}`: {fault}"
+        for line, span in spans(page)
+        if (fault := fault_of(span, page)) is not None
+    ]
     assert not wrong, "\n" + "\n".join(wrong)
 
 
@@ -167,7 +217,7 @@ def test_a_name_that_does_not_exist_is_seen(span: str) -> None:
         "rmq_ray/codec/record.py",
         "codec/record.py",
         "rmq_ray.codec.record",
-        "store.record.HEADER_BYTES",
+        "codec.record.HEADER_BYTES",
         "CommitLog",
         "CommitLog.place",
         "StoreConfig.flush",
@@ -178,7 +228,9 @@ def test_a_name_that_exists_is_not_complained_of(span: str) -> None:
     assert fault_of(span, DOCS / "README.md") is None
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_links_lead_somewhere(page: Path) -> None:
     wrong = []
     for target, anchor in _LINK.findall(_FENCE.sub("", page.read_text("utf-8"))):
@@ -197,17 +249,36 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_the_index_names_every_page() -> None:
-    linked = {(DOCS / target).resolve() for target, _ in _LINK.findall((DOCS / "README.md").read_text("utf-8"))}
-    missing = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.resolve() not in linked and path.name != "README.md"]
+    linked = {
+        (DOCS / target).resolve()
+        for target, _ in _LINK.findall((DOCS / "README.md").read_text("utf-8"))
+    }
+    missing = [
+        path.relative_to(DOCS).as_posix()
+        for path in DOCS.rglob("*.md")
+        if path.resolve() not in linked and path.name != "README.md"
+    ]
     assert not missing
 
 
 def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
-    """Every request code is named with its number, ours have a row each, and nothing else is claimed."""
+    """Every request code is named with its number, ours have a row each, and nothing else is
+    claimed.
+    """
     text = (DOCS / "wire-protocol.md").read_text("utf-8")
-    named = {name: int(number) for number, name in re.findall(r"\b(\d+) `([A-Z][A-Z0-9_]+)`", text)}
-    rows = {name: int(number) for number, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
-    ours = {code.name: code.value for kind in (RequestCode, ResponseCode) for code in kind if code >= 20_000}
+    named = {
+        name: int(number) for number, name in re.findall(r"\b(\d+)\s`([A-Z][A-Z0-9_]+)`", text)
+    }
+    rows = {
+        name: int(number)
+        for number, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)
+    }
+    ours = {
+        code.name: code.value
+        for kind in (RequestCode, ResponseCode)
+        for code in kind
+        if code >= 20_000
+    }
     assert rows == ours
     assert named == {code.name: code.value for code in RequestCode if code < 20_000}
 
@@ -215,16 +286,23 @@ def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
 def test_codes_are_listed_with_those_who_serve_them() -> None:
     text = (DOCS / "wire-protocol.md").read_text("utf-8")
     served = re.split(r"^(?=Served by|Sent by|Known by name)", text, flags=re.MULTILINE)
-    sections = {part.split(" (")[0].split("\n")[0]: set(re.findall(r"\d+ `([A-Z][A-Z0-9_]+)`", part)) for part in served[1:]}
+    sections = {
+        part.split(" (")[0].split("\n")[0]: set(re.findall(r"\d+\s`([A-Z][A-Z0-9_]+)`", part))
+        for part in served[1:]
+    }
     by_broker = {
         name
-        for file in ("broker_handlers.py", "group_operations.py")
-        for name in re.findall(r"Code\.([A-Z0-9_]+): \w+\.", (PACKAGE / "server" / file).read_text("utf-8"))
+        for file in ("broker/broker_handlers.py", "groups/group_operations.py")
+        for name in re.findall(
+            r"Code\.([A-Z0-9_]+): \w+\.", (PACKAGE / "server" / file).read_text("utf-8")
+        )
     }
     by_name_server = {
         name
-        for file in ("name_server_handlers.py", "name_server_admin.py")
-        for name in re.findall(r"RequestCode\.([A-Z0-9_]+): self", (PACKAGE / "server" / file).read_text("utf-8"))
+        for file in ("namesrv/name_server_handlers.py", "namesrv/name_server_admin.py")
+        for name in re.findall(
+            r"RequestCode\.([A-Z0-9_]+): self", (PACKAGE / "server" / file).read_text("utf-8")
+        )
     }
     theirs = {code.name for code in RequestCode if code < 20_000}
     assert sections["Served by brokers"] == by_broker & theirs
@@ -235,8 +313,16 @@ def test_codes_are_listed_with_those_who_serve_them() -> None:
 
 
 def test_the_page_of_errors_has_a_row_for_each_class() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`)? *\| *(yes|no)? *\|", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
-    classes = {name: cls for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, errors.RmqError)}
+    rows = re.findall(
+        r"^\| `(\w+)` \| (?:`(\w+)`)? *\| *(yes|no)? *\|",
+        (DOCS / "errors.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    classes = {
+        name: cls
+        for name, cls in vars(errors).items()
+        if isinstance(cls, type) and issubclass(cls, errors.RmqError)
+    }
     assert {row[0] for row in rows} == set(classes)
     for name, base, retriable in rows:
         assert not base or classes[name].__base__ is classes[base], name

@@ -1,4 +1,6 @@
-"""The list of seed statements is whole, the marks are right, and the page says what the tree says."""
+"""The list of seed statements is whole, the marks are right, and the page says what the tree
+says.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def test_what_is_left_out_or_only_told_is_not_marked() -> None:
 
 
 def test_a_test_shows_five_statements_at_most() -> None:
-    crowded = [f"{mark.test}: {len(mark.ids)} ids" for mark in read_marks() if len(mark.ids) > IDS_A_TEST_MAX]
+    crowded = [
+        f"{mark.test}: {len(mark.ids)} ids"
+        for mark in read_marks()
+        if len(mark.ids) > IDS_A_TEST_MAX
+    ]
     assert crowded == []
 
 
@@ -36,5 +42,8 @@ def test_the_page_is_what_the_tree_says() -> None:
 
 def test_every_statement_in_scope_has_a_test() -> None:
     if not FOUND.seeds.strict:
-        pytest.skip(f"docs/seed-ids.toml is not strict yet; {len(FOUND.missing())} statements in scope have no test")
+        pytest.skip(
+            f"docs/seed-ids.toml is not strict yet; {len(FOUND.missing())} statements in "
+            f"scope have no test"
+        )
     assert FOUND.missing() == []

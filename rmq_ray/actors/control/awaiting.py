@@ -1,7 +1,8 @@
-"""Waits until a cluster that was started or attached to serves: the controller, then the master of every broker, then the other copies.
+"""Waits until a cluster that was started or attached to serves: the controller, then the master of
+every broker, then the other copies.
 
-Decides which fault ends the waiting and which one may pass. Starts nothing but, where people said that a slave's data are lost for good, that slave
-with an empty store. Called by ``cluster``.
+Decides which fault ends the waiting and which one may pass. Starts nothing but, where people said
+that a slave's data are lost for good, that slave with an empty store. Called by ``cluster``.
 
 Invariant: every wait has the caller's deadline (ms of the monotonic clock).
 """
@@ -36,18 +37,30 @@ def for_controller(name: str, handle: Any, timeout_s: float) -> None:
         if state == State.FAILED.value:
             raise error or ClusterError(f"cluster {name!r} did not start", name)
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see `rmq-ray status` and `ray logs`", name)
+    raise ClusterError(
+        f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see "
+        f"`rmq-ray status` and `ray logs`",
+        name,
+    )
 
 
-def for_brokers(topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float) -> None:
-    """Until every broker of the file takes sends and its other copies are there, those excepted whose nodes are not, or that were stopped on purpose.
+def for_brokers(
+    topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float
+) -> None:
+    """Until every broker of the file takes sends and its other copies are there, those excepted
+    whose nodes are not, or that were stopped on purpose.
 
-    ``known``: stores that must be there; a slave that finds its directory empty and is not named in it gets a new one.
+    ``known``: stores that must be there; a slave that finds its directory empty and is not named in
+    it gets a new one.
     """
     absent = {step.actor for step in found.steps if step.awaited}
-    stopped = {actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]}
+    stopped = {
+        actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]
+    }
     for spec in topology.brokers:
-        in_service = [copy for copy in (spec, *spec.replicas) if not _rests(_actor(topology, copy), stopped)]
+        in_service = [
+            copy for copy in (spec, *spec.replicas) if not _rests(_actor(topology, copy), stopped)
+        ]
         if not in_service:
             continue
         if not spec.replicas:
@@ -70,13 +83,17 @@ def for_brokers(topology: Topology, handle: Any, found: Survey, known: Mapping[s
 
 
 def for_registrations(actors: Iterable[str]) -> None:
-    """Until the name servers know these copies by their roles, so that addresses are complete; those that take longer are left to themselves."""
+    """Until the name servers know these copies by their roles, so that addresses are complete;
+    those that take longer are left to themselves.
+    """
     for actor in actors:
         handle = gateway.find(actor)
         deadline = SYSTEM_CLOCK.monotonic_ms() + REGISTERED_S * 1000
         try:
             while handle is not None and SYSTEM_CLOCK.monotonic_ms() < deadline:
-                if gateway.call(handle, "status", timeout_s=CALL_S)["broker_id"] >= 0:  # before it is told its role, it has none
+                if (
+                    gateway.call(handle, "status", timeout_s=CALL_S)["broker_id"] >= 0
+                ):  # before it is told its role, it has none
                     gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
                     break
                 SYSTEM_CLOCK.sleep_ms(POLL_MS)
@@ -85,13 +102,19 @@ def for_registrations(actors: Iterable[str]) -> None:
 
 
 def identities(topology: Topology, handle: Any, found: Survey) -> dict[str, str]:
-    """Copy -> its store, of those that are there: the controller hears it from each within a moment."""
+    """Copy -> its store, of those that are there: the controller hears it from each within a
+    moment.
+    """
     absent = {step.actor for step in found.steps if step.awaited}
     wanted = [copy.actor for copy in topology.copies if copy.actor not in absent]
     learnt: dict[str, str] = {}
     deadline = SYSTEM_CLOCK.monotonic_ms() + IDENTITY_MS
     while True:  # ends: all known, or at the deadline
-        learnt |= {actor: str(identity) for actor in wanted if actor not in learnt and (identity := gateway.call(handle, "store_identity", actor))}
+        learnt |= {
+            actor: str(identity)
+            for actor in wanted
+            if actor not in learnt and (identity := gateway.call(handle, "store_identity", actor))
+        }
         if len(learnt) == len(wanted) or SYSTEM_CLOCK.monotonic_ms() > deadline:
             return learnt
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
@@ -116,7 +139,11 @@ def _for_master(topology: Topology, handle: Any, broker: str, deadline: float) -
             _for_copy(names.broker(topology.cluster, broker, int(election["master"])), deadline)
             return
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(f"{broker} has no master: {election.get('why') or 'no election ended'}; see `rmq-ray status` and `rmq-ray broker list`", broker)
+    raise ClusterError(
+        f"{broker} has no master: {election.get('why') or 'no election ended'}; see `rmq-ray "
+        f"status` and `rmq-ray broker list`",
+        broker,
+    )
 
 
 def _for_copy(actor: str, deadline: float) -> None:
@@ -130,4 +157,8 @@ def _for_copy(actor: str, deadline: float) -> None:
         except ClusterError as error:
             why = error
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray status`", actor)
+    raise ClusterError(
+        f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray "
+        f"status`",
+        actor,
+    )

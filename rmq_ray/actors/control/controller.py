@@ -1,9 +1,11 @@
-"""The controller actor: brings a cluster's members up from the plan, hands out addresses and the secret, supervises, and decides who is master.
+"""The controller actor: brings a cluster's members up from the plan, hands out addresses and the
+secret, supervises, and decides who is master.
 
-It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the end. Members that hang are killed (Ray restarts them),
-members that are gone are created again, never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
-(``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and supervises whoever runs at once, and tries
-again what did not come up.
+It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the
+end. Members that hang are killed (Ray restarts them), members that are gone are created again,
+never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
+(``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and
+supervises whoever runs at once, and tries again what did not come up.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from typing import Any
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.control.copy_service import CopyService
 from rmq_ray.actors.control.elections import Elections
-from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.control.members import Crew, Member, name_servers_of, others_of
 from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
@@ -82,11 +84,15 @@ class ControllerShell:
     async def connection(self) -> ClusterAddress:
         """What a client needs; ``ClusterError`` until the name servers listen."""
         if not self._addresses:
-            raise ClusterError(f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster)
+            raise ClusterError(
+                f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster
+            )
         return ClusterAddress(self._plan.cluster, self._addresses, self._plan.secret)
 
     async def store_identity(self, key: str) -> str | None:
-        """Identity of the store that this broker or replica (``names.replica_key``) serves from; None before it was learnt."""
+        """Identity of the store that this broker or replica (``names.replica_key``) serves from;
+        None before it was learnt.
+        """
         return self._known().get(key)
 
     async def members(self) -> dict[str, dict[str, int]]:
@@ -110,26 +116,49 @@ class ControllerShell:
     # --- who reigns ---
 
     async def elections(self) -> dict[str, dict[str, object]]:
-        """Broker name -> epoch, master, sync state set, what each replica said last, and why nobody reigns. Only brokers with slaves."""
+        """Broker name -> epoch, master, sync state set, what each replica said last, and why nobody
+        reigns. Only brokers with slaves.
+        """
         return self._elections.status()
 
-    async def propose(self, broker_name: str, replica: int, master_epoch: int, version: int, wanted: Sequence[int]) -> Assignment | None:
-        """A master's wish for another sync state set; the assignment once it is on the ledger's disk, None = refused."""
+    async def propose(
+        self, broker_name: str, replica: int, master_epoch: int, version: int, wanted: Sequence[int]
+    ) -> Assignment | None:
+        """A master's wish for another sync state set; the assignment once it is on the ledger's
+        disk, None = refused.
+        """
         return await self._elections.of(broker_name).propose(replica, master_epoch, version, wanted)
 
     async def promote(self, broker_name: str, replica: int | None, force: bool) -> dict[str, Any]:
-        """Make another replica master by hand; ``PromotionRefused`` says why not. ``replica`` None: the best one in sync."""
+        """Make another replica master by hand; ``PromotionRefused`` says why not. ``replica`` None:
+        the best one in sync.
+        """
         return await self._elections.of(broker_name).promote(replica, force)
 
     async def renew_store(self, key: str) -> None:
-        """The store of this replica is lost for good: create its actor anew, on an empty directory. ``PromotionRefused`` where no other has the data."""
-        member = next((member for member in self._crew.all() if member.key == key and member.shell is ReplicaShell), None)
+        """The store of this replica is lost for good: create its actor anew, on an empty directory.
+        ``PromotionRefused`` where no other has the data.
+        """
+        member = next(
+            (
+                member
+                for member in self._crew.all()
+                if member.key == key and member.shell is ReplicaShell
+            ),
+            None,
+        )
         if member is None:
-            raise ClusterError(f"there is no replica {key!r} in cluster {self._plan.cluster!r}", key)
+            raise ClusterError(
+                f"there is no replica {key!r} in cluster {self._plan.cluster!r}", key
+            )
         config = member.arguments[0]
         election = self._elections.of(config.broker_name)
         if not election.others_have_everything(config.broker_id):
-            raise PromotionRefused(f"no other replica of {config.broker_name} serves and has let {key} go: it is not emptied; try again", config.broker_name)
+            raise PromotionRefused(
+                f"no other replica of {config.broker_name} serves and has let {key} go: it "
+                f"is not emptied; try again",
+                config.broker_name,
+            )
         self._identities.pop(key, None)
         await election.forget_store(config.broker_id)
         await self._crew.renew(replace(member, arguments=(config, self._plan.secret, True, None)))
@@ -137,13 +166,20 @@ class ControllerShell:
     # --- life ---
 
     async def stop(self) -> None:
-        """Stop every member gracefully, brokers first, and remove the actors. The controller itself is removed by the caller."""
+        """Stop every member gracefully, brokers first, and remove the actors. The controller itself
+        is removed by the caller.
+        """
         self._state = State.STOPPING
         masters = self._elections.masters()
         await self._elections.close()
         others = others_of(self._plan, {}, may_create_stores=False)
-        others.sort(key=lambda member: member.key not in masters)  # masters first: their slaves get the rest
-        brokers, holds = [member for member in others if member.key], [member for member in others if not member.key]
+        others.sort(
+            key=lambda member: member.key not in masters
+        )  # masters first: their slaves get the rest
+        brokers, holds = (
+            [member for member in others if member.key],
+            [member for member in others if not member.key],
+        )
         for member in [*brokers, *holds, *name_servers_of(self._plan)]:
             handle = gateway.find(member.name)
             if handle is None:
@@ -197,7 +233,11 @@ class ControllerShell:
                 await self._crew.create(member)
         self._elections.start()
         for member in others:
-            if member.shell is HoldShell or member.shell is ReplicaShell or self._crew.resting(member.name):
+            if (
+                member.shell is HoldShell
+                or member.shell is ReplicaShell
+                or self._crew.resting(member.name)
+            ):
                 continue
             await self._address(member)
             status = await gateway.call_async(self._crew.handle(member.name), "status")
@@ -210,30 +250,52 @@ class ControllerShell:
         deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
         while SYSTEM_CLOCK.monotonic_ms() < deadline:
             try:
-                address = await gateway.call_async(self._crew.handle(member.name), "serving", timeout_s=MEMBER_START_S)
+                address = await gateway.call_async(
+                    self._crew.handle(member.name), "serving", timeout_s=MEMBER_START_S
+                )
             except ClusterError as error:
                 log.info("waiting for %s: %s", member.name, error)
                 address = None
             if address is not None:
                 return str(address)
             await asyncio.sleep(POLL_S)
-        raise ClusterError(f"actor {member.name} did not serve within {MEMBER_START_S:.0f} s; see its log with `ray logs`", member.name)
+        raise ClusterError(
+            f"actor {member.name} did not serve within {MEMBER_START_S:.0f} s; see its log "
+            f"with `ray logs`",
+            member.name,
+        )
 
     async def _master(self, broker_name: str) -> None:
-        """Wait until one replica reigns and name servers know it. On the very first start a replica's error is the cluster's: all of them are needed."""
+        """Wait until one replica reigns and name servers know it. On the very first start a
+        replica's error is the cluster's: all of them are needed.
+        """
         election = self._elections.of(broker_name)
         deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
         while SYSTEM_CLOCK.monotonic_ms() < deadline and self._state is State.STARTING:
             if (master := election.serving_master) is not None:
-                await self._ask_replica(broker_name, master, "registered", (REGISTERED_S,), 2 * REGISTERED_S)
+                await self._ask_replica(
+                    broker_name, master, "registered", (REGISTERED_S,), 2 * REGISTERED_S
+                )
                 return
             if election.is_new:
                 for config in self._plan.copies(broker_name):
-                    await self._ask_replica(broker_name, config.broker_id, "serving", (), MEMBER_START_S)
+                    await self._ask_replica(
+                        broker_name, config.broker_id, "serving", (), MEMBER_START_S
+                    )
             await asyncio.sleep(POLL_S)
-        raise ClusterError(f"{broker_name} has no master after {MEMBER_START_S:.0f} s: {election.status()['why']}", broker_name)
+        raise ClusterError(
+            f"{broker_name} has no master after {MEMBER_START_S:.0f} s: {election.status()['why']}",
+            broker_name,
+        )
 
-    async def _ask_replica(self, broker_name: str, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+    async def _ask_replica(
+        self,
+        broker_name: str,
+        replica: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        timeout_s: float,
+    ) -> Any:
         handle = self._crew.handle(names.broker(self._plan.cluster, broker_name, replica))
         if method in ("attend", "fence"):
             arguments = (*arguments, gateway.my_handle())

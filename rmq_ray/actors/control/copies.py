@@ -1,6 +1,8 @@
-"""What people see of a broker's copies: one row for each replica, made from what actors and controller say of themselves.
+"""What people see of a broker's copies: one row for each replica, made from what actors and
+controller say of themselves.
 
-Decides: how a row is named, and when a broker has too few copies. Asks nobody. Called by ``cluster`` and, through it, by the commands.
+Decides: how a row is named, and when a broker has too few copies. Asks nobody. Called by
+``cluster`` and, through it, by the commands.
 """
 
 from __future__ import annotations
@@ -15,21 +17,39 @@ MASTER, SLAVE, WAITING = "master", "slave", "waiting"
 SERVING = "serving"
 
 
-def rows(brokers: Sequence[tuple[str, BrokerConfig]], statuses: Mapping[str, Any], elections: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``brokers``: (key, config) of every replica; ``statuses``: "broker-a/1" -> its actor's status; ``elections``: what the controller decided.
+def rows(
+    brokers: Sequence[tuple[str, BrokerConfig]],
+    statuses: Mapping[str, Any],
+    elections: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """``brokers``: (key, config) of every replica; ``statuses``: "broker-a/1" -> its actor's
+    status; ``elections``: what the controller decided.
 
-    Columns: broker, replica, id (None while it has none), role, address, epoch, in_sync, lag_bytes, lag_ms (None: unknown), state, error.
+    Columns: broker, replica, id (None while it has none), role, address, epoch, in_sync, lag_bytes,
+    lag_ms (None: unknown), state, error.
     """
     found = []
     for _, config in brokers:
         number = config.broker_id
         status = statuses.get(f"{config.broker_name}/{number}") or {}
-        found.append(_row(config.broker_name, number, status, _status_of_master(statuses, brokers, config.broker_name), elections.get(config.broker_name)))
+        found.append(
+            _row(
+                config.broker_name,
+                number,
+                status,
+                _status_of_master(statuses, brokers, config.broker_name),
+                elections.get(config.broker_name),
+            )
+        )
     return found
 
 
-def too_few(brokers: Sequence[tuple[str, BrokerConfig]], found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(broker, what is wrong with it) for each broker with slaves that nobody could take over from, or whose sends are not acknowledged."""
+def too_few(
+    brokers: Sequence[tuple[str, BrokerConfig]], found: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """(broker, what is wrong with it) for each broker with slaves that nobody could take over from,
+    or whose sends are not acknowledged.
+    """
     for key, config in brokers:
         mine = [row for row in found if row["broker"] == config.broker_name]
         if key != names.replica_key(config.broker_name, 0) or len(mine) < 2:
@@ -38,12 +58,21 @@ def too_few(brokers: Sequence[tuple[str, BrokerConfig]], found: Sequence[Mapping
         if not any(row["role"] == MASTER for row in mine):
             yield config.broker_name, "no master"
         elif config.replication is ReplicationMode.SYNC_MASTER and in_sync < config.copies_min:
-            yield config.broker_name, f"{in_sync} of {len(mine)} copies in sync, {config.copies_min} needed (copies_min)"
+            yield (
+                config.broker_name,
+                f"{in_sync} of {len(mine)} copies in sync, {config.copies_min} needed (copies_min)",
+            )
         elif in_sync < 2:
             yield config.broker_name, f"1 of {len(mine)} copies in sync: none to take over"
 
 
-def _row(broker: str, number: int, status: Mapping[str, Any], master: Mapping[str, Any] | None, election: Mapping[str, Any] | None) -> dict[str, Any]:
+def _row(
+    broker: str,
+    number: int,
+    status: Mapping[str, Any],
+    master: Mapping[str, Any] | None,
+    election: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     role = _role(status)
     copied = status.get("replica") or {}
     lag = (0, 0) if role == MASTER else (copied.get("lag_bytes"), copied.get("lag_ms"))
@@ -57,7 +86,9 @@ def _row(broker: str, number: int, status: Mapping[str, Any], master: Mapping[st
         "in_sync": _in_sync(number, status, master, election),
         "lag_bytes": lag[0],
         "lag_ms": lag[1],
-        "state": "draining" if status.get("draining") and status.get("state") == SERVING else status.get("state", "missing"),
+        "state": "draining"
+        if status.get("draining") and status.get("state") == SERVING
+        else status.get("state", "missing"),
         "error": status.get("error") or copied.get("fault"),
     }
 
@@ -69,13 +100,22 @@ def _role(status: Mapping[str, Any]) -> str | None:
     told = status.get("role")
     if told is not None:
         return str(told)
-    if status.get("state") != SERVING or status["broker_id"] < 0:  # under a controller it has no id before it is told one
+    if (
+        status.get("state") != SERVING or status["broker_id"] < 0
+    ):  # under a controller it has no id before it is told one
         return WAITING
     return SLAVE if status["broker_id"] else MASTER
 
 
-def _in_sync(number: int, status: Mapping[str, Any], master: Mapping[str, Any] | None, election: Mapping[str, Any] | None) -> bool:
-    """Whether it could be elected and answers: in the controller's set, or, without slaves under a controller, as its master counts it."""
+def _in_sync(
+    number: int,
+    status: Mapping[str, Any],
+    master: Mapping[str, Any] | None,
+    election: Mapping[str, Any] | None,
+) -> bool:
+    """Whether it could be elected and answers: in the controller's set, or, without slaves under a
+    controller, as its master counts it.
+    """
     if "broker_id" not in status:
         return False
     if election is not None:
@@ -86,9 +126,13 @@ def _in_sync(number: int, status: Mapping[str, Any], master: Mapping[str, Any] |
     return bool(slaves.get(status["broker_id"], {}).get("in_sync"))
 
 
-def _status_of_master(statuses: Mapping[str, Any], brokers: Sequence[tuple[str, BrokerConfig]], broker: str) -> Mapping[str, Any] | None:
+def _status_of_master(
+    statuses: Mapping[str, Any], brokers: Sequence[tuple[str, BrokerConfig]], broker: str
+) -> Mapping[str, Any] | None:
     for _, config in brokers:
-        status: Mapping[str, Any] | None = statuses.get(f"{broker}/{config.broker_id}") if config.broker_name == broker else None
+        status: Mapping[str, Any] | None = (
+            statuses.get(f"{broker}/{config.broker_id}") if config.broker_name == broker else None
+        )
         if status and _role(status) == MASTER:
             return status
     return None

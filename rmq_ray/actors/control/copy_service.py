@@ -1,12 +1,15 @@
-"""Takes one copy of a broker out of service and brings it back: for an upgrade, another disk, a host that is switched off.
+"""Takes one copy of a broker out of service and brings it back: for an upgrade, another disk, a
+host that is switched off.
 
     stop    master with slaves: another copy is promoted ──> refuse sends, flush, close, unregister ──> actor removed ──> its hold service removed
     start   hold service and broker are created again, on the same store, or not at all
 
-Decides in which order, and what must not be stopped without ``force``. Does not elect (``elections``) or make actors (``members``). Called by the controller,
-in its loop. Which copies are stopped is not kept: a controller that starts again creates them.
+Decides in which order, and what must not be stopped without ``force``. Does not elect
+(``elections``) or make actors (``members``). Called by the controller, in its loop. Which copies
+are stopped is not kept: a controller that starts again creates them.
 
-Invariants: one copy at a time; what is stopped is neither killed nor created by the supervisor; on return of ``stop`` its process is gone and its lock free.
+Invariants: one copy at a time; what is stopped is neither killed nor created by the supervisor; on
+return of ``stop`` its process is gone and its lock free.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ POLL_S = 0.05
 class CopyService:
     """``known()``: key of each copy -> identity of its store, as far as it was learnt."""
 
-    def __init__(self, cluster: str, crew: Crew, elections: Elections, known: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self, cluster: str, crew: Crew, elections: Elections, known: Callable[[], Mapping[str, str]]
+    ) -> None:
         self._cluster = cluster
         self._crew = crew
         self._elections = elections
@@ -42,10 +47,12 @@ class CopyService:
         self._working = asyncio.Lock()
 
     async def stop(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
-        """Returns ``was`` ("running", "stopped") and ``master``: the replica that reigns now, where there are slaves.
+        """Returns ``was`` ("running", "stopped") and ``master``: the replica that reigns now, where
+        there are slaves.
 
-        Raises ``PromotionRefused`` where nobody reigns now, or where that would leave the broker without a master or, under SYNC_MASTER, without
-        ``copies_min`` copies in sync, unless ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
+        Raises ``PromotionRefused`` where nobody reigns now, or where that would leave the broker
+        without a master or, under SYNC_MASTER, without ``copies_min`` copies in sync, unless
+        ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
@@ -57,26 +64,45 @@ class CopyService:
                 if member is not None:
                     await self._end(member)
             log.warning("%s is stopped until it is started again", name)
-            return {"was": "running" if resting is None else "stopped", "master": self._master(broker)}
+            return {
+                "was": "running" if resting is None else "stopped",
+                "master": self._master(broker),
+            }
 
     async def start(self, broker_name: str, replica: int) -> dict[str, Any]:
-        """Returns ``was`` and ``address`` once it serves; harmless for a copy that is not stopped. Raises what keeps it from serving."""
+        """Returns ``was`` and ``address`` once it serves; harmless for a copy that is not stopped.
+        Raises what keeps it from serving.
+        """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
             resting = self._crew.resting(name)
-            return {"was": "running" if resting is None else "stopped", "address": await self._start(name)}
+            return {
+                "was": "running" if resting is None else "stopped",
+                "address": await self._start(name),
+            }
 
     async def start_all(self) -> list[str]:
-        """Every copy that is stopped, all at once; the names of their actors. One that does not serve keeps no other one: its error comes at the end."""
+        """Every copy that is stopped, all at once; the names of their actors. One that does not
+        serve keeps no other one: its error comes at the end.
+        """
         async with self._working:
             stopped = [member.name for member in self._crew.all_resting() if member.key is not None]
-            ended = await asyncio.gather(*(self._start(name) for name in stopped), return_exceptions=True)
-        failed = {name: error for name, error in zip(stopped, ended, strict=True) if isinstance(error, BaseException)}
+            ended = await asyncio.gather(
+                *(self._start(name) for name in stopped), return_exceptions=True
+            )
+        failed = {
+            name: error
+            for name, error in zip(stopped, ended, strict=True)
+            if isinstance(error, BaseException)
+        }
         if len(failed) == 1:
             raise next(iter(failed.values()))
         if failed:
             said = "; ".join(f"{name}: {error}" for name, error in failed.items())
-            raise ClusterError(f"{len(failed)} of {len(stopped)} stopped copies do not start: {said}", sorted(failed))
+            raise ClusterError(
+                f"{len(failed)} of {len(stopped)} stopped copies do not start: {said}",
+                sorted(failed),
+            )
         return stopped
 
     # --- inside ---
@@ -96,27 +122,54 @@ class CopyService:
         try:
             election = self._elections.of(config.broker_name)
             if election.serving_master is None:
-                said = f"nobody takes sends of {config.broker_name} now, and replica {config.broker_id} may be the one to be elected"
-                raise PromotionRefused(f"{said}: wait until `rmq-ray broker list` shows a master", config.broker_name)
+                said = (
+                    f"nobody takes sends of {config.broker_name} now, and replica "
+                    f"{config.broker_id} may be the one to be elected"
+                )
+                raise PromotionRefused(
+                    f"{said}: wait until `rmq-ray broker list` shows a master", config.broker_name
+                )
             others = self._awake(config.broker_name, election.in_sync_without(config.broker_id))
-            if others is not None and config.replication is ReplicationMode.SYNC_MASTER and len(others) < config.copies_min:
-                said = f"without replica {config.broker_id}, {len(others)} copies of {config.broker_name} are in sync, {config.copies_min} are needed"
-                raise PromotionRefused(f"{said}: its sends would not be acknowledged; start the others first", config.broker_name)
+            if (
+                others is not None
+                and config.replication is ReplicationMode.SYNC_MASTER
+                and len(others) < config.copies_min
+            ):
+                said = (
+                    f"without replica {config.broker_id}, {len(others)} copies of "
+                    f"{config.broker_name} are in sync, {config.copies_min} are needed"
+                )
+                raise PromotionRefused(
+                    f"{said}: its sends would not be acknowledged; start the others first",
+                    config.broker_name,
+                )
             if election.serving_master == config.broker_id:
                 await election.promote(None, False)
         except PromotionRefused as error:
             if not force:
-                raise PromotionRefused(f"{error.args[0]}; or stop it with force", config.broker_name) from None
-            log.warning("%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error)
+                raise PromotionRefused(
+                    f"{error.args[0]}; or stop it with force", config.broker_name
+                ) from None
+            log.warning(
+                "%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error
+            )
 
     def _awake(self, broker_name: str, replicas: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """Without those that are stopped: they stay in the sync state set until the master has another one approved."""
+        """Without those that are stopped: they stay in the sync state set until the master has
+        another one approved.
+        """
         if replicas is None:
             return None
-        return tuple(number for number in replicas if self._crew.resting(names.broker(self._cluster, broker_name, number)) is None)
+        return tuple(
+            number
+            for number in replicas
+            if self._crew.resting(names.broker(self._cluster, broker_name, number)) is None
+        )
 
     async def _end(self, member: Member) -> None:
-        """Also of one whose stop did not come to its end: whether it is gone is seen again, every time."""
+        """Also of one whose stop did not come to its end: whether it is gone is seen again, every
+        time.
+        """
         if self._crew.resting(member.name) is None:
             handle = self._crew.handle(member.name)
             self._crew.rest(member)
@@ -139,24 +192,42 @@ class CopyService:
             except ClusterError as error:
                 why = error
             await asyncio.sleep(POLL_S)
-        raise ClusterError(f"actor {name} does not serve after {START_MS // 1000} s ({why}): does its node live? see its log with `ray logs`", name)
+        raise ClusterError(
+            f"actor {name} does not serve after {START_MS // 1000} s ({why}): does its node "
+            f"live? see its log with `ray logs`",
+            name,
+        )
 
     def _member(self, name: str) -> Member:
-        brokers = {member.name: member for member in self._crew.supervised() if member.key is not None}
+        brokers = {
+            member.name: member for member in self._crew.supervised() if member.key is not None
+        }
         if name not in brokers:
-            raise ClusterError(f"there is no {name!r} in cluster {self._cluster!r}: there are {', '.join(sorted(brokers))}", name)
+            raise ClusterError(
+                f"there is no {name!r} in cluster {self._cluster!r}: there are "
+                f"{', '.join(sorted(brokers))}",
+                name,
+            )
         return brokers[name]
 
     def _hold(self, broker: Member) -> Member | None:
         name = names.hold_service(self._cluster, str(broker.key))
-        return self._crew.resting(name) or next((member for member in self._crew.supervised() if member.name == name), None)
+        return self._crew.resting(name) or next(
+            (member for member in self._crew.supervised() if member.name == name), None
+        )
 
     def _with_identity(self, member: Member) -> Member:
         """It may find the store that it had, and no other one."""
         if member.key is None:
             return member
         config, secret, _, identity = member.arguments
-        return replace(member, arguments=(config, secret, False, self._known().get(member.key, identity)))
+        return replace(
+            member, arguments=(config, secret, False, self._known().get(member.key, identity))
+        )
 
     def _master(self, broker: Member) -> int | None:
-        return self._elections.of(broker.arguments[0].broker_name).serving_master if broker.shell is ReplicaShell else None
+        return (
+            self._elections.of(broker.arguments[0].broker_name).serving_master
+            if broker.shell is ReplicaShell
+            else None
+        )

@@ -1,13 +1,15 @@
-"""Drives the rules of succession of one broker name: calls every replica, writes the ledger, has the rules decide.
+"""Drives the rules of succession of one broker name: calls every replica, writes the ledger, has
+the rules decide.
 
     attendants, one a replica: attend | fence every 300 ms ──reports──> rules.step ──> ledger fsynced ──> rules.fsynced ──> attendants, at once
                                                                  ^
     proposals of the master, promotions by hand ─────────────────┘
 
-Decides how calls and disks fail, nothing about who reigns (``protocol.election.promotion``). Made by the controller, in whose loop everything runs; the
-ledger is written beside it.
+Decides how calls and disks fail, nothing about who reigns (``protocol.election.promotion``). Made
+by the controller, in whose loop everything runs; the ledger is written beside it.
 
-Invariants: one call to a replica is awaited at a time; one decision at a time; no look-ups: a handle is kept for as long as the actor lives.
+Invariants: one call to a replica is awaited at a time; one decision at a time; no look-ups: a
+handle is kept for as long as the actor lives.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from rmq_ray.actors.shell import exit_hard, spawn
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
+from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.electing import Rules
 from rmq_ray.protocol.election.promotion import Call, Succession
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.files import FileSystem
 from rmq_ray.store.tables.ledger import Entry, Ledger
 
 log = logging.getLogger("rmq_ray.controller")
@@ -52,9 +54,19 @@ WriteLedger = Callable[[str, Entry], Awaitable[None]]
 
 
 class Election:
-    """Of one broker name. ``entry``: what the ledger had; ``write``: durable on return; ``ask``: calls a replica's actor; ``grace_ms``: see ``Succession``."""
+    """Of one broker name. ``entry``: what the ledger had; ``write``: durable on return; ``ask``:
+    calls a replica's actor; ``grace_ms``: see ``Succession``.
+    """
 
-    def __init__(self, rules: Rules, entry: Entry, write: WriteLedger, ask: AskReplica, clock: Clock, grace_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        entry: Entry,
+        write: WriteLedger,
+        ask: AskReplica,
+        clock: Clock,
+        grace_ms: float = 0.0,
+    ) -> None:
         self.name = rules.broker_name
         self.stores = dict(entry.stores)
         self.rules = Succession(rules, entry.standing, clock.monotonic_ms(), grace_ms)
@@ -66,7 +78,9 @@ class Election:
         self._stirred = [asyncio.Event() for _ in range(rules.replicas)]
         self._nodes: dict[int, str] = {}
         self._unwritten = entry.standing is None
-        self._tried: Standing | None = None  # the disk may have it: completed before anything else is decided
+        self._tried: Standing | None = (
+            None  # the disk may have it: completed before anything else is decided
+        )
         self._trouble = ""
         self._promoting = False
         self.over = False
@@ -74,7 +88,10 @@ class Election:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What must run for as long as the controller does."""
-        return [self._run(), *(self._attend(replica) for replica in range(self.rules.rules.replicas))]
+        return [
+            self._run(),
+            *(self._attend(replica) for replica in range(self.rules.rules.replicas)),
+        ]
 
     def stir(self) -> None:
         """Call every replica now."""
@@ -90,19 +107,31 @@ class Election:
 
     # --- what others ask for ---
 
-    async def propose(self, replica: int, master_epoch: int, version: int, wanted: Sequence[int]) -> Assignment | None:
-        """The master's wish for another sync state set: the assignment once it is on disk, None where it is refused."""
+    async def propose(
+        self, replica: int, master_epoch: int, version: int, wanted: Sequence[int]
+    ) -> Assignment | None:
+        """The master's wish for another sync state set: the assignment once it is on disk, None
+        where it is refused.
+        """
         async with self._deciding:
             standing = self.rules.standing
-            if standing is None or standing.assignment.master != replica or not self.rules.proposed(master_epoch, version, tuple(wanted)):
+            if (
+                standing is None
+                or standing.assignment.master != replica
+                or not self.rules.proposed(master_epoch, version, tuple(wanted))
+            ):
                 return None
             await self._decide()
             return None if self.rules.standing is None else self.rules.standing.assignment
 
     async def promote(self, replica: int | None, force: bool) -> dict[str, Any]:
-        """By hand: another replica reigns when this returns. ``PromotionRefused`` otherwise; then the old master goes on, or another is elected."""
+        """By hand: another replica reigns when this returns. ``PromotionRefused`` otherwise; then
+        the old master goes on, or another is elected.
+        """
         if self._promoting:
-            raise PromotionRefused(f"another promotion of {self.name} is under way: wait for it", self.name)
+            raise PromotionRefused(
+                f"another promotion of {self.name} is under way: wait for it", self.name
+            )
         self._promoting = True
         try:
             heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
@@ -115,8 +144,15 @@ class Election:
                 return await self._promoted(heir)
             except RmqError:
                 if old is not None:
-                    with contextlib.suppress(RmqError):  # at the latest after HOLD_MS sends go on by themselves
-                        await self._ask(_master_of(old.assignment), "hold_sends", (old.assignment.master_epoch, 0), CALL_S)
+                    with contextlib.suppress(
+                        RmqError
+                    ):  # at the latest after HOLD_MS sends go on by themselves
+                        await self._ask(
+                            _master_of(old.assignment),
+                            "hold_sends",
+                            (old.assignment.master_epoch, 0),
+                            CALL_S,
+                        )
                 raise
         finally:
             self._promoting = False
@@ -125,7 +161,11 @@ class Election:
     def serving_master(self) -> int | None:
         """Who reigns and takes sends; None while nobody does."""
         standing = self.rules.standing
-        return standing.assignment.master if standing is not None and self.rules.serves(self._clock.monotonic_ms()) else None
+        return (
+            standing.assignment.master
+            if standing is not None and self.rules.serves(self._clock.monotonic_ms())
+            else None
+        )
 
     @property
     def is_new(self) -> bool:
@@ -135,12 +175,20 @@ class Election:
     def others_have_everything(self, replica: int) -> bool:
         """Whether this one's copy may be lost: another one reigns, and waits for it no more."""
         standing = self.rules.standing
-        return self.serving_master not in (None, replica) and standing is not None and replica not in standing.assignment.sync_state_set
+        return (
+            self.serving_master not in (None, replica)
+            and standing is not None
+            and replica not in standing.assignment.sync_state_set
+        )
 
     def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
         """Who else may be elected; None where this one may not be, or nobody takes sends."""
         standing = self.rules.standing
-        if standing is None or self.serving_master is None or replica not in standing.assignment.sync_state_set:
+        if (
+            standing is None
+            or self.serving_master is None
+            or replica not in standing.assignment.sync_state_set
+        ):
             return None
         return tuple(number for number in standing.assignment.sync_state_set if number != replica)
 
@@ -171,7 +219,9 @@ class Election:
             await _either(self._stirred[replica], ATTEND_S)
 
     async def _call(self, replica: int, known: bool) -> bool:
-        """One call; whether it was answered. ``known``: so was the one before, so it still runs on the same node."""
+        """One call; whether it was answered. ``known``: so was the one before, so it still runs on
+        the same node.
+        """
         call: Call = self.rules.call_for(replica)
         method = "attend" if isinstance(call, Assignment) else "fence"
         try:
@@ -196,13 +246,18 @@ class Election:
             self.stores[replica] = report.store
             self._unwritten = True
             return False
-        self._trouble = f"replica {replica} has store {report.store}, expected is {expected}: mount the right disk"
+        self._trouble = (
+            f"replica {replica} has store {report.store}, expected is {expected}: mount the "
+            f"right disk"
+        )
         return True
 
     # --- decisions ---
 
     async def _decide(self) -> None:
-        """Write what the rules demand, until they demand nothing more. The caller holds the lock."""
+        """Write what the rules demand, until they demand nothing more. The caller holds the
+        lock.
+        """
         while True:
             found = self._tried = self._tried or self.rules.step(self._clock.monotonic_ms())
             if found is None and not (self._unwritten and self.stores):
@@ -221,26 +276,41 @@ class Election:
             if found is None:
                 continue
             assignment = found.assignment
-            log.warning("%s: epoch %d, master %s, in sync %s", self.name, assignment.master_epoch, assignment.master, list(assignment.sync_state_set))
+            log.warning(
+                "%s: epoch %d, master %s, in sync %s",
+                self.name,
+                assignment.master_epoch,
+                assignment.master,
+                list(assignment.sync_state_set),
+            )
             self._tried = None
             self.rules.fsynced(found, self._clock.monotonic_ms())
             self.stir()
 
     async def _drain(self, heir: int, old: Assignment) -> None:
-        """Hold the old master's sends until the heir has its whole log. ``PromotionRefused`` where that takes too long."""
-        held: ReplicaReport = await self._ask(_master_of(old), "hold_sends", (old.master_epoch, HOLD_MS), CALL_S)
+        """Hold the old master's sends until the heir has its whole log. ``PromotionRefused`` where
+        that takes too long.
+        """
+        held: ReplicaReport = await self._ask(
+            _master_of(old), "hold_sends", (old.master_epoch, HOLD_MS), CALL_S
+        )
         if held.role is not Role.MASTER:
             return  # it has gone in this moment: there is nothing to hold
         until_ms = self._clock.monotonic_ms() + DRAIN_MS
         behind = held.end
         while self._clock.monotonic_ms() < until_ms:
             report = self.rules.report_of(heir)
-            if report is not None and report.log_epoch == held.log_epoch and (behind := held.end - report.end) <= 0:
+            if (
+                report is not None
+                and report.log_epoch == held.log_epoch
+                and (behind := held.end - report.end) <= 0
+            ):
                 return
             self._stirred[heir].set()
             await asyncio.sleep(POLL_S)
         raise PromotionRefused(
-            f"replica {heir} of {self.name} still lacks {behind} bytes after {DRAIN_MS / 1000:.0f} s: the old master goes on; try again, or use force",
+            f"replica {heir} of {self.name} still lacks {behind} bytes after "
+            f"{DRAIN_MS / 1000:.0f} s: the old master goes on; try again, or use force",
             self.name,
         )
 
@@ -248,31 +318,58 @@ class Election:
         until_ms = self._clock.monotonic_ms() + PROMOTE_MS
         while self._clock.monotonic_ms() < until_ms:
             standing = self.rules.standing
-            if standing is not None and not self.rules.ordered and standing.assignment.master is not None:
+            if (
+                standing is not None
+                and not self.rules.ordered
+                and standing.assignment.master is not None
+            ):
                 found = standing.assignment
                 if found.master != heir:
-                    raise PromotionRefused(f"replica {found.master} of {self.name} reigns: {heir} lacked messages, or did not answer in time", self.name)
+                    raise PromotionRefused(
+                        f"replica {found.master} of {self.name} reigns: {heir} lacked "
+                        f"messages, or did not answer in time",
+                        self.name,
+                    )
                 if self.serving_master is not None:
-                    return {"broker_name": self.name, "master": heir, "master_epoch": found.master_epoch, "sync_state_set": list(found.sync_state_set)}
+                    return {
+                        "broker_name": self.name,
+                        "master": heir,
+                        "master_epoch": found.master_epoch,
+                        "sync_state_set": list(found.sync_state_set),
+                    }
             await asyncio.sleep(POLL_S)
-        raise PromotionRefused(f"replica {heir} of {self.name} does not serve after {PROMOTE_MS / 1000:.0f} s: {self.status()['why']}", self.name)
+        raise PromotionRefused(
+            f"replica {heir} of {self.name} does not serve after {PROMOTE_MS / 1000:.0f} s: "
+            f"{self.status()['why']}",
+            self.name,
+        )
 
 
 class Elections:
-    """Of all brokers with slaves in a plan, with the ledger that they share. ``ask(broker name, replica, method, arguments, time-out in s)``."""
+    """Of all brokers with slaves in a plan, with the ledger that they share. ``ask(broker name,
+    replica, method, arguments, time-out in s)``.
+    """
 
-    def __init__(self, plan: ClusterPlan, ask: Callable[[str, int, str, tuple[Any, ...], float], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        ask: Callable[[str, int, str, tuple[Any, ...], float], Awaitable[Any]],
+    ) -> None:
         self._plan = plan
         self._ask = ask
-        self._ledger = None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
+        self._ledger = (
+            None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
+        )
         self._thread: ThreadOffload | None = None
         self._elections: dict[str, Election] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, *, all_start: bool) -> None:
-        """Lock and read the ledger; waits while a controller that ends now still has it. ``all_start``: the replicas' actors are made now, too.
+        """Lock and read the ledger; waits while a controller that ends now still has it.
+        ``all_start``: the replicas' actors are made now, too.
 
-        Raises the ledger's errors; then it may be called again. Once it has returned, it does nothing.
+        Raises the ledger's errors; then it may be called again. Once it has returned, it does
+        nothing.
         """
         if self._ledger is None or self._elections:
             return
@@ -289,14 +386,25 @@ class Elections:
         found: dict[str, Election] = {}
         for name in self._plan.replicas:
             entry = await self._beside(partial(self._ledger.read, name))
-            found[name] = Election(rules_of(self._plan, name), entry, self._write, partial(self._ask, name), SYSTEM_CLOCK, grace_ms)
+            found[name] = Election(
+                rules_of(self._plan, name),
+                entry,
+                self._write,
+                partial(self._ask, name),
+                SYSTEM_CLOCK,
+                grace_ms,
+            )
         self._elections = found
 
     def start(self) -> None:
         """Attend every replica from now on; twice does nothing."""
         if self._tasks:
             return
-        self._tasks = [spawn(work, f"election of {name}") for name, election in self._elections.items() for work in election.tasks()]
+        self._tasks = [
+            spawn(work, f"election of {name}")
+            for name, election in self._elections.items()
+            for work in election.tasks()
+        ]
         if self._elections:
             self._tasks.append(spawn(self._watch_nodes(), "nodes"))
 
@@ -317,7 +425,11 @@ class Elections:
         """``ClusterError`` where that broker has no slaves."""
         found = self._elections.get(broker_name)
         if found is None:
-            raise ClusterError(f"{broker_name!r} is no broker with slaves of cluster {self._plan.cluster!r}: those are {sorted(self._elections)}", broker_name)
+            raise ClusterError(
+                f"{broker_name!r} is no broker with slaves of cluster "
+                f"{self._plan.cluster!r}: those are {sorted(self._elections)}",
+                broker_name,
+            )
         return found
 
     def status(self) -> dict[str, dict[str, object]]:
@@ -326,11 +438,19 @@ class Elections:
 
     def masters(self) -> frozenset[str]:
         """Keys of the replicas that reign."""
-        return frozenset(names.replica_key(name, master) for name, election in self._elections.items() if (master := election.serving_master) is not None)
+        return frozenset(
+            names.replica_key(name, master)
+            for name, election in self._elections.items()
+            if (master := election.serving_master) is not None
+        )
 
     def stores(self) -> dict[str, str]:
         """Key of each replica -> identity of its store, as far as it is known."""
-        return {names.replica_key(name, replica): store for name, election in self._elections.items() for replica, store in election.stores.items()}
+        return {
+            names.replica_key(name, replica): store
+            for name, election in self._elections.items()
+            for replica, store in election.stores.items()
+        }
 
     async def _watch_nodes(self) -> None:
         while True:
@@ -371,4 +491,10 @@ def rules_of(plan: ClusterPlan, broker_name: str) -> Rules:
     """The settings that elections of this broker go by."""
     copies = plan.copies(broker_name)
     synchronous = copies[0].replication is ReplicationMode.SYNC_MASTER
-    return Rules(broker_name, len(copies), synchronous, plan.failover.automatic, plan.failover.failover_after_ms)
+    return Rules(
+        broker_name,
+        len(copies),
+        synchronous,
+        plan.failover.automatic,
+        plan.failover.failover_after_ms,
+    )

@@ -1,10 +1,12 @@
-"""Which store each broker of a topology has served from: the file that tells a first start from every later one.
+"""Which store each broker of a topology has served from: the file that tells a first start from
+every later one.
 
     rmq.toml                                         the topology
     rmq.stores.json     {"broker-a": "5f2c..."}      written beside it when a broker has served for the first time
 
-A broker that stands in the file gets exactly that store or none: a disk that is not mounted is ``StoreMissing``, never a new empty log. Who
-does not stand in it may make a store in an empty directory. Decides nothing else. Called by ``cluster``.
+A broker that stands in the file gets exactly that store or none: a disk that is not mounted is
+``StoreMissing``, never a new empty log. Who does not stand in it may make a store in an empty
+directory. Decides nothing else. Called by ``cluster``.
 
 Invariant: names are only added here; people remove one, to start its broker with an empty store.
 """
@@ -26,16 +28,26 @@ def file_of(topology: Topology) -> Path:
 
 
 def read(topology: Topology) -> dict[str, str]:
-    """Broker name -> identity; empty before the first start. ``ConfigError`` where the file is something else."""
+    """Broker name -> identity; empty before the first start. ``ConfigError`` where the file is
+    something else.
+    """
     file = file_of(topology)
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; restore it from a copy: it keeps brokers from starting on an empty disk", str(file)) from None
+        raise ConfigError(
+            f"{file} cannot be read: {error}; restore it from a copy: it keeps brokers from "
+            f"starting on an empty disk",
+            str(file),
+        ) from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ConfigError(f"{file} must be a JSON object of broker names and store identities; restore it from a copy", str(file))
+        raise ConfigError(
+            f"{file} must be a JSON object of broker names and store identities; restore it "
+            f"from a copy",
+            str(file),
+        )
     return found
 
 
@@ -55,6 +67,8 @@ def remember(topology: Topology, identities: Mapping[str, str]) -> None:
         fresh.replace(file)
     except OSError as error:
         raise ConfigError(
-            f"the cluster runs, but {file} cannot be written ({error.strerror}): without it a later start takes an unmounted disk for a new one; "
-            "make its directory writable and run this again", str(file)
-        ) from None  # fmt: skip
+            f"the cluster runs, but {file} cannot be written ({error.strerror}): without it "
+            f"a later start takes an unmounted disk for a new one; "
+            "make its directory writable and run this again",
+            str(file),
+        ) from None

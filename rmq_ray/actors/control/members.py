@@ -1,10 +1,12 @@
 """The actors that a cluster consists of, and how the controller keeps them alive.
 
-Decides: what each is created with; that it is killed when it hangs and created again when it is gone (``supervise`` has the rule). Does not decide who is
-master (``elections``). Called by the controller, in its loop.
+Decides: what each is created with; that it is killed when it hangs and created again when it is
+gone (``supervise`` has the rule). Does not decide who is master (``elections``). Called by the
+controller, in its loop.
 
-Invariants: a living actor is called by the handle that was kept, never looked up; nothing is created or killed because Ray's control plane does not
-answer; a second creation never makes a new store.
+Invariants: a living actor is called by the handle that was kept, never looked up; nothing is
+created or killed because Ray's control plane does not answer; a second creation never makes a new
+store.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import BrokerShell
+from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.control.supervise import Action, Ping, Watch
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.name_server import NameServerShell
-from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.replica import ReplicaShell
-from rmq_ray.actors.control.supervise import Action, Ping, Watch
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError
 
@@ -33,7 +35,9 @@ GONE_MS, GONE_POLL_S = 10_000, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One supervised actor: its name, its shell class, and what it is created with. ``key``: of a broker's store (``names.replica_key``)."""
+    """One supervised actor: its name, its shell class, and what it is created with. ``key``: of a
+    broker's store (``names.replica_key``).
+    """
 
     name: str
     shell: type
@@ -55,21 +59,42 @@ class Member:
 def name_servers_of(plan: ClusterPlan) -> list[Member]:
     """What everything else needs."""
     return [
-        Member(names.name_server(plan.cluster, i), NameServerShell, (config, plan.secret), plan.resources.get(f"name-server-{i}"))
+        Member(
+            names.name_server(plan.cluster, i),
+            NameServerShell,
+            (config, plan.secret),
+            plan.resources.get(f"name-server-{i}"),
+        )
         for i, config in enumerate(plan.name_servers)
     ]
 
 
-def others_of(plan: ClusterPlan, known: Mapping[str, str], *, may_create_stores: bool) -> list[Member]:
-    """Hold services and brokers. ``known``: key -> identity of the store that must be there; who has none may make one, if ``may_create_stores``."""
+def others_of(
+    plan: ClusterPlan, known: Mapping[str, str], *, may_create_stores: bool
+) -> list[Member]:
+    """Hold services and brokers. ``known``: key -> identity of the store that must be there; who
+    has none may make one, if ``may_create_stores``.
+    """
     found = []
     for key, config in plan.all_copies():
         resource = plan.resources.get(key)
         if config.hold_link is not None:
-            found.append(Member(names.hold_service(plan.cluster, key), HoldShell, (config.hold_link,), resource))
+            found.append(
+                Member(
+                    names.hold_service(plan.cluster, key), HoldShell, (config.hold_link,), resource
+                )
+            )
         shell = ReplicaShell if config.broker_name in plan.replicas else BrokerShell
         arguments = (config, plan.secret, may_create_stores and key not in known, known.get(key))
-        found.append(Member(names.broker(plan.cluster, config.broker_name, config.broker_id), shell, arguments, resource, key))
+        found.append(
+            Member(
+                names.broker(plan.cluster, config.broker_name, config.broker_id),
+                shell,
+                arguments,
+                resource,
+                key,
+            )
+        )
     return found
 
 
@@ -86,14 +111,17 @@ class Crew:
         self._making: Counter[str] = Counter()
 
     async def create(self, member: Member) -> None:
-        """Make this actor, or attach to the one that runs; from now on it belongs here. One that is stopped meanwhile is ended again.
+        """Make this actor, or attach to the one that runs; from now on it belongs here. One that is
+        stopped meanwhile is ended again.
 
         ``ClusterError`` while Ray cannot; what was stopped is stopped still.
         """
         resting = self._resting.get(member.name)
         self._making[member.name] += 1
         try:
-            made = await gateway.create_in_thread(member.shell, member.name, member.arguments, resource=member.resource)
+            made = await gateway.create_in_thread(
+                member.shell, member.name, member.arguments, resource=member.resource
+            )
         finally:
             self._making[member.name] -= 1
         if self._resting.get(member.name) is not resting:
@@ -105,16 +133,22 @@ class Crew:
         self._watches.setdefault(member.name, Watch())
 
     async def attach(self, member: Member) -> None:
-        """Keep the handle of this actor if it runs, before it can be known what it would be created with: it is killed when it hangs, not created.
+        """Keep the handle of this actor if it runs, before it can be known what it would be created
+        with: it is killed when it hangs, not created.
 
         ``ClusterError`` while Ray cannot say.
         """
-        if member.name not in self._handles and (found := await gateway.find_again(member.name)) is not None:
+        if (
+            member.name not in self._handles
+            and (found := await gateway.find_again(member.name)) is not None
+        ):
             self._attached[member.name], self._handles[member.name] = member, found
             self._watches.setdefault(member.name, Watch())
 
     async def renew(self, member: Member) -> None:
-        """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray does not let it go in time."""
+        """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray
+        does not let it go in time.
+        """
         self._renewed.add(member.name)  # else the supervisor makes it anew, with the old arguments
         try:
             await self.remove(member.name)
@@ -123,13 +157,17 @@ class Crew:
             self._renewed.discard(member.name)
 
     async def remove(self, name: str) -> None:
-        """End this actor's process for good, also one that is being made now. ``ClusterError`` where Ray does not let it go in time."""
+        """End this actor's process for good, also one that is being made now. ``ClusterError``
+        where Ray does not let it go in time.
+        """
         deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
         while self._making[name]:
             await self._pause(deadline, f"{name} is being created for {GONE_MS // 1000} s")
         gateway.kill(name, for_good=True)
         while await gateway.find_again(name) is not None:
-            await self._pause(deadline, f"{name} was killed {GONE_MS // 1000} s ago and is still there")
+            await self._pause(
+                deadline, f"{name} was killed {GONE_MS // 1000} s ago and is still there"
+            )
 
     async def _pause(self, deadline: float, said: str) -> None:
         if SYSTEM_CLOCK.monotonic_ms() > deadline:
@@ -137,7 +175,9 @@ class Crew:
         await asyncio.sleep(GONE_POLL_S)
 
     def rest(self, member: Member) -> None:
-        """It is about to be stopped: from now on it is not looked after, until it is created again."""
+        """It is about to be stopped: from now on it is not looked after, until it is created
+        again.
+        """
         self._resting[member.name] = member
         for kept in (self._members, self._attached, self._handles):
             kept.pop(member.name, None)
@@ -167,7 +207,14 @@ class Crew:
 
     def histories(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills, creations, and whether it is stopped (1)."""
-        return {name: {"kills": watch.kills, "creations": watch.creations, "stopped": int(name in self._resting)} for name, watch in self._watches.items()}
+        return {
+            name: {
+                "kills": watch.kills,
+                "creations": watch.creations,
+                "stopped": int(name in self._resting),
+            }
+            for name, watch in self._watches.items()
+        }
 
     async def look_after(self, member: Member) -> None:
         """One ping, and what follows from it."""
@@ -177,10 +224,16 @@ class Crew:
             ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
             if member.name in self._resting:
                 return
-            if ping is Ping.MISSING and (found := await gateway.find_again(member.name)) is not None and member.name in self._handles:
+            if (
+                ping is Ping.MISSING
+                and (found := await gateway.find_again(member.name)) is not None
+                and member.name in self._handles
+            ):
                 self._handles[member.name] = found
                 return
-            await self._act(member, self._watches[member.name].observe(ping, SYSTEM_CLOCK.monotonic_ms()))
+            await self._act(
+                member, self._watches[member.name].observe(ping, SYSTEM_CLOCK.monotonic_ms())
+            )
         except ClusterError as error:
             log.warning("nothing is done about %s now: %s", member.name, error)
 
@@ -188,6 +241,10 @@ class Crew:
         if action is Action.KILL:
             log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
             gateway.kill_handle(self.handle(member.name))
-        elif action is Action.CREATE and member.name in self._members and member.name not in self._renewed:
+        elif (
+            action is Action.CREATE
+            and member.name in self._members
+            and member.name not in self._renewed
+        ):
             log.error("%s is gone: created again on its old store", member.name)
             await self.create(member)

@@ -1,6 +1,7 @@
 """What a cluster consists of: the plan that the controller keeps and builds every actor from.
 
-Made once by the driver that starts the cluster; later drivers get it from the controller, so that all use one secret.
+Made once by the driver that starts the cluster; later drivers get it from the controller, so that
+all use one secret.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rmq_ray.actors import names
-from rmq_ray.config import BrokerConfig, FailoverConfig, FlushMode, ForeignClients, NameServerConfig, ReplicationMode, StoreConfig
+from rmq_ray.config import (
+    BrokerConfig,
+    FailoverConfig,
+    FlushMode,
+    ForeignClients,
+    NameServerConfig,
+    ReplicationMode,
+    StoreConfig,
+)
 from rmq_ray.errors import ConfigError, StoreForeign
 from rmq_ray.topology.specs import BrokerSpec, Topology
 
@@ -29,10 +38,12 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """``brokers``: replica 0 of each; ``replicas``: broker name -> its replicas 1 to n, where it has some. A replica's config has its number as
-    ``broker_id``: the id it begins with. ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource that only its
-    node has; needed where there are several nodes. ``identities``: key -> the store that must be there; who has none here may make a new store.
-    ``ledger``: directory in which the controller keeps who reigns; None where there are no slaves.
+    """``brokers``: replica 0 of each; ``replicas``: broker name -> its replicas 1 to n, where it
+    has some. A replica's config has its number as ``broker_id``: the id it begins with.
+    ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource
+    that only its node has; needed where there are several nodes. ``identities``: key -> the store
+    that must be there; who has none here may make a new store. ``ledger``: directory in which the
+    controller keeps who reigns; None where there are no slaves.
     """
 
     cluster: str
@@ -47,8 +58,15 @@ class ClusterPlan:
 
     def with_name_servers(self, addresses: tuple[str, ...]) -> ClusterPlan:
         """The plan once the name servers listen: brokers are told where."""
-        told = {name: tuple(config.but(name_servers=addresses) for config in configs) for name, configs in self.replicas.items()}
-        return replace(self, brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers), replicas=told)
+        told = {
+            name: tuple(config.but(name_servers=addresses) for config in configs)
+            for name, configs in self.replicas.items()
+        }
+        return replace(
+            self,
+            brokers=tuple(broker.but(name_servers=addresses) for broker in self.brokers),
+            replicas=told,
+        )
 
     def copies(self, broker_name: str) -> tuple[BrokerConfig, ...]:
         """All replicas of a broker, by number."""
@@ -80,30 +98,55 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     broker_settings: Mapping[str, object] | None = None,
     store_settings: Mapping[str, object] | None = None,
 ) -> ClusterPlan:
-    """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over restarts. ``replicas``: slaves of each broker.
+    """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over
+    restarts. ``replicas``: slaves of each broker.
 
-    Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``, its slaves have theirs beside it: broker-a.replica-1.
+    Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``, its slaves
+    have theirs beside it: broker-a.replica-1.
     """
     names.check_cluster_name(cluster)
     _check_path(store_path)
-    for name, given in (("broker_settings", broker_settings), ("store_settings", store_settings), ("resources", resources)):
+    for name, given in (
+        ("broker_settings", broker_settings),
+        ("store_settings", store_settings),
+        ("resources", resources),
+    ):
         if given is not None and not isinstance(given, Mapping):
-            raise ConfigError(f"{name} must map names to values, not {given!r:.80}", repr(given)[:80])
+            raise ConfigError(
+                f"{name} must map names to values, not {given!r:.80}", repr(given)[:80]
+            )
     _check_counts(brokers, name_servers, replicas, ports)
     root = Path(store_path).expanduser().absolute()
     _check_root(root)
     allowed = _enum(ForeignClients, foreign, "foreign")
     servers = tuple(
-        NameServerConfig(host=host, port=ports[0], cluster_name=cluster, directory=str(root / f"name-server-{i}"), foreign=allowed) for i in range(name_servers)
+        NameServerConfig(
+            host=host,
+            port=ports[0],
+            cluster_name=cluster,
+            directory=str(root / f"name-server-{i}"),
+            foreign=allowed,
+        )
+        for i in range(name_servers)
     )
-    common = {"host": host, "port": ports[1], "cluster_name": cluster, "foreign": allowed, "replication": _enum(ReplicationMode, replication, "replication")}
+    common = {
+        "host": host,
+        "port": ports[1],
+        "cluster_name": cluster,
+        "foreign": allowed,
+        "replication": _enum(ReplicationMode, replication, "replication"),
+    }
     made: dict[str, tuple[BrokerConfig, ...]] = {}
     for name in (f"broker-{BROKER_LETTERS[i]}" for i in range(brokers)):
         copies = []
         for number in range(replicas + 1):
             path = str(root / (f"{name}.replica-{number}" if number else name))
-            store = StoreConfig.from_mapping({"path": path, "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})})
-            base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(**common, hold_link=hold_socket(store.path))
+            store = StoreConfig.from_mapping(
+                {"path": path, "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})}
+            )
+            base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(
+                **common, hold_link=hold_socket(store.path)
+            )
             copies.append(base.but(**(broker_settings or {})))
         made[name] = tuple(copies)
         _check_copies(copies[0], replicas)
@@ -121,12 +164,22 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
     )
 
 
-def plan_of(topology: Topology, secret: bytes, *, one_node: bool, identities: Mapping[str, str] | None = None) -> ClusterPlan:
-    """The plan that a topology file describes. ``one_node``: who names no host listens on loopback, else on its node's address."""
+def plan_of(
+    topology: Topology,
+    secret: bytes,
+    *,
+    one_node: bool,
+    identities: Mapping[str, str] | None = None,
+) -> ClusterPlan:
+    """The plan that a topology file describes. ``one_node``: who names no host listens on loopback,
+    else on its node's address.
+    """
     host = "127.0.0.1" if one_node else ""
 
     def placed(spec: BrokerSpec) -> BrokerConfig:
-        return spec.config.but(host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path))
+        return spec.config.but(
+            host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path)
+        )
 
     return ClusterPlan(
         names.check_cluster_name(topology.cluster),
@@ -135,14 +188,20 @@ def plan_of(topology: Topology, secret: bytes, *, one_node: bool, identities: Ma
         secret,
         topology.resources,
         dict(identities or {}),
-        replicas={spec.config.broker_name: tuple(placed(copy) for copy in spec.replicas) for spec in topology.brokers if spec.replicas},
+        replicas={
+            spec.config.broker_name: tuple(placed(copy) for copy in spec.replicas)
+            for spec in topology.brokers
+            if spec.replicas
+        },
         ledger=topology.controller.ledger if topology.has_slaves else None,
         failover=topology.failover,
     )
 
 
 def hold_socket(store_path: str) -> str:
-    """Path of the Unix socket between a broker and its hold service: private, and short enough whatever TMPDIR is."""
+    """Path of the Unix socket between a broker and its hold service: private, and short enough
+    whatever TMPDIR is.
+    """
     name = f"rmq_ray-{os.getuid()}/{hashlib.sha256(store_path.encode()).hexdigest()[:24]}.sock"
     path = f"{tempfile.gettempdir()}/{name}"
     return path if len(path.encode()) <= SOCKET_PATH_BYTES_MAX else f"/tmp/{name}"
@@ -158,14 +217,23 @@ def _enum(kind: type[E], value: str, what: str) -> E:
 
 def _check_path(store_path: object) -> None:
     if not isinstance(store_path, str | os.PathLike) or not str(store_path).strip():
-        raise ConfigError(f"store_path must be a directory, like 'rmq-data', not {store_path!r:.80}", repr(store_path)[:80])
+        raise ConfigError(
+            f"store_path must be a directory, like 'rmq-data', not {store_path!r:.80}",
+            repr(store_path)[:80],
+        )
 
 
 def _check_root(root: Path) -> None:
     """A new store inside of a broker's own would be empty, and in its way."""
     if (root / "commitlog").is_dir() or (root / "rmq_ray" / "identity").is_file():
-        what = f"{root} is a broker's own store; store_path is the directory that holds the brokers' stores, named broker-a, broker-b and so on"
-        raise StoreForeign(f"{what}: give the one above it, or another one (an rmq.toml can name any store)", str(root))
+        what = (
+            f"{root} is a broker's own store; store_path is the directory that holds the "
+            f"brokers' stores, named broker-a, broker-b and so on"
+        )
+        raise StoreForeign(
+            f"{what}: give the one above it, or another one (an rmq.toml can name any store)",
+            str(root),
+        )
 
 
 def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[int, int]) -> None:
@@ -177,17 +245,23 @@ def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[i
     for count, low, high, what in limits:
         if not isinstance(count, int) or not low <= count <= high:
             raise ConfigError(f"{what} must be {low} to {high}, not {count!r}", count)
-    for count, port, what in ((name_servers, ports[0], "name_server_port"), (brokers * (1 + replicas), ports[1], "broker_port")):
+    for count, port, what in (
+        (name_servers, ports[0], "name_server_port"),
+        (brokers * (1 + replicas), ports[1], "broker_port"),
+    ):
         if not 0 <= port < 65536:
             raise ConfigError(f"{what} must be 0 (any free port) to 65535, not {port!r}", port)
         if port and count > 1:
-            raise ConfigError(f"{what}={port} serves one actor, but {count} are asked for: leave it 0", port)
+            raise ConfigError(
+                f"{what}={port} serves one actor, but {count} are asked for: leave it 0", port
+            )
 
 
 def _check_copies(broker: BrokerConfig, replicas: int) -> None:
     """SYNC_MASTER that could never acknowledge anything is a mistake."""
     if broker.replication is ReplicationMode.SYNC_MASTER and broker.copies_min > 1 + replicas:
         raise ConfigError(
-            f"replication='sync' needs {broker.copies_min} copies (copies_min), but there are {1 + replicas}: give replicas={broker.copies_min - 1} or more",
+            f"replication='sync' needs {broker.copies_min} copies (copies_min), but there "
+            f"are {1 + replicas}: give replicas={broker.copies_min - 1} or more",
             replicas,
         )

@@ -1,7 +1,9 @@
-"""When to shoot an actor: a pure rule. Ray restarts processes that die; it never notices one that hangs (SIGSTOP, a stuck loop).
+"""When to shoot an actor: a pure rule. Ray restarts processes that die; it never notices one that
+hangs (SIGSTOP, a stuck loop).
 
-A ping has three outcomes: answered, unavailable (Ray knows that the process is gone and restarts it: nothing to do), and
-silence. Three silences in a row earn a kill; afterwards the actor has a grace period to come back.
+A ping has three outcomes: answered, unavailable (Ray knows that the process is gone and restarts
+it: nothing to do), and silence. Three silences in a row earn a kill; afterwards the actor has a
+grace period to come back.
 """
 
 from __future__ import annotations

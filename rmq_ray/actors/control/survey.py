@@ -1,10 +1,12 @@
-"""What ``up`` would do with a topology: looked up in Ray, in the running cluster and on the disks of the nodes, without changing anything.
+"""What ``up`` would do with a topology: looked up in Ray, in the running cluster and on the disks
+of the nodes, without changing anything.
 
-Decides: which node a broker belongs to, whether its store is made, found or missing, whether a running cluster differs from the file. Does
-not decide: what a file may say (``topology``), and starts nothing (``cluster``). Called by ``cluster`` for ``plan`` and ``start_from``.
+Decides: which node a broker belongs to, whether its store is made, found or missing, whether a
+running cluster differs from the file. Does not decide: what a file may say (``topology``), and
+starts nothing (``cluster``). Called by ``cluster`` for ``plan`` and ``start_from``.
 
-Invariants: nothing is written anywhere; every fault is a typed error that names the line, the value and the remedy, and all of them are found,
-not only the first.
+Invariants: nothing is written anywhere; every fault is a typed error that names the line, the value
+and the remedy, and all of them are found, not only the first.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on its disk; ``error``: why it is refused,
-    ``awaited``: because its node has not joined, or its old one is not declared dead yet.
+    """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on
+    its disk; ``error``: why it is refused, ``awaited``: because its node has not joined, or its old
+    one is not declared dead yet.
     """
 
     actor: str
@@ -48,7 +51,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All steps; ``running``: a cluster of this name runs; ``changes``: what the file says otherwise than that cluster."""
+    """All steps; ``running``: a cluster of this name runs; ``changes``: what the file says
+    otherwise than that cluster.
+    """
 
     steps: tuple[Step, ...]
     running: bool
@@ -62,37 +67,63 @@ class Survey:
 
 
 def survey(topology: Topology) -> Survey:
-    """Look everything up. Raises only where Ray cannot be asked, or ``rmq.stores.json`` is damaged."""
+    """Look everything up. Raises only where Ray cannot be asked, or ``rmq.stores.json`` is
+    damaged.
+    """
     known = known_stores.read(topology)
     controller = gateway.find(names.controller(topology.cluster))
     running: ClusterPlan | None = None if controller is None else gateway.call(controller, "plan")
     nodes = gateway.nodes()
     begun = running is not None
-    steps = [_step(topology, f"name-server-{index}", server, nodes, begun) for index, server in enumerate(topology.name_servers)]
+    steps = [
+        _step(topology, f"name-server-{index}", server, nodes, begun)
+        for index, server in enumerate(topology.name_servers)
+    ]
     if topology.has_slaves:
         steps.append(_controller_step(topology, nodes, begun))
     taken: list[tuple[BrokerSpec, Step]] = []
     for spec in topology.brokers:
         for copy in (spec, *spec.replicas):
             step = _step(topology, copy.actor, copy, nodes, begun)
-            if step.error is None and (error := _clash(topology, spec, copy, step, taken)) is not None:
+            if (
+                step.error is None
+                and (error := _clash(topology, spec, copy, step, taken)) is not None
+            ):
                 step = _refused(step, error)
             taken.append((copy, step))
             if step.error is None and not begun:
-                step = _with_disk(topology, copy, step, known.get(copy.actor), copied=bool(spec.replicas))
+                step = _with_disk(
+                    topology, copy, step, known.get(copy.actor), copied=bool(spec.replicas)
+                )
             steps.append(step)
-    return Survey(tuple(steps), begun, () if running is None else tuple(differences(topology, running)))
+    return Survey(
+        tuple(steps), begun, () if running is None else tuple(differences(topology, running))
+    )
 
 
-def _clash(topology: Topology, broker: BrokerSpec, copy: BrokerSpec, step: Step, taken: list[tuple[BrokerSpec, Step]]) -> ConfigError | None:
-    """What only shows once the nodes are known: one directory twice, two copies of a broker on one node."""
+def _clash(
+    topology: Topology,
+    broker: BrokerSpec,
+    copy: BrokerSpec,
+    step: Step,
+    taken: list[tuple[BrokerSpec, Step]],
+) -> ConfigError | None:
+    """What only shows once the nodes are known: one directory twice, two copies of a broker on one
+    node.
+    """
     here = [(other, its) for other, its in taken if its.node == step.node]
     for other, its in here:
         if its.path == step.path:
             line = topology.source.line_of((*other.key, "store"))
-            return topology.source.wrong((*copy.key, "store"), f"store {step.path} on {step.node} is that of line {line}: choose another", step.path)
+            return topology.source.wrong(
+                (*copy.key, "store"),
+                f"store {step.path} on {step.node} is that of line {line}: choose another",
+                step.path,
+            )
         if other.config.broker_name == copy.config.broker_name and not broker.allow_same_node:
-            return topology.source.wrong((*copy.key, "resource"), same_node(topology, copy, other), copy.resource)
+            return topology.source.wrong(
+                (*copy.key, "resource"), same_node(topology, copy, other), copy.resource
+            )
     return None
 
 
@@ -100,7 +131,10 @@ def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
     """What a file says otherwise than a running cluster, a line each."""
     wanted = plan_of(topology, b"", one_node=False)
     yield from _member_changes(dict(wanted.all_copies()), dict(running.all_copies()))
-    numbered = [{f"name-server-{i}": config for i, config in enumerate(plan.name_servers)} for plan in (wanted, running)]
+    numbered = [
+        {f"name-server-{i}": config for i, config in enumerate(plan.name_servers)}
+        for plan in (wanted, running)
+    ]
     yield from _member_changes(numbered[0], numbered[1])
     for name in sorted(wanted.resources.keys() | running.resources.keys()):
         old, new = running.resources.get(name), wanted.resources.get(name)
@@ -114,13 +148,31 @@ def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
             yield f"failover: {field.name} {before} -> {after}"
 
 
-def _step(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec, nodes: list[gateway.Node], running: bool) -> Step:
+def _step(
+    topology: Topology,
+    actor: str,
+    spec: BrokerSpec | NameServerSpec,
+    nodes: list[gateway.Node],
+    running: bool,
+) -> Step:
     config = spec.config
     path = config.store.path if isinstance(config, BrokerConfig) else config.directory
     note = ""
     if config.port in RAY_WORKER_PORTS:
-        note = f"port {config.port} lies among those of Ray's workers, 10002 to 19999: one of them may take it first"
-    step = Step(actor, "attach" if running else "create", "", spec.resource or "", config.port, path, "", note=note)
+        note = (
+            f"port {config.port} lies among those of Ray's workers, 10002 to 19999: one of them "
+            f"may take it first"
+        )
+    step = Step(
+        actor,
+        "attach" if running else "create",
+        "",
+        spec.resource or "",
+        config.port,
+        path,
+        "",
+        note=note,
+    )
     try:
         node = _node_of(topology, actor, spec, nodes)
     except ConfigError as error:
@@ -132,7 +184,15 @@ def _controller_step(topology: Topology, nodes: list[gateway.Node], running: boo
     """Its directory says who is master: no slave without it."""
     spec = topology.controller
     head = next((node.address for node in nodes if node.head), "")
-    step = Step("controller", "attach" if running else "create", head, spec.resource or "", 0, spec.ledger, "")
+    step = Step(
+        "controller",
+        "attach" if running else "create",
+        head,
+        spec.resource or "",
+        0,
+        spec.ledger,
+        "",
+    )
     if spec.resource is not None:
         try:
             step = replace(step, node=_node_of(topology, "controller", spec, nodes).address)
@@ -141,28 +201,46 @@ def _controller_step(topology: Topology, nodes: list[gateway.Node], running: boo
     if running:
         return step
     try:
-        disk = gateway.run_on(spec.resource or gateway.HEAD, look, (spec.ledger,), timeout_s=LOOK_TIMEOUT_S)
-        return replace(step, store=f"{judge_ledger(disk, spec.ledger)}, {disk.free_bytes >> 30} GiB free")
+        disk = gateway.run_on(
+            spec.resource or gateway.HEAD, look, (spec.ledger,), timeout_s=LOOK_TIMEOUT_S
+        )
+        return replace(
+            step, store=f"{judge_ledger(disk, spec.ledger)}, {disk.free_bytes >> 30} GiB free"
+        )
     except ClusterError as error:
         return _refused(step, error)
     except RmqError as error:
         return _refused(step, _with_line(topology, (*spec.key, "store"), step, error))
 
 
-def _node_of(topology: Topology, actor: str, spec: BrokerSpec | NameServerSpec | ControllerSpec, nodes: list[gateway.Node]) -> gateway.Node:
+def _node_of(
+    topology: Topology,
+    actor: str,
+    spec: BrokerSpec | NameServerSpec | ControllerSpec,
+    nodes: list[gateway.Node],
+) -> gateway.Node:
     if spec.resource is None:
         if len(nodes) > 1:
-            message = f"{actor} has no resource, and this Ray cluster has {len(nodes)} nodes: name the one that has its disk, {_offered(nodes)}"
+            message = (
+                f"{actor} has no resource, and this Ray cluster has {len(nodes)} nodes: name the "
+                f"one that has its disk, {_offered(nodes)}"
+            )
             raise topology.source.wrong((*spec.key, "resource"), message, actor)
         return nodes[0]
     having = [node for node in nodes if spec.resource in node.resources]
     if not having:
-        message = f"no node of this Ray cluster offers the resource {spec.resource!r}: {_offered(nodes)}; start Ray there with --resources"
+        message = (
+            f"no node of this Ray cluster offers the resource {spec.resource!r}: "
+            f"{_offered(nodes)}; start Ray there with --resources"
+        )
         raise topology.source.wrong((*spec.key, "resource"), message, spec.resource)
     if len(having) > 1:
         places = ", ".join(node.address for node in having)
         raise topology.source.wrong(
-            (*spec.key, "resource"), f"{len(having)} nodes offer {spec.resource!r} ({places}): only the one with the disk may", spec.resource
+            (*spec.key, "resource"),
+            f"{len(having)} nodes offer {spec.resource!r} ({places}): only the one with the "
+            f"disk may",
+            spec.resource,
         )
     return having[0]
 
@@ -172,10 +250,14 @@ def _offered(nodes: list[gateway.Node]) -> str:
     return f"offered are {', '.join(offered)}" if offered else "none is offered"
 
 
-def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | None, *, copied: bool) -> Step:
+def _with_disk(
+    topology: Topology, spec: BrokerSpec, step: Step, known: str | None, *, copied: bool
+) -> Step:
     try:
         disk = gateway.run_on(spec.resource, look, (step.path,), timeout_s=LOOK_TIMEOUT_S)
-        found = judge(disk, spec.actor, step.path, known, str(known_stores.file_of(topology)), copied=copied)
+        found = judge(
+            disk, spec.actor, step.path, known, str(known_stores.file_of(topology)), copied=copied
+        )
     except ClusterError as error:
         return _refused(step, error)
     except RmqError as error:
@@ -184,7 +266,11 @@ def _with_disk(topology: Topology, spec: BrokerSpec, step: Step, known: str | No
 
 
 def _with_line(topology: Topology, key: Key, step: Step, error: RmqError) -> RmqError:
-    return type(error)(f"{topology.source.path}, line {topology.source.line_of(key)}, on {step.node}: {error.args[0]}", *error.args[1:])
+    return type(error)(
+        f"{topology.source.path}, line {topology.source.line_of(key)}, on {step.node}: "
+        f"{error.args[0]}",
+        *error.args[1:],
+    )
 
 
 def _refused(step: Step, error: RmqError) -> Step:
@@ -211,4 +297,6 @@ def _changes(wanted: BrokerConfig | NameServerConfig, running: Any) -> Iterator[
             if field.name in _NOT_COMPARED or (field.name == "host" and not other):
                 continue
             if one != other:
-                yield f"{field.name} {getattr(one, 'value', one)} -> {getattr(other, 'value', other)}"
+                yield (
+                    f"{field.name} {getattr(one, 'value', one)} -> {getattr(other, 'value', other)}"
+                )

@@ -6,9 +6,10 @@
 
     workers = bill.deploy(num_actors=2, num_cpus=0.5)
 
-Decides what a handler may look like and what of it becomes a listener: ``handler(message)`` and ``handler(message, ctx)`` for one message at
-a time, the same with a list or an Arrow batch where ``batch_size`` or ``batch`` say so. Everything is checked where it is
-written, before any actor starts. ``actors.workers.fleet`` runs the actors.
+Decides what a handler may look like and what of it becomes a listener: ``handler(message)`` and
+``handler(message, ctx)`` for one message at a time, the same with a list or an Arrow batch where
+``batch_size`` or ``batch`` say so. Everything is checked where it is written, before any actor
+starts. ``actors.workers.fleet`` runs the actors.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ START_TIMEOUT_S = 60.0
 
 
 class OneByOne:
-    """A listener that gives its handler one message, or what the consumer hands over as a whole. Lives in the worker.
+    """A listener that gives its handler one message, or what the consumer hands over as a whole.
+    Lives in the worker.
 
-    ``handler``: function, or a class of which an object is made with ``arguments``; then it keeps state in its worker.
+    ``handler``: function, or a class of which an object is made with ``arguments``; then it keeps
+    state in its worker.
     """
 
     def __init__(self, handler: Any, arguments: Sequence[Any], single: bool) -> None:
@@ -60,9 +63,18 @@ class AsyncOneByOne(OneByOne):
 
 
 class ConsumerApp:
-    """A handler with all that its consumers need. Calling it calls the handler: unit tests need nothing else."""
+    """A handler with all that its consumers need. Calling it calls the handler: unit tests need
+    nothing else.
+    """
 
-    def __init__(self, handler: Callable[..., Any], group: str, subscriptions: dict[str, Any], settings: dict[str, Any], single: bool) -> None:
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        group: str,
+        subscriptions: dict[str, Any],
+        settings: dict[str, Any],
+        single: bool,
+    ) -> None:
         self.handler = handler
         self.single = single
         self.group = group
@@ -72,60 +84,106 @@ class ConsumerApp:
         self.__name__ = getattr(handler, "__name__", type(handler).__name__)
 
     def __repr__(self) -> str:
-        return f"<consumer {self.__name__} of group {self.group!r} for {', '.join(sorted(self.subscriptions))}>"
+        return (
+            f"<consumer {self.__name__} of group {self.group!r} for "
+            f"{', '.join(sorted(self.subscriptions))}>"
+        )
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """The handler itself (of a class: a new object of it)."""
         return self.handler(*arguments, **keywords)
 
     def deploy(  # noqa: PLR0913 - Ray's own options by their own names
-        self, num_actors: int = 1, *, cluster: str = DEFAULT_CLUSTER, num_cpus: float = 1, num_gpus: float = 0, resources: Mapping[str, float] | None = None,
-        autoscale: Autoscale | Mapping[str, Any] | None = None, args: Sequence[Any] = (), name: str | None = None, runtime_env: Mapping[str, Any] | None = None,
+        self,
+        num_actors: int = 1,
+        *,
+        cluster: str = DEFAULT_CLUSTER,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+        autoscale: Autoscale | Mapping[str, Any] | None = None,
+        args: Sequence[Any] = (),
+        name: str | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = START_TIMEOUT_S,
-    ) -> Workers:  # fmt: skip
+    ) -> Workers:
         """Start ``num_actors`` consumer actors and wait until they have joined the group.
 
-        ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env``: of each actor, as Ray means them. ``autoscale``: more and fewer actors by the
-        group's lag (``rmq.Autoscale``). ``args``: for a handler that is a class. ``name``: the group outlives this program, and
-        ``rmq.workers(name)`` finds it again. Raises ``ConfigError``, and ``ClusterError`` where the actors cannot start (no such cluster, too
-        few resources: the message says which are free).
+        ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env``: of each actor, as Ray means
+        them. ``autoscale``: more and fewer actors by the group's lag (``rmq.Autoscale``). ``args``:
+        for a handler that is a class. ``name``: the group outlives this program, and
+        ``rmq.workers(name)`` finds it again. Raises ``ConfigError``, and ``ClusterError`` where the
+        actors cannot start (no such cluster, too few resources: the message says which are free).
         """
         check_actors(num_actors)
         if args and not isinstance(self.handler, type):
-            raise ConfigError(f"args are for handlers that are classes; {self.__name__} is a function", self.__name__)
+            raise ConfigError(
+                f"args are for handlers that are classes; {self.__name__} is a function",
+                self.__name__,
+            )
         scale = None if autoscale is None else Autoscale.of(autoscale)
         if scale is not None and self.settings.get("model") == "broadcasting":
-            raise ConfigError("broadcasting consumers have no common lag to scale by: every actor gets every message; leave autoscale out", self.group)
+            raise ConfigError(
+                "broadcasting consumers have no common lag to scale by: every actor gets "
+                "every message; leave autoscale out",
+                self.group,
+            )
         gateway.cluster_address(cluster)  # typed error where it does not run
         kind = AsyncOneByOne if _is_async(self.handler) else OneByOne
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "runtime_env": dict(runtime_env) if runtime_env else None}
+        options = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "resources": dict(resources or {}),
+            "runtime_env": dict(runtime_env) if runtime_env else None,
+        }
         settings = {**self.settings, "listener_args": (self.handler, tuple(args), self.single)}
-        spec = FleetSpec(cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale)
-        fleet = gateway.create_worker(FleetShell, (gateway.pack(spec),), {}, {"num_cpus": 0}, name=None if name is None else names.fleet(cluster, name))
+        spec = FleetSpec(
+            cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale
+        )
+        fleet = gateway.create_worker(
+            FleetShell,
+            (gateway.pack(spec),),
+            {},
+            {"num_cpus": 0},
+            name=None if name is None else names.fleet(cluster, name),
+        )
         try:
-            gateway.call(fleet, "start", timeout_s, timeout_s=timeout_s + gateway.CALL_TIMEOUT_S)  # the fleet has a process of its own to start
+            gateway.call(
+                fleet, "start", timeout_s, timeout_s=timeout_s + gateway.CALL_TIMEOUT_S
+            )  # the fleet has a process of its own to start
         except ClusterError:
             gateway.kill_worker(fleet)
             raise
         return Workers(fleet, self.group)
 
 
-def consumer(topic: str | Mapping[str, Any], *, group: str, tags: Any = "*", **settings: Any) -> Callable[[Callable[..., Any]], ConsumerApp]:
+def consumer(
+    topic: str | Mapping[str, Any], *, group: str, tags: Any = "*", **settings: Any
+) -> Callable[[Callable[..., Any]], ConsumerApp]:
     """Make a function or class the handler of a consumer group.
 
-    ``topic``: a topic, filtered by ``tags`` (``"paid || refund"`` or ``rmq.sql(...)``), or a mapping topic -> filter. Further keywords are those
-    of ``PushConsumer``. With its ``batch_size`` of 1 the handler gets one message; with more a list; with ``batch="arrow"`` an Arrow batch. What the
-    handler returns or raises means what it means for a listener: None = done, an exception = again later, ``rmq.Reject`` = dead letter.
-    Raises ``ConfigError`` for settings that no consumer could have.
+    ``topic``: a topic, filtered by ``tags`` (``"paid || refund"`` or ``rmq.sql(...)``), or a
+    mapping topic -> filter. Further keywords are those of ``PushConsumer``. With its ``batch_size``
+    of 1 the handler gets one message; with more a list; with ``batch="arrow"`` an Arrow batch. What
+    the handler returns or raises means what it means for a listener: None = done, an exception =
+    again later, ``rmq.Reject`` = dead letter. Raises ``ConfigError`` for settings that no consumer
+    could have.
     """
     subscriptions = dict(topic) if isinstance(topic, Mapping) else {topic: tags}
     check_subscriptions(subscriptions)
-    checked = push_settings(group, settings.get("config"), {key: value for key, value in settings.items() if key != "config"})
+    checked = push_settings(
+        group,
+        settings.get("config"),
+        {key: value for key, value in settings.items() if key != "config"},
+    )
     single = checked.config.batch_size == 1 and checked.columns is None
 
     def decorate(handler: Callable[..., Any]) -> ConsumerApp:
         if not callable(handler):
-            raise ConfigError(f"@consumer decorates a function or a class, not {handler!r:.80}", repr(handler)[:80])
+            raise ConfigError(
+                f"@consumer decorates a function or a class, not {handler!r:.80}",
+                repr(handler)[:80],
+            )
         _takes_context(handler)
         return ConsumerApp(handler, group, subscriptions, settings, single)
 
@@ -136,25 +194,38 @@ def workers(name: str, cluster: str = DEFAULT_CLUSTER) -> Workers:
     """The group that was deployed under ``name``; ``ClusterError`` where there is none."""
     handle = gateway.find(names.fleet(cluster, name))
     if handle is None:
-        raise ClusterError(f"no workers are deployed under the name {name!r} in cluster {cluster!r}; deploy(name={name!r}) does it", name)
+        raise ClusterError(
+            f"no workers are deployed under the name {name!r} in cluster {cluster!r}; "
+            f"deploy(name={name!r}) does it",
+            name,
+        )
     return Workers(handle, str(gateway.call(handle, "ping")))
 
 
 def _is_async(handler: Any) -> bool:
     called = handler.__call__ if isinstance(handler, type) else handler
-    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004 - the method itself
+    method = getattr(called, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(method)
 
 
 def _takes_context(handler: Any) -> bool:
-    """Whether it has a second parameter for the context. ``ConfigError`` for none, or for more than two without defaults."""
+    """Whether it has a second parameter for the context. ``ConfigError`` for none, or for more than
+    two without defaults.
+    """
     if isinstance(handler, type):
         parameters = list(inspect.signature(handler.__call__).parameters.values())[1:]
     else:
         parameters = list(inspect.signature(handler).parameters.values())
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in places if p.default is p.empty] + [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    needed = [p for p in places if p.default is p.empty] + [
+        p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    ]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return True
     if not places or len(needed) > 2:
-        raise ConfigError(f"handler {getattr(handler, '__name__', handler)!r:.80} must take a message, or a message and a context", repr(handler)[:80])
+        raise ConfigError(
+            f"handler {getattr(handler, '__name__', handler)!r:.80} must take a message, or "
+            f"a message and a context",
+            repr(handler)[:80],
+        )
     return len(needed) == 2 or (len(places) >= 2 and places[1].name in ("ctx", "context"))

@@ -1,14 +1,17 @@
-"""A scaled group: consumer actors of one consumer group, and the actor that starts, watches, scales and drains them.
+"""A scaled group: consumer actors of one consumer group, and the actor that starts, watches, scales
+and drains them.
 
     Workers (in the driver) ── start, scale, status, stop ──> FleetShell (one actor, no CPU)
                                                                  └── creates, pings ──> ConsumerShell (n actors)
 
-Decides when a worker is created anew (Ray restarts a process that dies; one whose constructor failed meanwhile is gone for good) and
-applies ``protocol.autoscale`` to the group's lag. Does not kill workers that are slow to answer: a handler may keep the interpreter for
-as long as it likes. Called by ``actors.workers.deployment``.
+Decides when a worker is created anew (Ray restarts a process that dies; one whose constructor
+failed meanwhile is gone for good) and applies ``protocol.autoscale`` to the group's lag. Does not
+kill workers that are slow to answer: a handler may keep the interpreter for as long as it likes.
+Called by ``actors.workers.deployment``.
 
-Invariants: fewer workers are made by stopping the youngest gracefully (what it had begun is finished and committed); the fleet's actor owns its
-workers: when it goes they go, and their messages come to other members of the group.
+Invariants: fewer workers are made by stopping the youngest gracefully (what it had begun is
+finished and committed); the fleet's actor owns its workers: when it goes they go, and their
+messages come to other members of the group.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from typing import Any
 
 from rmq_ray.actors import gateway
 from rmq_ray.actors.consumer import ConsumerShell
+from rmq_ray.actors.control.supervise import Ping
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.shell import is_restart, spawn
-from rmq_ray.actors.control.supervise import Ping
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError
@@ -38,7 +41,9 @@ RESTART_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """What the workers are made of. ``actors``: how many at first; ``options``: Ray's actor options; ``settings``: keywords of ``ConsumerActor``."""
+    """What the workers are made of. ``actors``: how many at first; ``options``: Ray's actor
+    options; ``settings``: keywords of ``ConsumerActor``.
+    """
 
     cluster: str
     group: str
@@ -51,7 +56,9 @@ class FleetSpec:
 
 
 class FleetShell:
-    """All state belongs to the actor's one loop. ``packed``: a ``FleetSpec`` as ``gateway.pack`` makes it, so that Ray can restart the actor."""
+    """All state belongs to the actor's one loop. ``packed``: a ``FleetSpec`` as ``gateway.pack``
+    makes it, so that Ray can restart the actor.
+    """
 
     def __init__(self, packed: bytes) -> None:
         spec: FleetSpec = gateway.unpack(packed)
@@ -72,7 +79,9 @@ class FleetShell:
         return self._spec.group
 
     async def start(self, timeout_s: float) -> None:
-        """Create the first workers and wait until all have joined. ``ClusterError`` names what keeps them; nothing is left then."""
+        """Create the first workers and wait until all have joined. ``ClusterError`` names what
+        keeps them; nothing is left then.
+        """
         try:
             async with self._changing:
                 await self._grow(self._spec.actors, timeout_s)
@@ -82,10 +91,15 @@ class FleetShell:
         self._begin_to_watch()
 
     async def scale(self, actors: int, timeout_s: float) -> int:
-        """Grow or shrink to ``actors``; returns when the new ones have joined or the old ones have left."""
+        """Grow or shrink to ``actors``; returns when the new ones have joined or the old ones have
+        left.
+        """
         async with self._changing:
             if self._stopped:
-                raise ClusterError(f"the workers of group {self._spec.group!r} were stopped; deploy them anew", self._spec.group)
+                raise ClusterError(
+                    f"the workers of group {self._spec.group!r} were stopped; deploy them anew",
+                    self._spec.group,
+                )
             if actors > len(self._workers):
                 await self._grow(actors, timeout_s)
             else:
@@ -94,22 +108,37 @@ class FleetShell:
             return len(self._workers)
 
     async def status(self) -> dict[str, Any]:
-        """``group, actors, target, made_anew, lag`` (as last measured for scaling) and ``workers``: ``stats`` of each, or its error."""
+        """``group, actors, target, made_anew, lag`` (as last measured for scaling) and ``workers``:
+        ``stats`` of each, or its error.
+        """
         found = await asyncio.gather(*(self._stats(worker) for worker in self._workers))
         return {
-            "group": self._spec.group, "actors": len(self._workers), "target": self._target, "made_anew": self._made_anew, "lag": self._lag, "workers": found,
-        }  # fmt: skip
+            "group": self._spec.group,
+            "actors": len(self._workers),
+            "target": self._target,
+            "made_anew": self._made_anew,
+            "lag": self._lag,
+            "workers": found,
+        }
 
     async def lag(self) -> int:
-        """Messages that the group has still to finish: over all its queues, those of its retry topic included."""
+        """Messages that the group has still to finish: over all its queues, those of its retry
+        topic included.
+        """
         return (await asyncio.to_thread(self._measure))[0]
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
         """Call a public method of every worker's listener object."""
-        return list(await asyncio.gather(*(gateway.call_async(worker, "ask", method, *arguments) for worker in self._workers)))
+        return list(
+            await asyncio.gather(
+                *(gateway.call_async(worker, "ask", method, *arguments) for worker in self._workers)
+            )
+        )
 
     async def stop(self, drain: bool, timeout_s: float) -> bool:
-        """End all workers; with ``drain`` what they have begun is finished and committed first. False when some did not end in time."""
+        """End all workers; with ``drain`` what they have begun is finished and committed first.
+        False when some did not end in time.
+        """
         self._stopped = True
         async with self._changing:
             self._target = 0
@@ -119,23 +148,33 @@ class FleetShell:
             self._admin = None
         return drained
 
-    # --- workers ---------------------------------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
     def _create(self) -> Any:
         spec = self._spec
-        return gateway.create_worker(ConsumerShell, (spec.group, spec.listener, spec.subscriptions), {"cluster": spec.cluster, **spec.settings}, spec.options)
+        return gateway.create_worker(
+            ConsumerShell,
+            (spec.group, spec.listener, spec.subscriptions),
+            {"cluster": spec.cluster, **spec.settings},
+            spec.options,
+        )
 
     async def _grow(self, actors: int, timeout_s: float) -> None:
         fresh = [self._create() for _ in range(actors - len(self._workers))]
-        outcomes = await asyncio.gather(*(gateway.call_async(worker, "ping", timeout_s=timeout_s) for worker in fresh), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(gateway.call_async(worker, "ping", timeout_s=timeout_s) for worker in fresh),
+            return_exceptions=True,
+        )
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             for worker in fresh:
                 gateway.kill_worker(worker)
             raise ClusterError(
-                f"{len(failures)} of {len(fresh)} workers of group {self._spec.group!r} did not start: {failures[0]}; each asks for {self._asked()}, "
-                f"free are {gateway.free_resources()}", self._spec.group
-            )  # fmt: skip
+                f"{len(failures)} of {len(fresh)} workers of group {self._spec.group!r} did "
+                f"not start: {failures[0]}; each asks for {self._asked()}, "
+                f"free are {gateway.free_resources()}",
+                self._spec.group,
+            )
         self._workers += fresh
         self._target = actors
 
@@ -143,14 +182,20 @@ class FleetShell:
         leaving, self._workers = self._workers[actors:], self._workers[:actors]
         ended = [True] * len(leaving)
         if drain:
-            ended = list(await asyncio.gather(*(self._drained(worker, timeout_s) for worker in leaving)))
+            ended = list(
+                await asyncio.gather(*(self._drained(worker, timeout_s) for worker in leaving))
+            )
         for worker in leaving:
             gateway.kill_worker(worker)
         return all(ended)
 
     async def _drained(self, worker: Any, timeout_s: float) -> bool:
         try:
-            return bool(await gateway.call_async(worker, "stop", timeout_s, timeout_s=timeout_s + STOP_MARGIN_S))
+            return bool(
+                await gateway.call_async(
+                    worker, "stop", timeout_s, timeout_s=timeout_s + STOP_MARGIN_S
+                )
+            )
         except RmqError as error:
             log.warning("a worker of group %s did not stop by itself: %s", self._spec.group, error)
             return False
@@ -162,11 +207,17 @@ class FleetShell:
             return {"error": str(error)}
 
     def _asked(self) -> str:
-        wanted = {name: self._spec.options[name] for name in ("num_cpus", "num_gpus", "resources") if self._spec.options.get(name)}
+        wanted = {
+            name: self._spec.options[name]
+            for name in ("num_cpus", "num_gpus", "resources")
+            if self._spec.options.get(name)
+        }
         return ", ".join(f"{name}={value}" for name, value in wanted.items()) or "nothing"
 
     async def _start_again(self) -> None:
-        """This process died, and its workers with it; Ray made a new one. As many as at first: autoscaling and ``scale`` find the number again."""
+        """This process died, and its workers with it; Ray made a new one. As many as at first:
+        autoscaling and ``scale`` find the number again.
+        """
         while not self._stopped:  # paced by the pause
             try:
                 async with self._changing:
@@ -182,7 +233,7 @@ class FleetShell:
         if self._scaler is not None:
             spawn(self._scale_on_lag(), "fleet autoscale")
 
-    # --- watching --------------------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while not self._stopped:
@@ -204,9 +255,17 @@ class FleetShell:
             except RmqError as error:
                 log.info("the lag of group %s is not known now: %s", self._spec.group, error)
                 continue
-            wanted = self._scaler.decide(len(self._workers), self._lag, queues, SYSTEM_CLOCK.monotonic_ms())
+            wanted = self._scaler.decide(
+                len(self._workers), self._lag, queues, SYSTEM_CLOCK.monotonic_ms()
+            )
             if wanted != len(self._workers) and not self._stopped:
-                log.info("group %s has a lag of %d: %d workers become %d", self._spec.group, self._lag, len(self._workers), wanted)
+                log.info(
+                    "group %s has a lag of %d: %d workers become %d",
+                    self._spec.group,
+                    self._lag,
+                    len(self._workers),
+                    wanted,
+                )
                 try:
                     await self.scale(wanted, 60.0)
                 except ClusterError as error:
@@ -221,12 +280,19 @@ class FleetShell:
             lag = sum(int(row["lag"]) for row in admin.group_lag(self._spec.group))
         except GroupNotFound:
             lag = 0
-        queues = sum(row.read_queues for topic in self._spec.subscriptions for row in admin.route(topic).queues if row.permission & Permission.READ)
+        queues = sum(
+            row.read_queues
+            for topic in self._spec.subscriptions
+            for row in admin.route(topic).queues
+            if row.permission & Permission.READ
+        )
         return lag, queues
 
 
 class Workers:
-    """Handle of a deployed group; picklable. As a context manager it drains and stops at the end."""
+    """Handle of a deployed group; picklable. As a context manager it drains and stops at the
+    end.
+    """
 
     def __init__(self, fleet: Any, group: str) -> None:
         self._fleet = fleet
@@ -254,22 +320,39 @@ class Workers:
         return int(gateway.call(self._fleet, "lag"))
 
     def scale(self, actors: int, timeout_s: float = 60.0) -> int:
-        """Run this many workers; those that go finish what they have begun. Returns the number that runs.
+        """Run this many workers; those that go finish what they have begun. Returns the number that
+        runs.
 
-        ``ConfigError`` for less than one (``stop`` ends all), ``ClusterError`` where the new ones cannot start; those that ran go on.
+        ``ConfigError`` for less than one (``stop`` ends all), ``ClusterError`` where the new ones
+        cannot start; those that ran go on.
         """
-        return int(gateway.call(self._fleet, "scale", check_actors(actors), timeout_s, timeout_s=2 * timeout_s + STOP_MARGIN_S))
+        return int(
+            gateway.call(
+                self._fleet,
+                "scale",
+                check_actors(actors),
+                timeout_s,
+                timeout_s=2 * timeout_s + STOP_MARGIN_S,
+            )
+        )
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a public method of every worker's handler object; the results in no particular order."""
+        """Call a public method of every worker's handler object; the results in no particular
+        order.
+        """
         return list(gateway.call(self._fleet, "ask", method, *arguments))
 
     def stop(self, drain: bool = True, timeout_s: float = 60.0) -> bool:
-        """End the group's workers. ``drain``: running handlers end and are committed first, nothing they had begun comes again; without it
-        unfinished messages come to the group's next member. False when some handler still ran after ``timeout_s``. Twice does nothing.
+        """End the group's workers. ``drain``: running handlers end and are committed first, nothing
+        they had begun comes again; without it unfinished messages come to the group's next member.
+        False when some handler still ran after ``timeout_s``. Twice does nothing.
         """
         try:
-            ended = bool(gateway.call(self._fleet, "stop", drain, timeout_s, timeout_s=timeout_s + 2 * STOP_MARGIN_S))
+            ended = bool(
+                gateway.call(
+                    self._fleet, "stop", drain, timeout_s, timeout_s=timeout_s + 2 * STOP_MARGIN_S
+                )
+            )
         except ClusterError as error:
             log.info("the workers of %s had gone already: %s", self.group, error)
             return True

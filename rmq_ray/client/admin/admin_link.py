@@ -1,7 +1,7 @@
 """How administration asks: one client instance, the masters by name, refusals as typed errors.
 
-Called by: ``admin`` and its parts. Decides which answer is which error, and that a broker that recovers or was elected a moment ago is asked again: it refused
-before it did anything.
+Called by: ``admin`` and its parts. Decides which answer is which error, and that a broker that
+recovers or was elected a moment ago is asked again: it refused before it did anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ AGAIN_MS = 50
 
 
 class AdminLink:
-    """One client instance, made when it is first needed; ``close`` it when done. ``timeout_ms``: of each request."""
+    """One client instance, made when it is first needed; ``close`` it when done. ``timeout_ms``: of
+    each request.
+    """
 
     def __init__(self, discovery: Discovery, *, timeout_ms: int = TIMEOUT_MS) -> None:
         self._discovery = discovery
@@ -38,21 +40,30 @@ class AdminLink:
 
     def brokers(self) -> list[BrokerData]:
         """Every broker name with its addresses by id, as a name server knows them."""
-        return decode_cluster_info(body_of(self._name_server(Command(RequestCode.GET_BROKER_CLUSTER_INFO))))
+        return decode_cluster_info(
+            body_of(self._name_server(Command(RequestCode.GET_BROKER_CLUSTER_INFO)))
+        )
 
     def masters(self) -> dict[str, Address]:
-        """Addresses of the masters by broker name. Waits for the brokers' registration at a name server that has just started.
+        """Addresses of the masters by broker name. Waits for the brokers' registration at a name
+        server that has just started.
 
         ``AdminError`` where there is none when the time-out is over.
         """
         clock = self._client().clock
         deadline = clock.monotonic_ms() + self._timeout_ms
         while True:
-            found = {data.broker_name: Address.parse(data.addresses[MASTER_ID]) for data in self.brokers() if MASTER_ID in data.addresses}
+            found = {
+                data.broker_name: Address.parse(data.addresses[MASTER_ID])
+                for data in self.brokers()
+                if MASTER_ID in data.addresses
+            }
             if found:
                 return found
             if clock.monotonic_ms() > deadline:
-                raise AdminError("no broker is registered at the name servers: see `rmq-ray status`")
+                raise AdminError(
+                    "no broker is registered at the name servers: see `rmq-ray status`"
+                )
             clock.sleep_ms(POLL_MS)
 
     def _client(self) -> ClientInstance:
@@ -62,27 +73,42 @@ class AdminLink:
             self._instance = instance
         return self._instance
 
-    def _ask(self, address: Address, command: Command, failure: str, accept: Iterable[int] = ()) -> Command:
+    def _ask(
+        self, address: Address, command: Command, failure: str, accept: Iterable[int] = ()
+    ) -> Command:
         clock = self._client().clock
         deadline = clock.monotonic_ms() + self._timeout_ms
         while True:
             answer = self._client().invoke(address, command, self._timeout_ms)
-            if answer.code != ResponseCode.STILL_RECOVERING or clock.monotonic_ms() + AGAIN_MS > deadline:
+            if (
+                answer.code != ResponseCode.STILL_RECOVERING
+                or clock.monotonic_ms() + AGAIN_MS > deadline
+            ):
                 return accepted(answer, failure, accept)
             clock.sleep_ms(AGAIN_MS)
 
     def _name_server(self, command: Command, accept: Iterable[int] = ()) -> Command:
-        return accepted(self._client().name_server_invoke(command, self._timeout_ms), "the name server refused", accept)
+        return accepted(
+            self._client().name_server_invoke(command, self._timeout_ms),
+            "the name server refused",
+            accept,
+        )
 
 
 def accepted(answer: Command, failure: str, accept: Iterable[int] = ()) -> Command:
-    """The answer if it succeeded or has a code out of ``accept``, else the error that it stands for."""
+    """The answer if it succeeded or has a code out of ``accept``, else the error that it stands
+    for.
+    """
     if answer.code == ResponseCode.SUCCESS or answer.code in accept:
         return answer
     reason = f"{failure}: {answer.remark or 'code ' + str(answer.code)}"
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         raise TopicNotFound(reason)
-    if answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION, ResponseCode.MESSAGE_ILLEGAL):
+    if answer.code in (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.MESSAGE_ILLEGAL,
+    ):
         raise AdminError(reason, answer.code)
     raise ResponseError(reason, answer.code)
 

@@ -3,10 +3,11 @@
     pull answer ─> Page ─> tag check ─> ReadyBatch, ReadyBatch, ... ─> ProcessQueue (what is unfinished)
                                              └─> consuming threads ─> listener
 
-Decides how a page is cut. Keeps the state that the pulling side (``client.consumer.puller``) and the consuming side
-(``client.push.consume_concurrently``) share; both change it under ``lock`` only.
+Decides how a page is cut. Keeps the state that the pulling side (``client.consumer.puller``) and
+the consuming side (``client.push.consume_concurrently``) share; both change it under ``lock`` only.
 
-Invariant: one object per time that the queue is held. After it was dropped it is never used again: the next time makes a new one.
+Invariant: one object per time that the queue is held. After it was dropped it is never used again:
+the next time makes a new one.
 """
 
 from __future__ import annotations
@@ -24,20 +25,32 @@ from rmq_ray.protocol.process_queue import Batch, ProcessQueue
 
 
 class ReadyBatch(Batch):
-    """Messages that the listener gets together. They are made when it does: until then they are numbers of a page."""
+    """Messages that the listener gets together. They are made when it does: until then they are
+    numbers of a page.
+    """
 
     __slots__ = ("indices", "messages", "owner", "page")
 
-    def __init__(self, owner: AssignedQueue, page: Page, indices: Sequence[int], body_bytes: int) -> None:
-        super().__init__(page.offsets[indices[0]], page.offsets[indices[-1]], len(indices), body_bytes)
+    def __init__(
+        self, owner: AssignedQueue, page: Page, indices: Sequence[int], body_bytes: int
+    ) -> None:
+        super().__init__(
+            page.offsets[indices[0]], page.offsets[indices[-1]], len(indices), body_bytes
+        )
         self.owner = owner
         self.page = page
         self.indices = indices
         self.messages: list[MessageExt] | None = None
 
     def take(self, now_ms: int) -> list[MessageExt]:
-        """A list of the messages that is the caller's own: made anew, or those kept from a failed call."""
-        return self.page.messages(self.indices, now_ms) if self.messages is None else list(self.messages)
+        """A list of the messages that is the caller's own: made anew, or those kept from a failed
+        call.
+        """
+        return (
+            self.page.messages(self.indices, now_ms)
+            if self.messages is None
+            else list(self.messages)
+        )
 
 
 @dataclass(slots=True)
@@ -93,7 +106,9 @@ class AssignedQueue:
         """The broker's lock of the queue, of ordered consumption."""
         self.min_offset = self.max_offset = 0
         self.last_begun = -1
-        """First offset of the latest batch that a listener got: on stop, earlier ones are still worked off."""
+        """First offset of the latest batch that a listener got: on stop, earlier ones are still
+        worked off.
+        """
         self.failures = 0
         """Pulls in a row that brought no page; only some of them are worth a line in the log."""
         self.empty_in_a_row = 0
@@ -111,8 +126,12 @@ class AssignedQueue:
         return max(0, self.max_offset - self.process.commit_offset)
 
 
-def cut(owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: int) -> list[ReadyBatch]:
-    """The records of ``page`` that passed the filter, in batches of at most ``batch_size``, in order of their offsets."""
+def cut(
+    owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: int
+) -> list[ReadyBatch]:
+    """The records of ``page`` that passed the filter, in batches of at most ``batch_size``, in
+    order of their offsets.
+    """
     lengths = page.body_bytes
     if isinstance(lengths, list):  # few records
         if len(indices) != len(page):
@@ -128,4 +147,7 @@ def cut(owner: AssignedQueue, page: Page, indices: Sequence[int], batch_size: in
         totals = [sum(lengths[at : at + batch_size]) for at in edges]
     else:
         totals = np.add.reduceat(lengths, edges).tolist()
-    return [ReadyBatch(owner, page, indices[at : at + batch_size], total) for at, total in zip(edges, totals, strict=True)]
+    return [
+        ReadyBatch(owner, page, indices[at : at + batch_size], total)
+        for at, total in zip(edges, totals, strict=True)
+    ]

@@ -4,13 +4,15 @@
                                   └── a stop was wanted, or it raised ──> end
     stop ──wanted──turn, within its time──> end
 
-Decides who begins and who ends. Does not decide what that is: the consumers say so, which are made of it.
+Decides who begins and who ends. Does not decide what that is: the consumers say so, which are made
+of it.
 
-A signal handler runs in the midst of its thread's work. A stop in there cannot wait for the start, or the stop, that it interrupts: it says what is wanted,
-and what it interrupted does it. The lock is reentrant for that, and each step is right when a handler runs before or after it.
+A signal handler runs in the midst of its thread's work. A stop in there cannot wait for the start,
+or the stop, that it interrupts: it says what is wanted, and what it interrupted does it. The lock
+is reentrant for that, and each step is right when a handler runs before or after it.
 
-Invariants: ``end`` is called after ``connect`` only, in one thread at a time, and not again once it returned True. After a stop that returned True nothing that
-began goes on.
+Invariants: ``end`` is called after ``connect`` only, in one thread at a time, and not again once it
+returned True. After a stop that returned True nothing that began goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from rmq_ray.errors import ClientError
 
 
 class ConsumerLife:
-    """Of one consumer. ``name``: as errors call it; ``end(timeout_ms)``: false when something still ran after that time."""
+    """Of one consumer. ``name``: as errors call it; ``end(timeout_ms)``: false when something still
+    ran after that time.
+    """
 
     def __init__(self, name: str, group: str, clock: Clock, end: Callable[[int], bool]) -> None:
         self.state = ServiceState.CREATE_JUST
@@ -38,8 +42,9 @@ class ConsumerLife:
         self._ended = True  # nothing that began goes on
 
     def start(self, connect: Callable[[], None], begin: Callable[[], None]) -> None:
-        """``connect`` sets the state once a failure is final, and leaves nothing behind when it raises. ``ClientError`` when it was started or stopped before,
-        or is stopped meanwhile: nothing of it goes on then.
+        """``connect`` sets the state once a failure is final, and leaves nothing behind when it
+        raises. ``ClientError`` when it was started or stopped before, or is stopped meanwhile:
+        nothing of it goes on then.
         """
         try:
             with self._turn:
@@ -49,10 +54,16 @@ class ConsumerLife:
             if stopped:
                 self.stop(self._wanted_ms or 0)
         if stopped:
-            raise ClientError(f"{self._name} of group {self._group!r} was stopped while it started; make a new one", self._group)
+            raise ClientError(
+                f"{self._name} of group {self._group!r} was stopped while it started; make a "
+                f"new one",
+                self._group,
+            )
 
     def stop(self, timeout_ms: int) -> bool:
-        """False when not everything ended within ``timeout_ms``, and in a signal handler that interrupted the start or a stop: that one ends it."""
+        """False when not everything ended within ``timeout_ms``, and in a signal handler that
+        interrupted the start or a stop: that one ends it.
+        """
         if self._wanted_ms is None:
             self._wanted_ms = timeout_ms
         if self._busy == threading.get_ident():
@@ -65,11 +76,15 @@ class ConsumerLife:
         finally:
             self._turn.release()
 
-    # --- inside, in turn -----------------------------------------------------------------------------------------------
+    # --- inside, in turn --------------------------------------------------------------------------
 
     def _start(self, connect: Callable[[], None], begin: Callable[[], None]) -> None:
         if self.state is not ServiceState.CREATE_JUST or self._busy == threading.get_ident():
-            raise ClientError(f"{self._name} of group {self._group!r} cannot start: {self.state.value}; make a new one", self._group)
+            raise ClientError(
+                f"{self._name} of group {self._group!r} cannot start: {self.state.value}; "
+                f"make a new one",
+                self._group,
+            )
         self._busy = threading.get_ident()
         try:
             connect()

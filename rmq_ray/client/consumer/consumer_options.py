@@ -1,6 +1,7 @@
 """The keyword arguments of a push consumer, checked and turned into settings.
 
-Decides which values are legal; every refusal is a ``ConfigError`` that names the value and the remedy.
+Decides which values are legal; every refusal is a ``ConfigError`` that names the value and the
+remedy.
 """
 
 from __future__ import annotations
@@ -26,23 +27,33 @@ from rmq_ray.protocol.validators import check_group, check_topic
 SUBSCRIPTIONS_MAX = 1_000
 MESSAGES_MAX = 1_024
 """Messages of one call, as in RocketMQ; rows may be more."""
-ARROW_DEFAULTS: dict[str, Any] = {"concurrency": 4, "batch_size": 8_192, "pull_records": 8_192, "threshold_messages": 10_000, "max_span": 20_000}
-"""Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of them may wait. Each thread that
-works on columns has memory of its own: with 20 of them in turn a message costs a third more."""
+ARROW_DEFAULTS: dict[str, Any] = {
+    "concurrency": 4,
+    "batch_size": 8_192,
+    "pull_records": 8_192,
+    "threshold_messages": 10_000,
+    "max_span": 20_000,
+}
+"""Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of
+them may wait. Each thread that works on columns has memory of its own: with 20 of them in turn a
+message costs a third more."""
 
 
 class PushOptions(TypedDict, total=False):
     """What may be given to ``PushConsumer`` by keyword.
 
-    ``orderly``: one message of a queue at a time. ``model``: "clustering", or "broadcasting" (every consumer of the group gets every message).
-    ``concurrency``: consuming threads, or calls of a coroutine function at once. ``batch_size``: messages a call of the listener gets at
-    most. ``start_from``: "last", "first" or "timestamp", where a group without stored offsets begins. ``start_at``: datetime or ms since
-    1970, alone or with "timestamp" (default 30 minutes ago). ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered
-    strategy's name, or a strategy. ``max_reconsume_times``: retries before the
-    dead-letter topic. ``batch``: "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows (8192 unless
-    given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``: ``ConsumeHook`` objects that see each call.
-    ``filters``: functions of a message that return False for what the listener shall not get.
-    ``namespace``: put before the group and every topic, and taken off the topic of what the listener gets.
+    ``orderly``: one message of a queue at a time. ``model``: "clustering", or "broadcasting" (every
+    consumer of the group gets every message). ``concurrency``: consuming threads, or calls of a
+    coroutine function at once. ``batch_size``: messages a call of the listener gets at most.
+    ``start_from``: "last", "first" or "timestamp", where a group without stored offsets begins.
+    ``start_at``: datetime or ms since 1970, alone or with "timestamp" (default 30 minutes ago).
+    ``allocate``: "avg", "avg_by_circle", "consistent_hash", another registered strategy's name, or
+    a strategy. ``max_reconsume_times``: retries before the dead-letter topic. ``batch``:
+    "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows
+    (8192 unless given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``:
+    ``ConsumeHook`` objects that see each call. ``filters``: functions of a message that return
+    False for what the listener shall not get. ``namespace``: put before the group and every topic,
+    and taken off the topic of what the listener gets.
     """
 
     orderly: bool
@@ -80,17 +91,31 @@ class PushSettings:
         return self.model is MessageModel.BROADCASTING
 
 
-def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[str, Any]) -> PushSettings:
-    """``config`` with the options put over it. ``ConfigError`` for unknown, illegal and not yet built ones; ``ClientError`` for the group's name."""
+def push_settings(
+    group: str, config: ConsumerConfig | None, options: Mapping[str, Any]
+) -> PushSettings:
+    """``config`` with the options put over it. ``ConfigError`` for unknown, illegal and not yet
+    built ones; ``ClientError`` for the group's name.
+    """
     check_group(group)
     unknown = sorted(options.keys() - PushOptions.__annotations__.keys())
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r} of PushConsumer; known are {', '.join(sorted(PushOptions.__annotations__))}", unknown[0])
+        raise ConfigError(
+            f"unknown option {unknown[0]!r} of PushConsumer; known are "
+            f"{', '.join(sorted(PushOptions.__annotations__))}",
+            unknown[0],
+        )
     if config is not None and not isinstance(config, ConsumerConfig):
         raise ConfigError(f"config must be a ConsumerConfig, not {config!r:.80}", repr(config)[:80])
     columns = _columns(options)
-    base = config or (ConsumerConfig(group) if columns is None else ConsumerConfig(group, **ARROW_DEFAULTS))
-    changes = {name: options[name] for name in ("concurrency", "batch_size", "max_reconsume_times") if name in options}
+    base = config or (
+        ConsumerConfig(group) if columns is None else ConsumerConfig(group, **ARROW_DEFAULTS)
+    )
+    changes = {
+        name: options[name]
+        for name in ("concurrency", "batch_size", "max_reconsume_times")
+        if name in options
+    }
     if "start_at" in options:
         changes["consume_timestamp_ms"] = as_ms(options["start_at"])
     namespace = options.get("namespace", base.namespace)
@@ -99,7 +124,9 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
     check_group(settings.group)
     if columns is None and settings.batch_size > MESSAGES_MAX:
         raise ConfigError(
-            f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; with batch='arrow' up to 8192 rows", settings.batch_size
+            f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; "
+            f"with batch='arrow' up to 8192 rows",
+            settings.batch_size,
         )
     strategy = as_strategy(options.get("allocate", "avg"))
     orderly = options.get("orderly", False)
@@ -107,35 +134,69 @@ def push_settings(group: str, config: ConsumerConfig | None, options: Mapping[st
         raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
     model = _model(options.get("model", "clustering"))
     start_from, hooks = _start_from(options), check_hooks(options.get("hooks", ()))
-    return PushSettings(settings, model, start_from, strategy, orderly, columns, hooks, check_filters(options.get("filters", ()), columns))
+    return PushSettings(
+        settings,
+        model,
+        start_from,
+        strategy,
+        orderly,
+        columns,
+        hooks,
+        check_filters(options.get("filters", ()), columns),
+    )
 
 
 def check_listener(listener: object) -> None:
     """A callable of two arguments, or a coroutine function of two."""
     if not callable(listener):
-        raise ConfigError(f"listener {listener!r:.80} is not callable; give a function of (messages, ctx)", repr(listener)[:80])
+        raise ConfigError(
+            f"listener {listener!r:.80} is not callable; give a function of (messages, ctx)",
+            repr(listener)[:80],
+        )
     if isinstance(listener, type):
-        raise ConfigError(f"listener {listener.__name__} is a class: give an object of it, which is called with (messages, ctx)", listener.__name__)
+        raise ConfigError(
+            f"listener {listener.__name__} is a class: give an object of it, which is called "
+            f"with (messages, ctx)",
+            listener.__name__,
+        )
     try:
         inspect.signature(listener).bind([], None)
     except TypeError as error:
         name = getattr(listener, "__name__", repr(listener))
-        raise ConfigError(f"listener {name:.80} cannot be called with (messages, ctx): {error}; every message would be a failed one", name[:80]) from None
+        raise ConfigError(
+            f"listener {name:.80} cannot be called with (messages, ctx): {error}; every "
+            f"message would be a failed one",
+            name[:80],
+        ) from None
     except ValueError:
         pass  # of what is not written in Python nobody knows
 
 
 def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:
-    """Topic -> expression, each one checked. ``ConfigError`` for none at all and for what is no expression, ``SubscriptionInvalid`` for a malformed one."""
+    """Topic -> expression, each one checked. ``ConfigError`` for none at all and for what is no
+    expression, ``SubscriptionInvalid`` for a malformed one.
+    """
     if not isinstance(subscriptions, Mapping):
-        raise ConfigError(f"subscriptions must map topics to expressions, like {{'orders': '*'}}; got {subscriptions!r:.80}", repr(subscriptions)[:80])
+        raise ConfigError(
+            f"subscriptions must map topics to expressions, like {{'orders': '*'}}; got "
+            f"{subscriptions!r:.80}",
+            repr(subscriptions)[:80],
+        )
     if not 0 < len(subscriptions) <= SUBSCRIPTIONS_MAX:
-        raise ConfigError(f"subscriptions must name 1 to {SUBSCRIPTIONS_MAX} topics, like {{'orders': '*'}}; got {len(subscriptions)}", len(subscriptions))
+        raise ConfigError(
+            f"subscriptions must name 1 to {SUBSCRIPTIONS_MAX} topics, like {{'orders': "
+            f"'*'}}; got {len(subscriptions)}",
+            len(subscriptions),
+        )
     checked: dict[str, Expression] = {}
     for topic, given in subscriptions.items():
         check_topic(topic)
         if given is not None and not isinstance(given, str | Sql):
-            raise ConfigError(f"subscription {given!r:.80} to {topic!r} is no expression; write 'a || b', '*' or rmq_ray.sql(\"amount > 100\")", topic)
+            raise ConfigError(
+                f"subscription {given!r:.80} to {topic!r} is no expression; write 'a || b', "
+                f"'*' or rmq_ray.sql(\"amount > 100\")",
+                topic,
+            )
         parse_subscription(topic, given)
         checked[topic] = given
     return checked
@@ -145,38 +206,62 @@ def _model(name: object) -> MessageModel:
     for model in MessageModel:
         if model.value.lower() == name:
             return model
-    raise ConfigError(f"model must be 'clustering' or 'broadcasting', not {name!r:.80}", repr(name)[:80])
+    raise ConfigError(
+        f"model must be 'clustering' or 'broadcasting', not {name!r:.80}", repr(name)[:80]
+    )
 
 
 def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
     batch, names = options.get("batch", "messages"), options.get("columns")
     if batch not in ("messages", "arrow"):
-        raise ConfigError(f"batch must be 'messages' or 'arrow', not {batch!r:.80}", repr(batch)[:80])
+        raise ConfigError(
+            f"batch must be 'messages' or 'arrow', not {batch!r:.80}", repr(batch)[:80]
+        )
     if batch == "messages":
         if names is not None:
-            raise ConfigError(f"columns={names!r:.80} without batch='arrow': only Arrow batches have columns", repr(names)[:80])
+            raise ConfigError(
+                f"columns={names!r:.80} without batch='arrow': only Arrow batches have columns",
+                repr(names)[:80],
+            )
         return None
-    from rmq_ray.model.arrow import COLUMNS  # pyarrow takes 0.15 s to load: only those who want columns wait for it
+    from rmq_ray.model.arrow import (
+        COLUMNS,
+    )  # pyarrow takes 0.15 s to load: only those who want columns wait for it
 
     if names is None:
         return COLUMNS
     if not isinstance(names, str | list | tuple):
-        raise ConfigError(f"columns must be a list of names, not {names!r:.80}; columns are {', '.join(COLUMNS)}", repr(names)[:80])
+        raise ConfigError(
+            f"columns must be a list of names, not {names!r:.80}; columns are {', '.join(COLUMNS)}",
+            repr(names)[:80],
+        )
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in COLUMNS:
-            raise ConfigError(f"there is no column {name!r:.80}; columns are {', '.join(COLUMNS)}", repr(name)[:80])
+            raise ConfigError(
+                f"there is no column {name!r:.80}; columns are {', '.join(COLUMNS)}",
+                repr(name)[:80],
+            )
     return found or COLUMNS
 
 
 def _start_from(options: Mapping[str, Any]) -> ConsumeFromWhere:
-    """A moment given as ``start_at`` says that it begins there; one that would be left unheeded is an error."""
+    """A moment given as ``start_at`` says that it begins there; one that would be left unheeded is
+    an error.
+    """
     name = options.get("start_from", "timestamp" if "start_at" in options else "last")
     found = next((where for where in ConsumeFromWhere if where.value == name), None)
     if found is None:
-        raise ConfigError(f"start_from must be 'last', 'first' or 'timestamp' (with the moment as start_at), not {name!r}", name)
+        raise ConfigError(
+            f"start_from must be 'last', 'first' or 'timestamp' (with the moment as "
+            f"start_at), not {name!r}",
+            name,
+        )
     if "start_at" in options and found is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-        raise ConfigError(f"start_at goes with start_from='timestamp', not with {name!r}: leave one of them out", name)
+        raise ConfigError(
+            f"start_at goes with start_from='timestamp', not with {name!r}: leave one of them out",
+            name,
+        )
     return found
 
 
@@ -184,8 +269,12 @@ def as_ms(moment: object) -> int:
     """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else."""
     found = moment
     if isinstance(moment, datetime):
-        with contextlib.suppress(OverflowError, ValueError, OSError):  # local times at the ends of the calendar
+        with contextlib.suppress(
+            OverflowError, ValueError, OSError
+        ):  # local times at the ends of the calendar
             found = int(moment.timestamp() * 1000)
     if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
         return found
-    raise ConfigError(f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80])
+    raise ConfigError(
+        f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80]
+    )

@@ -1,7 +1,8 @@
-"""What the parts of one consumer share: who it is, its settings, and the tables that several of them read.
+"""What the parts of one consumer share: who it is, its settings, and the tables that several of
+them read.
 
-Decides nothing but what a subscription's version is. A value object: the parts get it instead of one another, so that none of
-them points back at the consumer.
+Decides nothing but what a subscription's version is. A value object: the parts get it instead of
+one another, so that none of them points back at the consumer.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueCounters
-from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.consumer.flow_control import FlowControl
 from rmq_ray.client.consumer.offset_store import OffsetStore
 from rmq_ray.client.consumer.pausing import PauseTable
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.clock import Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.filters import Expression
@@ -29,14 +30,18 @@ DEFAULT_RETRIES = 16
 
 
 class SubscriptionTable:
-    """The topics of one consumer and their filters, the group's retry topic among them. Any thread."""
+    """The topics of one consumer and their filters, the group's retry topic among them. Any
+    thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._table: dict[str, Subscription] = {}
 
     def put(self, topic: str, expression: Expression, now_ms: int) -> None:
-        """Subscribe, or change the filter. ``SubscriptionInvalid`` when the expression means nothing."""
+        """Subscribe, or change the filter. ``SubscriptionInvalid`` when the expression means
+        nothing.
+        """
         with self._lock:
             self._table[topic] = parse_subscription(topic, expression, now_ms)
 
@@ -50,7 +55,9 @@ class SubscriptionTable:
         return self._table.get(topic)
 
     def touch(self, topic: str, now_ms: int) -> None:
-        """The queues of ``topic`` changed: its subscription counts as newer (protocol-behaviour 13)."""
+        """The queues of ``topic`` changed: its subscription counts as newer (protocol-behaviour
+        13).
+        """
         with self._lock:
             known = self._table.get(topic)
             if known is not None:
@@ -80,7 +87,9 @@ class AssignedQueues:
             return self._table.setdefault(work.queue, work) is work
 
     def remove(self, work: AssignedQueue) -> None:
-        """Let go of it, unless the queue was taken anew meanwhile. Its counters stay in ``total``."""
+        """Let go of it, unless the queue was taken anew meanwhile. Its counters stay in
+        ``total``.
+        """
         with self._lock:
             if self._table.get(work.queue) is work:
                 del self._table[work.queue]
@@ -96,7 +105,9 @@ class AssignedQueues:
             return dict(self._table)
 
     def total(self) -> dict[str, int]:
-        """Counters of all queues, those that were given up included; results that came after that are not counted."""
+        """Counters of all queues, those that were given up included; results that came after that
+        are not counted.
+        """
         with self._lock:
             found = Counter({field.name: 0 for field in fields(QueueCounters)}) + self._left
             for work in self._table.values():

@@ -1,8 +1,10 @@
-"""When a queue may be pulled: how much may lie unfinished in this client (protocol-behaviour 10.1, steps 5-7).
+"""When a queue may be pulled: how much may lie unfinished in this client (protocol-behaviour 10.1,
+steps 5-7).
 
-Decides by three limits: messages, bytes of bodies, and how far the commit offset lags behind the last pulled message. RocketMQ
-looks again after 50 ms; here the queue is also looked at when a batch is finished, so that a fast listener never waits for the
-clock. The third limit is for concurrent consumption only. Callers: ``client.consumer.puller``, under the queue's lock.
+Decides by three limits: messages, bytes of bodies, and how far the commit offset lags behind the
+last pulled message. RocketMQ looks again after 50 ms; here the queue is also looked at when a batch
+is finished, so that a fast listener never waits for the clock. The third limit is for concurrent
+consumption only. Callers: ``client.consumer.puller``, under the queue's lock.
 
 Invariant: a limit is exceeded by at most one pull's answer.
 """
@@ -43,11 +45,15 @@ class FlowControl:
         self._span_max = config.max_span if span_max is None else span_max
         self._queues: dict[str, int] = {}
         self._by_topic: dict[str, Thresholds] = {}
-        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, self._span_max)
+        self._default = Thresholds(
+            config.threshold_messages, config.threshold_mib * MIB, self._span_max
+        )
         self.held_back: Counter[Pressure] = Counter()
 
     def divide(self, topic: str, queues: int) -> None:
-        """This consumer now holds ``queues`` queues of ``topic``: a threshold given for the topic, or the group, is divided among them."""
+        """This consumer now holds ``queues`` queues of ``topic``: a threshold given for the topic,
+        or the group, is divided among them.
+        """
         self._queues[topic] = queues
         self._by_topic = {name: self._divided(count) for name, count in self._queues.items()}
 
@@ -56,12 +62,16 @@ class FlowControl:
         if self._span_max == self._config.max_span:
             self._span_max = config.max_span
         self._config = config
-        self._default = Thresholds(config.threshold_messages, config.threshold_mib * MIB, self._span_max)
+        self._default = Thresholds(
+            config.threshold_messages, config.threshold_mib * MIB, self._span_max
+        )
         self._by_topic = {name: self._divided(count) for name, count in self._queues.items()}
 
     def _divided(self, queues: int) -> Thresholds:
         config, all_queues = self._config, sum(self._queues.values())
-        messages = divided_threshold(config.threshold_messages_topic, queues, config.threshold_messages)
+        messages = divided_threshold(
+            config.threshold_messages_topic, queues, config.threshold_messages
+        )
         mib = divided_threshold(config.threshold_mib_topic, queues, config.threshold_mib)
         return Thresholds(
             min(messages, divided_threshold(config.threshold_messages_group, all_queues, messages)),

@@ -3,12 +3,14 @@
     <root>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:335, ...}}
     <root>/<client id>/<group>/offsets.json.bak   the content before the last save; read when the file is broken or missing
 
-Decides under which client id a consumer keeps its offsets. It must be the same after a restart, and no other consumer's at the same time: the
-place is locked, and who gives no client id takes the first free one of ``ip@cluster.group``, ``ip@cluster.group.1``, ... The file's
-form is Apache RocketMQ's (``store.tables.offset_file``).
+Decides under which client id a consumer keeps its offsets. It must be the same after a restart, and
+no other consumer's at the same time: the place is locked, and who gives no client id takes the
+first free one of ``ip@cluster.group``, ``ip@cluster.group.1``, ... The file's form is Apache
+RocketMQ's (``store.tables.offset_file``).
 
-Invariants: an offset in the file is never above what was consumed. Offsets of queues that are away for a while stay in the file.
-Writing happens in the client's timer thread, every 5 s, and when a queue or the consumer leaves.
+Invariants: an offset in the file is never above what was consumed. Offsets of queues that are away
+for a while stay in the file. Writing happens in the client's timer thread, every 5 s, and when a
+queue or the consumer leaves.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from typing import ClassVar
 
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.errors import ClientError, RmqError, StoreInUse
+from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET
 from rmq_ray.remoting.local_address import LOOPBACK, local_ip
-from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.store.tables.offset_file import broadcast_offsets_file
 
 FILE = "offsets.json"
@@ -35,7 +37,9 @@ log = logging.getLogger("rmq_ray.client.offsets")
 
 
 class LocalPlace:
-    """A directory that belongs to one consumer until ``release``; ``client_id`` is part of its path."""
+    """A directory that belongs to one consumer until ``release``; ``client_id`` is part of its
+    path.
+    """
 
     def __init__(self, client_id: str, directory: str, lock: DirectoryLock) -> None:
         self.client_id = client_id
@@ -43,25 +47,41 @@ class LocalPlace:
         self._lock = lock
 
     @classmethod
-    def claim(cls, root: str, cluster: ClusterAddress, group: str, client_id: str | None, files: FileSystem) -> LocalPlace:
+    def claim(
+        cls,
+        root: str,
+        cluster: ClusterAddress,
+        group: str,
+        client_id: str | None,
+        files: FileSystem,
+    ) -> LocalPlace:
         """The place of ``client_id``, or the first free one of this machine.
 
-        ``ClientError`` when a living consumer has it, or a thousand have all of them; ``StoreError`` when the directory cannot be made.
+        ``ClientError`` when a living consumer has it, or a thousand have all of them;
+        ``StoreError`` when the directory cannot be made.
         """
         if client_id is not None:
             found = cls._take(root, client_id, group, files)
             if found is None:
                 raise ClientError(
-                    f"another consumer of group {group!r} with client id {client_id!r} runs on this machine; give each its own client_id", client_id
+                    f"another consumer of group {group!r} with client id {client_id!r} runs "
+                    f"on this machine; give each its own client_id",
+                    client_id,
                 )
             return found
-        host = local_ip(Address.parse(cluster.name_servers[0])) if cluster.name_servers else LOOPBACK
+        host = (
+            local_ip(Address.parse(cluster.name_servers[0])) if cluster.name_servers else LOOPBACK
+        )
         for number in range(PLACES_MAX):
             name = f"{host}@{cluster.cluster}.{group}" + (f".{number}" if number else "")
             found = cls._take(root, name, group, files)
             if found is not None:
                 return found
-        raise ClientError(f"{PLACES_MAX} broadcasting consumers of group {group!r} run on this machine; use another group", group)
+        raise ClientError(
+            f"{PLACES_MAX} broadcasting consumers of group {group!r} run on this machine; "
+            f"use another group",
+            group,
+        )
 
     @classmethod
     def _take(cls, root: str, client_id: str, group: str, files: FileSystem) -> LocalPlace | None:
@@ -90,7 +110,9 @@ class LocalFileOffsetStore:
         self._kept: dict[MessageQueue, int] = {}
 
     def load(self) -> None:
-        """Read the file, else its ``.bak``. ``StoreCorrupt`` when there are files and none can be read: beginning anew would skip messages."""
+        """Read the file, else its ``.bak``. ``StoreCorrupt`` when there are files and none can be
+        read: beginning anew would skip messages.
+        """
         self._kept = self._file.load() or {}
 
     def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
@@ -102,7 +124,9 @@ class LocalFileOffsetStore:
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
         """See ``OffsetStore``. What the file says is remembered."""
         with self._lock:
-            if where is not ReadOffset.STORE and (queue in self._memory or where is ReadOffset.MEMORY):
+            if where is not ReadOffset.STORE and (
+                queue in self._memory or where is ReadOffset.MEMORY
+            ):
                 return self._memory.get(queue, NO_STORED_OFFSET)
             found = self._kept.get(queue, NO_STORED_OFFSET)
             if found >= 0:
@@ -125,12 +149,18 @@ class LocalFileOffsetStore:
     def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """See ``OffsetStore``."""
         with self._lock:
-            return {queue: offset for queue, offset in self._memory.items() if topic is None or queue.topic == topic}
+            return {
+                queue: offset
+                for queue, offset in self._memory.items()
+                if topic is None or queue.topic == topic
+            }
 
     def _save(self, queues: Collection[MessageQueue]) -> bool:
         with self._saving:
             with self._lock:
-                table = self._kept | {queue: self._memory[queue] for queue in queues if queue in self._memory}
+                table = self._kept | {
+                    queue: self._memory[queue] for queue in queues if queue in self._memory
+                }
             if table == self._kept:
                 return True
             try:

@@ -4,11 +4,12 @@
                                      ──persist, removal of a queue and stop, answered────>
                                      ──commit offset of every pull ──────────────────────>
 
-Decides which value wins (``increase_only``) and whom it is told to. Does not decide what the offset is: ``protocol.process_queue``
-does. A broadcasting consumer keeps its offsets in a file instead and needs another store with the same methods.
+Decides which value wins (``increase_only``) and whom it is told to. Does not decide what the offset
+is: ``protocol.process_queue`` does. A broadcasting consumer keeps its offsets in a file instead and
+needs another store with the same methods.
 
-Invariants: with ``increase_only`` a value never falls; what the broker told is never above what it stores; nothing is written
-for a queue that was removed.
+Invariants: with ``increase_only`` a value never falls; what the broker told is never above what it
+stores; nothing is written for a queue that was removed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class ReadOffset(Enum):
 
 
 class OffsetStore(Protocol):
-    """What a consumer asks of the keeper of its offsets. ``at_brokers``: pulls may carry them to the broker."""
+    """What a consumer asks of the keeper of its offsets. ``at_brokers``: pulls may carry them to
+    the broker.
+    """
 
     at_brokers: ClassVar[bool]
 
@@ -57,7 +60,9 @@ class OffsetStore(Protocol):
         ...
 
     def persist(self, queue: MessageQueue) -> bool:
-        """Hand this queue's offset over and wait until it is taken; False when that failed (or there is nothing to hand over)."""
+        """Hand this queue's offset over and wait until it is taken; False when that failed (or
+        there is nothing to hand over).
+        """
         ...
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
@@ -98,12 +103,18 @@ class OffsetRequests(Protocol):
 class RemoteOffsetStore:
     """Offsets of a clustering group: the master of each broker name keeps those of its queues.
 
-    ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not consumed in order.
+    ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not
+    consumed in order.
     """
 
     at_brokers: ClassVar[bool] = True
 
-    def __init__(self, group: str, client: OffsetRequests, lock_epoch: Callable[[MessageQueue], int | None] = lambda _queue: None) -> None:
+    def __init__(
+        self,
+        group: str,
+        client: OffsetRequests,
+        lock_epoch: Callable[[MessageQueue], int | None] = lambda _queue: None,
+    ) -> None:
         self._group = group
         self._client = client
         self._lock_epoch = lock_epoch
@@ -142,16 +153,29 @@ class RemoteOffsetStore:
         if offset is None or address is None:
             return False
         try:
-            answer = self._client.invoke(address, self._update_command(queue, offset), REQUEST_TIMEOUT_MS)
+            answer = self._client.invoke(
+                address, self._update_command(queue, offset), REQUEST_TIMEOUT_MS
+            )
         except RemotingError as error:
-            log.warning("offset %d of group %s in %s not handed over: %s", offset, self._group, queue, error)
+            log.warning(
+                "offset %d of group %s in %s not handed over: %s", offset, self._group, queue, error
+            )
             return False
         if answer.code != ResponseCode.SUCCESS:
-            log.warning("offset %d of group %s in %s refused: code %d %s", offset, self._group, queue, answer.code, answer.remark or "")
+            log.warning(
+                "offset %d of group %s in %s refused: code %d %s",
+                offset,
+                self._group,
+                queue,
+                answer.code,
+                answer.remark or "",
+            )
         return answer.code == ResponseCode.SUCCESS
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        """See the protocol. Every queue, changed or not: a restarted broker may have forgotten the last seconds."""
+        """See the protocol. Every queue, changed or not: a restarted broker may have forgotten the
+        last seconds.
+        """
         kept = frozenset(queues)
         with self._lock:
             for queue in [known for known in self._offsets if known not in kept]:
@@ -166,7 +190,13 @@ class RemoteOffsetStore:
             try:
                 self._client.oneway(address, command)
             except RemotingError as error:
-                log.info("offset %d of group %s in %s not sent, next time again: %s", offset, self._group, queue, error)
+                log.info(
+                    "offset %d of group %s in %s not sent, next time again: %s",
+                    offset,
+                    self._group,
+                    queue,
+                    error,
+                )
 
     def remove(self, queue: MessageQueue) -> None:
         """See the protocol."""
@@ -176,21 +206,42 @@ class RemoteOffsetStore:
     def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """See the protocol."""
         with self._lock:
-            return {queue: offset for queue, offset in self._offsets.items() if topic is None or queue.topic == topic}
+            return {
+                queue: offset
+                for queue, offset in self._offsets.items()
+                if topic is None or queue.topic == topic
+            }
 
     def _ask(self, queue: MessageQueue) -> int:
-        address = self._client.reading_address(queue.broker_name)  # a slave's table is seconds old: messages may come again
+        address = self._client.reading_address(
+            queue.broker_name
+        )  # a slave's table is seconds old: messages may come again
         if address is None:
             return OFFSET_UNKNOWN
         header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
-        answer = self._client.invoke(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields()))
+        answer = self._client.invoke(
+            address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields())
+        )
         if answer.code == ResponseCode.SUCCESS:
             return OffsetAnswer.from_fields(answer.fields).offset
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return NO_STORED_OFFSET
-        log.warning("offset of group %s in %s refused: code %d %s", self._group, queue, answer.code, answer.remark or "")
+        log.warning(
+            "offset of group %s in %s refused: code %d %s",
+            self._group,
+            queue,
+            answer.code,
+            answer.remark or "",
+        )
         return OFFSET_UNKNOWN
 
     def _update_command(self, queue: MessageQueue, offset: int) -> Command:
-        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, offset, self._lock_epoch(queue), self._client.client_id)
+        header = UpdateOffsetHeader(
+            self._group,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            self._lock_epoch(queue),
+            self._client.client_id,
+        )
         return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

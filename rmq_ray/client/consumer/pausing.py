@@ -1,7 +1,7 @@
 """Which topics and queues of a consumer are paused: not pulled until they are resumed.
 
-Decides what an argument of ``pause`` and ``resume`` means. Does not stop pulls: ``client.consumer.puller`` asks before each one. Called by
-push and pull consumers.
+Decides what an argument of ``pause`` and ``resume`` means. Does not stop pulls:
+``client.consumer.puller`` asks before each one. Called by push and pull consumers.
 
 Invariant: reading takes no lock; both sets are replaced as a whole.
 """
@@ -40,7 +40,11 @@ class PauseTable:
         """Resume these; a topic resumes its queues too, also those that were paused one by one."""
         wanted = _checked(what)
         with self._lock:
-            self._paused = frozenset(item for item in self._paused - wanted if not (isinstance(item, MessageQueue) and item.topic in wanted))
+            self._paused = frozenset(
+                item
+                for item in self._paused - wanted
+                if not (isinstance(item, MessageQueue) and item.topic in wanted)
+            )
 
     def clear(self) -> None:
         """Resume everything."""
@@ -56,5 +60,8 @@ def _checked(what: Iterable[Pausable]) -> frozenset[Pausable]:
     found = [what] if isinstance(what, str | MessageQueue) else list(what)
     for item in found:
         if not isinstance(item, str | MessageQueue):
-            raise ClientError(f"{item!r:.80} cannot be paused; give topics (str) or queues (MessageQueue)", repr(item)[:80])
+            raise ClientError(
+                f"{item!r:.80} cannot be paused; give topics (str) or queues (MessageQueue)",
+                repr(item)[:80],
+            )
     return frozenset(found)

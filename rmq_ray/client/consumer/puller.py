@@ -1,4 +1,5 @@
-"""Pulling: one request under way per held queue, for as long as the queue is held (protocol-behaviour 10.1, 10.7).
+"""Pulling: one request under way per held queue, for as long as the queue is held
+(protocol-behaviour 10.1, 10.7).
 
     pull ──(may it?)──> PULL_RECORDS ──answer, in the connection's reader thread──> page, batches
       ^       │ no: 50 ms, 1 s                     │
@@ -6,12 +7,13 @@
       │                                            │ so that it is under way while the listener works
       └────────────────────────────────────────────┘
 
-Decides when a queue is pulled and what an answer means. Does not run listeners (``submit`` hands batches over), choose queues
-(``client.consumer.rebalancer``) or bring connections back (``client.consumer.reconnector``).
+Decides when a queue is pulled and what an answer means. Does not run listeners (``submit`` hands
+batches over), choose queues (``client.consumer.rebalancer``) or bring connections back
+(``client.consumer.reconnector``).
 
-Invariants: answers of one queue are taken in order, because there is one pull at a time. What is put into the process queue
-is above everything before it. A dropped queue is never pulled again and its answers are thrown away. The commit flag is only
-sent to masters.
+Invariants: answers of one queue are taken in order, because there is one pull at a time. What is
+put into the process queue is above everything before it. A dropped queue is never pulled again and
+its answers are thrown away. The commit flag is only sent to masters.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ QUICK_EMPTY_MAX = 8  # a broker that does not hold pulls is asked every 50 ms, n
 HELD_BACK_LOG_EVERY = 1_000
 MAKE_WAY_MS = 0.02  # as long as a thread's wake-up takes; a reader does it once in
 MAKE_WAY_EVERY_MS = 2.0
-FEW_RECORDS = 16  # of an answer: a message that comes alone should not wait for the next pull to be written
+FEW_RECORDS = (
+    16  # of an answer: a message that comes alone should not wait for the next pull to be written
+)
 FAILURE_LOG_EVERY = 60  # a minute of failures, one each second
 
 STATUS_OF_CODE: dict[int, PullStatus] = {
@@ -84,7 +88,9 @@ class PullEvents(Protocol):
         ...
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
-        """The queue was dropped because its offset is not in the log; it goes on at ``offset`` when it is taken anew."""
+        """The queue was dropped because its offset is not in the log; it goes on at ``offset`` when
+        it is taken anew.
+        """
         ...
 
 
@@ -97,10 +103,12 @@ class Pace(Enum):
 
 
 class Puller:
-    """Pulls for one consumer. ``pull`` may be called from any thread, at any time: a queue that must not be pulled is not.
+    """Pulls for one consumer. ``pull`` may be called from any thread, at any time: a queue that
+    must not be pulled is not.
 
-    ``inline``: of a pull consumer. Each pull carries its filter, so that it is served whatever the broker knows of the group, and an offset
-    that is not in the log does not end the queue: ``PullEvents.offset_moved`` decides (protocol-behaviour 24).
+    ``inline``: of a pull consumer. Each pull carries its filter, so that it is served whatever the
+    broker knows of the group, and an offset that is not in the log does not end the queue:
+    ``PullEvents.offset_moved`` decides (protocol-behaviour 24).
     """
 
     def __init__(self, parts: ConsumerParts, events: PullEvents, *, inline: bool = False) -> None:
@@ -110,7 +118,7 @@ class Puller:
         self.pace = Pace.RUNNING
         self._made_way_ms = 0.0
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def pull(self, work: AssignedQueue) -> None:
         """Send the next pull of this queue, or see to it that it is tried again when it may."""
@@ -137,8 +145,15 @@ class Puller:
         self._parts.delayed.after(delay_ms, partial(self._due, work))
 
     def resume_if_drained(self, work: AssignedQueue) -> None:
-        """A batch was finished: a queue that a threshold held back is pulled now, not when its 50 ms are over."""
-        if work.held_back and not work.pulling and self.pace is Pace.RUNNING and self._parts.flow.pressure(work.queue.topic, work.process) is None:
+        """A batch was finished: a queue that a threshold held back is pulled now, not when its 50
+        ms are over.
+        """
+        if (
+            work.held_back
+            and not work.pulling
+            and self.pace is Pace.RUNNING
+            and self._parts.flow.pressure(work.queue.topic, work.process) is None
+        ):
             self.pull(work)
 
     def _due(self, work: AssignedQueue) -> None:
@@ -160,10 +175,16 @@ class Puller:
             parts.flow.held_back[pressure] += 1
             if parts.flow.held_back[pressure] % HELD_BACK_LOG_EVERY == 1:
                 log.info(
-                    "pull of %s held back by %s: %d messages, %d bytes unfinished", work.queue, pressure.value, work.process.count, work.process.body_bytes
+                    "pull of %s held back by %s: %d messages, %d bytes unfinished",
+                    work.queue,
+                    pressure.value,
+                    work.process.count,
+                    work.process.body_bytes,
                 )
             return parts.config.flow_control_delay_ms
-        if parts.subscriptions.get(work.queue.topic) is None or self._events.broker_down(work.queue.broker_name):
+        if parts.subscriptions.get(work.queue.topic) is None or self._events.broker_down(
+            work.queue.broker_name
+        ):
             return parts.config.exception_delay_ms
         return None
 
@@ -176,14 +197,25 @@ class Puller:
             self._again(work, parts.config.exception_delay_ms)
             return
         broker_id, address = found
-        command = Command(RequestCode.PULL_RECORDS, body=pack_pull(self._request(work, subscription, broker_id)), serialize=BINARY)
+        command = Command(
+            RequestCode.PULL_RECORDS,
+            body=pack_pull(self._request(work, subscription, broker_id)),
+            serialize=BINARY,
+        )
         sent_ms = parts.clock.monotonic_ms()
         try:
-            parts.client.invoke_async(address, command, parts.config.pull_timeout_ms, partial(self._answered, work, address, sent_ms))
+            parts.client.invoke_async(
+                address,
+                command,
+                parts.config.pull_timeout_ms,
+                partial(self._answered, work, address, sent_ms),
+            )
         except RemotingError as error:
             self._failed(work, error)
 
-    def _request(self, work: AssignedQueue, subscription: Subscription, broker_id: int) -> PullRecords:
+    def _request(
+        self, work: AssignedQueue, subscription: Subscription, broker_id: int
+    ) -> PullRecords:
         parts, queue = self._parts, work.queue
         commit = parts.offsets.read(queue, ReadOffset.MEMORY)
         flags = PullSysFlag.SUSPEND
@@ -208,9 +240,15 @@ class Puller:
             work.lease.epoch if work.lease is not None else 0,
         )
 
-    # --- taking answers (reader thread) -----------------------------------------------------------------------------------
+    # --- taking answers (reader thread) -----------------------------------------------------------
 
-    def _answered(self, work: AssignedQueue, address: Address, sent_ms: float, outcome: Command | RemotingError) -> None:
+    def _answered(
+        self,
+        work: AssignedQueue,
+        address: Address,
+        sent_ms: float,
+        outcome: Command | RemotingError,
+    ) -> None:
         if work.process.dropped or self.pace is Pace.STOPPED:
             work.pulling = False
             return
@@ -227,7 +265,14 @@ class Puller:
             log.warning("answer to a pull of %s cannot be used: %s", work.queue, error)
             self._again(work, self._parts.config.exception_delay_ms)
 
-    def _take(self, work: AssignedQueue, address: Address, status: PullStatus, outcome: Command, sent_ms: float) -> None:
+    def _take(
+        self,
+        work: AssignedQueue,
+        address: Address,
+        status: PullStatus,
+        outcome: Command,
+        sent_ms: float,
+    ) -> None:
         answer = unpack_pulled(outcome.body)
         work.epoch, work.broker_id = answer.epoch, answer.suggested_broker
         work.min_offset, work.max_offset = answer.min_offset, answer.max_offset
@@ -235,7 +280,9 @@ class Puller:
         work.failures = 0
         if status is PullStatus.OFFSET_ILLEGAL:
             with work.lock:
-                if not self._inline:  # else no other pull may go out before the event has moved the offset
+                if (
+                    not self._inline
+                ):  # else no other pull may go out before the event has moved the offset
                     work.process.drop()
                     work.pulling = False
             log.warning(
@@ -262,7 +309,9 @@ class Puller:
             self._next(work, address, self._empty_delay_ms(work, status, sent_ms))
 
     def _make_way(self) -> None:
-        """A consuming thread that was just woken needs the interpreter lock: it would wait until the next pull is written."""
+        """A consuming thread that was just woken needs the interpreter lock: it would wait until
+        the next pull is written.
+        """
         now_ms = self._parts.clock.monotonic_ms()
         if now_ms - self._made_way_ms > MAKE_WAY_EVERY_MS:
             self._made_way_ms = now_ms
@@ -278,7 +327,14 @@ class Puller:
         indices: Sequence[int] = page.tagged(tags) if tags else range(len(page))
         expected = work.process.next_offset
         if page.offsets[0] < expected or answer.next_offset <= page.offsets[-1]:
-            log.warning("%s: asked from offset %d, got %d to %d, next %d", work.queue, expected, page.offsets[0], page.offsets[-1], answer.next_offset)
+            log.warning(
+                "%s: asked from offset %d, got %d to %d, next %d",
+                work.queue,
+                expected,
+                page.offsets[0],
+                page.offsets[-1],
+                answer.next_offset,
+            )
             indices = [i for i in indices if page.offsets[i] >= expected]
         batches = cut(work, page, indices, self._parts.config.batch_size) if indices else []
         with work.lock:
@@ -294,7 +350,9 @@ class Puller:
         return batches
 
     def _advance(self, work: AssignedQueue, next_offset: int) -> None:
-        """Nothing to consume up to ``next_offset``; when nothing is unfinished either, that is progress to remember."""
+        """Nothing to consume up to ``next_offset``; when nothing is unfinished either, that is
+        progress to remember.
+        """
         with work.lock:
             if work.process.dropped:
                 return
@@ -303,14 +361,21 @@ class Puller:
                 self._parts.offsets.update(work.queue, next_offset, increase_only=True)
 
     def _empty_delay_ms(self, work: AssignedQueue, status: PullStatus, sent_ms: float) -> float:
-        if status is PullStatus.NO_MATCHED_MSG or self._parts.clock.monotonic_ms() - sent_ms > QUICK_ANSWER_MS:
+        if (
+            status is PullStatus.NO_MATCHED_MSG
+            or self._parts.clock.monotonic_ms() - sent_ms > QUICK_ANSWER_MS
+        ):
             work.empty_in_a_row = 0
             return 0
         work.empty_in_a_row += 1
-        return self._parts.config.flow_control_delay_ms if work.empty_in_a_row > QUICK_EMPTY_MAX else 0
+        return (
+            self._parts.config.flow_control_delay_ms if work.empty_in_a_row > QUICK_EMPTY_MAX else 0
+        )
 
     def _next(self, work: AssignedQueue, address: Address, delay_ms: float) -> None:
-        """The next pull: from this thread when it goes to the connection that just answered, which needs no connecting."""
+        """The next pull: from this thread when it goes to the connection that just answered, which
+        needs no connecting.
+        """
         work.pulling = False
         found = self._parts.client.routes.subscribe_address(work.queue.broker_name, work.broker_id)
         if delay_ms == 0 and found is not None and found[1] == address:
@@ -318,7 +383,7 @@ class Puller:
         else:
             self.later(work, delay_ms)
 
-    # --- failures ------------------------------------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
     def _again(self, work: AssignedQueue, delay_ms: float) -> None:
         work.pulling = False
@@ -332,11 +397,17 @@ class Puller:
         elif outcome.code in UNTOLD:
             self._events.tell_brokers()
             if outcome.code == ResponseCode.FILTER_DATA_NOT_EXIST and self._worth_a_line(work):
-                log.warning("pull of %s refused: %s", work.queue, outcome.remark or "the broker does not know the filter")
+                log.warning(
+                    "pull of %s refused: %s",
+                    work.queue,
+                    outcome.remark or "the broker does not know the filter",
+                )
         elif outcome.code == ResponseCode.STILL_RECOVERING:
             self._events.broker_lost(work.queue.broker_name)
         elif self._worth_a_line(work):
-            log.warning("pull of %s refused: code %d %s", work.queue, outcome.code, outcome.remark or "")
+            log.warning(
+                "pull of %s refused: code %d %s", work.queue, outcome.code, outcome.remark or ""
+            )
         self._again(work, delay_ms)
 
     def _worth_a_line(self, work: AssignedQueue) -> bool:
@@ -344,7 +415,9 @@ class Puller:
         return work.failures % FAILURE_LOG_EVERY == 1 and not is_retry_topic(work.queue.topic)
 
     def _failed(self, work: AssignedQueue, error: RemotingError) -> None:
-        """No answer. A broken connection is brought back as soon as the broker listens again; 1 s is the latest."""
+        """No answer. A broken connection is brought back as soon as the broker listens again; 1 s
+        is the latest.
+        """
         if isinstance(error, ConnectionLost | ConnectFailed):
             work.broker_id = MASTER_ID
             self._events.broker_lost(work.queue.broker_name)

@@ -1,13 +1,16 @@
-"""Locks of the queues that a consumer works on in order: asked for, refreshed, given back (protocol-behaviour 13, 16).
+"""Locks of the queues that a consumer works on in order: asked for, refreshed, given back
+(protocol-behaviour 13, 16).
 
     rebalance: lock (41) ──> QueueLease ──every 20 s, all of a broker in one request (41)──> trusted 30 s more
                    leave: wait for the listener ──> offset handed over ──> unlock (42) ──> another consumer's
                    refused: its epoch is over ──> ``lost``
 
-Decides when brokers are asked and what their answers mean. Does not decide who holds a queue (the broker) or what may be done without a
-lock (``client.consumer.queue_lease``). Its thread does nothing but refresh: no listener and no rebalance holds a refresh up.
+Decides when brokers are asked and what their answers mean. Does not decide who holds a queue (the
+broker) or what may be done without a lock (``client.consumer.queue_lease``). Its thread does
+nothing but refresh: no listener and no rebalance holds a refresh up.
 
-Invariants: a queue is unlocked only when no listener has messages of it and its offset was told; only masters are asked.
+Invariants: a queue is unlocked only when no listener has messages of it and its offset was told;
+only masters are asked.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ from rmq_ray.remoting.wire.frame import Command
 
 REFRESH_FIRST_MS = 1_000
 TIMEOUT_MS = 1_000
-LEAVE_WAIT_MS = 1_000  # of all queues that a rebalance gives away: then they are asked again by the next one
+LEAVE_WAIT_MS = (
+    1_000  # of all queues that a rebalance gives away: then they are asked again by the next one
+)
 
 log = logging.getLogger("rmq_ray.client.locks")
 
 
 class QueueLeases:
-    """Of one consumer. ``lost(work)``: somebody else has had the queue; called by the refreshing thread."""
+    """Of one consumer. ``lost(work)``: somebody else has had the queue; called by the refreshing
+    thread.
+    """
 
     def __init__(self, parts: ConsumerParts, lost: Callable[[AssignedQueue], None]) -> None:
         self._parts = parts
@@ -47,30 +54,46 @@ class QueueLeases:
 
     def start(self) -> None:
         """Refresh from now on."""
-        self._timers.every("refresh", self._parts.config.lock_refresh_ms, self.refresh, first_ms=min(REFRESH_FIRST_MS, self._parts.config.lock_refresh_ms))
+        self._timers.every(
+            "refresh",
+            self._parts.config.lock_refresh_ms,
+            self.refresh,
+            first_ms=min(REFRESH_FIRST_MS, self._parts.config.lock_refresh_ms),
+        )
         self._timers.start()
 
     def stop(self) -> None:
         """No refresh begins after this."""
         self._timers.close()
 
-    # --- taking and leaving (rebalance thread) -------------------------------------------------------------------------
+    # --- taking and leaving (rebalance thread) ----------------------------------------------------
 
     def lock(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, QueueLease]:
-        """Ask for queues; those that were granted. The others belong to somebody else, or their broker could not be asked."""
+        """Ask for queues; those that were granted. The others belong to somebody else, or their
+        broker could not be asked.
+        """
         leases = {}
         asked_ms = self._parts.clock.monotonic_ms()
         for broker_name, mine in _by_broker(queues).items():
             granted = self._ask(broker_name, dict.fromkeys(mine, 0)) or {}
             for queue in mine:
                 if queue in granted:
-                    leases[queue] = QueueLease(granted[queue], asked_ms, self._parts.config.lock_trusted_ms, self._gate(queue))
+                    leases[queue] = QueueLease(
+                        granted[queue],
+                        asked_ms,
+                        self._parts.config.lock_trusted_ms,
+                        self._gate(queue),
+                    )
         return leases
 
-    def leave(self, works: Collection[AssignedQueue], let_go: Callable[[AssignedQueue], None]) -> int:
-        """Give queues away: ``let_go(work)`` hands the offset over, then the lock goes. How many were given away.
+    def leave(
+        self, works: Collection[AssignedQueue], let_go: Callable[[AssignedQueue], None]
+    ) -> int:
+        """Give queues away: ``let_go(work)`` hands the offset over, then the lock goes. How many
+        were given away.
 
-        A queue whose listener still runs after 1 s stays, still locked; nothing more of it is handed out. Ask again then.
+        A queue whose listener still runs after 1 s stays, still locked; nothing more of it is
+        handed out. Ask again then.
         """
         for work in works:
             if work.lease is not None:
@@ -81,7 +104,9 @@ class QueueLeases:
             lease = work.lease
             if lease is None:
                 let_go(work)
-            elif lease.gate.acquire(timeout=max(0.0, (deadline_ms - self._parts.clock.monotonic_ms()) / 1000)):
+            elif lease.gate.acquire(
+                timeout=max(0.0, (deadline_ms - self._parts.clock.monotonic_ms()) / 1000)
+            ):
                 try:
                     let_go(work)
                     self.unlock({work.queue: lease.epoch})
@@ -102,19 +127,35 @@ class QueueLeases:
         return True
 
     def unlock(self, epochs: Mapping[MessageQueue, int]) -> None:
-        """Give locks back (42), each only if it is still the one of this epoch. What could not be told runs out after 60 s."""
+        """Give locks back (42), each only if it is still the one of this epoch. What could not be
+        told runs out after 60 s.
+        """
         for broker_name, mine in _by_broker(epochs).items():
             address = self._parts.client.broker_address(broker_name)
             if address is None:
                 continue
-            body = encode_lock(self._parts.group, self._parts.client.client_id, mine, [epochs[queue] for queue in mine])
+            body = encode_lock(
+                self._parts.group,
+                self._parts.client.client_id,
+                mine,
+                [epochs[queue] for queue in mine],
+            )
             try:
-                self._parts.client.invoke(address, Command(RequestCode.UNLOCK_BATCH_MQ, body=body), TIMEOUT_MS)
+                self._parts.client.invoke(
+                    address, Command(RequestCode.UNLOCK_BATCH_MQ, body=body), TIMEOUT_MS
+                )
             except RemotingError as error:
-                log.info("locks of %d queues of %s were not given back, they run out: %s", len(mine), broker_name, error)
+                log.info(
+                    "locks of %d queues of %s were not given back, they run out: %s",
+                    len(mine),
+                    broker_name,
+                    error,
+                )
 
     def unlock_all(self) -> None:
-        """At the end: every queue that no listener has messages of. The others stay locked until they run out."""
+        """At the end: every queue that no listener has messages of. The others stay locked until
+        they run out.
+        """
         free = {}
         for queue, work in self._parts.assigned.snapshot().items():
             if work.lease is not None and work.lease.gate.acquire(blocking=False):
@@ -122,7 +163,7 @@ class QueueLeases:
                 work.lease.gate.release()
         self.unlock(free)
 
-    # --- keeping (thread of its own) -----------------------------------------------------------------------------------
+    # --- keeping (thread of its own) --------------------------------------------------------------
 
     def refresh(self) -> None:
         """Every held queue, one request for each broker."""
@@ -150,23 +191,39 @@ class QueueLeases:
             if granted.get(work.queue) == work.lease.epoch:
                 work.lease.refreshed(asked_ms)
             elif self._parts.assigned.get(work.queue) is work and not work.process.dropped:
-                log.warning("lock %d of %s is over: another consumer may have had it; it is taken anew", work.lease.epoch, work.queue)
+                log.warning(
+                    "lock %d of %s is over: another consumer may have had it; it is taken anew",
+                    work.lease.epoch,
+                    work.queue,
+                )
                 self._lost(work)
         return granted == epochs
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
-    def _ask(self, broker_name: str, epochs: Mapping[MessageQueue, int]) -> dict[MessageQueue, int] | None:
-        """LOCK_BATCH_MQ: queue -> epoch of what was granted, None when the master could not be asked."""
+    def _ask(
+        self, broker_name: str, epochs: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, int] | None:
+        """LOCK_BATCH_MQ: queue -> epoch of what was granted, None when the master could not be
+        asked.
+        """
         client = self._parts.client
         address = client.broker_address(broker_name)
         if not epochs or address is None:
             return None
         body = encode_lock(self._parts.group, client.client_id, epochs.keys(), epochs.values())
         try:
-            answer = client.invoke(address, Command(RequestCode.LOCK_BATCH_MQ, body=body), TIMEOUT_MS)
+            answer = client.invoke(
+                address, Command(RequestCode.LOCK_BATCH_MQ, body=body), TIMEOUT_MS
+            )
             if answer.code != ResponseCode.SUCCESS:
-                log.info("locks of %d queues refused by %s: code %d %s", len(epochs), broker_name, answer.code, answer.remark or "")
+                log.info(
+                    "locks of %d queues refused by %s: code %d %s",
+                    len(epochs),
+                    broker_name,
+                    answer.code,
+                    answer.remark or "",
+                )
                 return None
             return decode_locked_epochs(answer.body_bytes())
         except RmqError as error:
@@ -181,7 +238,9 @@ class QueueLeases:
 
 
 class OwnQueues(QueueLeases):
-    """Of a broadcasting consumer: it has every queue for itself, no broker is asked (protocol-behaviour 16: locks are for clustering)."""
+    """Of a broadcasting consumer: it has every queue for itself, no broker is asked
+    (protocol-behaviour 16: locks are for clustering).
+    """
 
     def unlock(self, epochs: Mapping[MessageQueue, int]) -> None:
         """There is nothing to give back."""

@@ -1,4 +1,5 @@
-"""Takes and leaves queues as ``protocol.rebalance`` plans it, in one thread per consumer (protocol-behaviour 13).
+"""Takes and leaves queues as ``protocol.rebalance`` plans it, in one thread per consumer
+(protocol-behaviour 13).
 
     wake: start, notice of a broker (40), route change, subscription change │ 20 s, or 1 s while not balanced
       └─> per topic: queues from the route cache, consumer ids from a broker, allot, plan
@@ -6,11 +7,12 @@
             add:   where to begin, process queue, first pull    (ordered: lock first; what is not granted is tried again in 500 ms)
             changed: newer subscription, thresholds divided anew, heartbeat to all brokers
 
-Decides the order of these steps and whom to ask. Does not decide what is allotted (rules) and consumes nothing. The thread also
-gives up messages whose listener takes too long, because both may block on brokers.
+Decides the order of these steps and whom to ask. Does not decide what is allotted (rules) and
+consumes nothing. The thread also gives up messages whose listener takes too long, because both may
+block on brokers.
 
-Invariants: only this thread adds queues. A topic that fails leaves the others alone. Nothing is dropped because a broker or
-name server could not be asked.
+Invariants: only this thread adds queues. A topic that fails leaves the others alone. Nothing is
+dropped because a broker or name server could not be asked.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ from rmq_ray.protocol.rebalance import (
 from rmq_ray.remoting.wire.bodies import decode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, OffsetAnswer, QueueHeader, SearchOffsetHeader
+from rmq_ray.remoting.wire.headers import (
+    ConsumerGroupHeader,
+    OffsetAnswer,
+    QueueHeader,
+    SearchOffsetHeader,
+)
 
 UNBALANCED_MS = 1_000  # rocketmq.client.rebalance.minInterval
 UNLOCKED_MS = 500  # RocketMQ 5's rebalanceLater after a lock was refused
@@ -54,15 +61,22 @@ log = logging.getLogger("rmq_ray.client.rebalance")
 
 
 class Rebalancer:
-    """Of one consumer. ``taken(work)``: begin to pull; ``clean()``: give up overdue messages; ``passive``: a push consumer, whose pulls may break;
+    """Of one consumer. ``taken(work)``: begin to pull; ``clean()``: give up overdue messages;
+    ``passive``: a push consumer, whose pulls may break;
 
     ``leases``: the locks of ordered consumption.
     """
 
     def __init__(  # noqa: PLR0913 - what a rebalance sets going
-        self, parts: ConsumerParts, member: Membership, start_from: ConsumeFromWhere, taken: Callable[[AssignedQueue], None], clean: Callable[[], int],
-        passive: bool = True, leases: QueueLeases | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        parts: ConsumerParts,
+        member: Membership,
+        start_from: ConsumeFromWhere,
+        taken: Callable[[AssignedQueue], None],
+        clean: Callable[[], int],
+        passive: bool = True,
+        leases: QueueLeases | None = None,
+    ) -> None:
         self._parts = parts
         self._passive = passive
         self._member = member
@@ -80,12 +94,14 @@ class Rebalancer:
         """True when the last rebalance left this consumer with exactly its share of every topic."""
         self.runs = 0
 
-    # --- the thread ----------------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread; the first rebalance comes at once."""
         self._wanted = True
-        self._thread = threading.Thread(target=self._run, name=f"rmq-rebalance-{self._parts.group}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"rmq-rebalance-{self._parts.group}", daemon=True
+        )
         self._thread.start()
 
     def wake(self) -> None:
@@ -95,7 +111,9 @@ class Rebalancer:
             self._wake.notify()
 
     def beat(self) -> None:
-        """A heartbeat now: a broker does not know the group's subscription. Any thread; returns at once."""
+        """A heartbeat now: a broker does not know the group's subscription. Any thread; returns at
+        once.
+        """
         with self._wake:
             self._beat_wanted = True
             self._wake.notify()
@@ -121,11 +139,17 @@ class Rebalancer:
                 if beat:
                     self._parts.client.heartbeat()
                 if wanted or now >= rebalance_at:
-                    rebalance_at = now + (config.rebalance_ms if self.rebalance() else UNLOCKED_MS if self._refused else UNBALANCED_MS)
+                    rebalance_at = now + (
+                        config.rebalance_ms
+                        if self.rebalance()
+                        else UNLOCKED_MS
+                        if self._refused
+                        else UNBALANCED_MS
+                    )
                 if now >= clean_at:
                     clean_at = now + clean_every_ms
                     self._clean()
-            except Exception:  # noqa: BLE001 - the thread must outlive one fault; the next turn tries again
+            except Exception:  # noqa: BLE001
                 log.exception("rebalance of group %s failed", self._parts.group)
                 rebalance_at = now + UNBALANCED_MS
 
@@ -139,7 +163,7 @@ class Rebalancer:
                 self._wake.wait(min(left_ms, 1_000) / 1000)
             return not self._stopping
 
-    # --- one rebalance -------------------------------------------------------------------------------------------------
+    # --- one rebalance ----------------------------------------------------------------------------
 
     def rebalance(self) -> bool:
         """All topics, in the calling thread; True when balanced."""
@@ -152,7 +176,9 @@ class Rebalancer:
             except RmqError as error:
                 balanced = False
                 if not is_retry_topic(topic):
-                    log.warning("rebalance of group %s, topic %s failed: %s", parts.group, topic, error)
+                    log.warning(
+                        "rebalance of group %s, topic %s failed: %s", parts.group, topic, error
+                    )
         held = parts.assigned.snapshot()
         foreign = foreign_queues(subscribed, held.keys())
         if self._drop([held[queue] for queue in foreign]):
@@ -168,34 +194,70 @@ class Rebalancer:
         if allotment.outcome is not AllotmentOutcome.ALLOTTED:
             self._explain(topic, allotment)
             return False
-        held = {queue: work for queue, work in parts.assigned.snapshot().items() if queue.topic == topic}
+        held = {
+            queue: work for queue, work in parts.assigned.snapshot().items() if queue.topic == topic
+        }
         processes = {queue: work.process for queue, work in held.items()}
-        steps = plan(allotment.queues, processes, parts.clock.now_ms(), parts.config.pull_idle_ms, self._passive)
+        steps = plan(
+            allotment.queues,
+            processes,
+            parts.clock.now_ms(),
+            parts.config.pull_idle_ms,
+            self._passive,
+        )
         dropped = self._drop([held[queue] for queue in steps.drop])
         added = self._add(steps.add)
         if dropped or added or (steps.changed and self._leases is None):
             self._changed(topic, steps, len(added))
-        stayed = [] if self._leases is None else [held[queue] for queue in steps.keep if self._leases.stay(held[queue])]
+        stayed = (
+            []
+            if self._leases is None
+            else [held[queue] for queue in steps.keep if self._leases.stay(held[queue])]
+        )
         for work in (*stayed, *added):
             self._taken(work)
-        working = [queue for queue, work in parts.assigned.snapshot().items() if queue.topic == topic and not work.process.dropped]
+        working = [
+            queue
+            for queue, work in parts.assigned.snapshot().items()
+            if queue.topic == topic and not work.process.dropped
+        ]
         return is_balanced(allotment, working)
 
     def _explain(self, topic: str, allotment: Allotment) -> None:
         if allotment.outcome is AllotmentOutcome.STRATEGY_FAILED:
-            log.error("allocation strategy %s failed for topic %s; queues stay as they are", self._member.strategy.name, topic, exc_info=allotment.error)
+            log.error(
+                "allocation strategy %s failed for topic %s; queues stay as they are",
+                self._member.strategy.name,
+                topic,
+                exc_info=allotment.error,
+            )
         elif not is_retry_topic(topic) and self.runs % 60 == 0:
-            log.warning("rebalance of group %s, topic %s: %s", self._parts.group, topic, allotment.outcome.value)
+            log.warning(
+                "rebalance of group %s, topic %s: %s",
+                self._parts.group,
+                topic,
+                allotment.outcome.value,
+            )
 
     def _changed(self, topic: str, steps: RebalancePlan, added: int) -> None:
         parts = self._parts
-        log.info("group %s, topic %s: %d queues kept, %d dropped, %d of %d added", parts.group, topic, len(steps.keep), len(steps.drop), added, len(steps.add))
+        log.info(
+            "group %s, topic %s: %d queues kept, %d dropped, %d of %d added",
+            parts.group,
+            topic,
+            len(steps.keep),
+            len(steps.drop),
+            added,
+            len(steps.add),
+        )
         parts.subscriptions.touch(topic, parts.clock.now_ms())
         parts.flow.divide(topic, len(steps.keep) + added)
         parts.client.heartbeat()
 
     def _drop(self, works: Collection[AssignedQueue]) -> int:
-        """Let go of these; how many it were. A queue of ordered consumption whose listener runs stays until it has ended."""
+        """Let go of these; how many it were. A queue of ordered consumption whose listener runs
+        stays until it has ended.
+        """
         if self._leases is not None:
             return self._leases.leave(works, self._let_go)
         for work in works:
@@ -203,7 +265,9 @@ class Rebalancer:
         return len(works)
 
     def _let_go(self, work: AssignedQueue) -> None:
-        """From here on its messages are another consumer's: hand the offset over before that one asks for it."""
+        """From here on its messages are another consumer's: hand the offset over before that one
+        asks for it.
+        """
         with work.lock:
             work.process.drop()
         self._parts.offsets.persist(work.queue)
@@ -214,16 +278,28 @@ class Rebalancer:
         """Take these; those that could be taken."""
         if self._leases is None:
             return [work for queue in queues if (work := self._take(queue, None)) is not None]
-        wanted = [queue for queue in queues if self._parts.assigned.get(queue) is None and not self._stopping]
+        wanted = [
+            queue
+            for queue in queues
+            if self._parts.assigned.get(queue) is None and not self._stopping
+        ]
         leases = self._leases.lock(wanted)
         self._refused = self._refused or len(leases) < len(wanted)
-        added = [work for queue, lease in leases.items() if (work := self._take(queue, lease)) is not None]
+        added = [
+            work
+            for queue, lease in leases.items()
+            if (work := self._take(queue, lease)) is not None
+        ]
         taken = {work.queue for work in added}
-        self._leases.unlock({queue: lease.epoch for queue, lease in leases.items() if queue not in taken})
+        self._leases.unlock(
+            {queue: lease.epoch for queue, lease in leases.items() if queue not in taken}
+        )
         return added
 
     def _take(self, queue: MessageQueue, lease: QueueLease | None) -> AssignedQueue | None:
-        """Hold the queue; None when it is not known where to begin (the next rebalance tries again)."""
+        """Hold the queue; None when it is not known where to begin (the next rebalance tries
+        again).
+        """
         parts = self._parts
         if self._stopping:
             return None
@@ -242,10 +318,12 @@ class Rebalancer:
             return None
         return work
 
-    # --- asking brokers ------------------------------------------------------------------------------------------------
+    # --- asking brokers ---------------------------------------------------------------------------
 
     def first_offset(self, queue: MessageQueue) -> int | None:
-        """Where to begin: the group's stored offset, else what the start rule says; None when no broker told (computePullFromWhere)."""
+        """Where to begin: the group's stored offset, else what the start rule says; None when no
+        broker told (computePullFromWhere).
+        """
         stored = self._parts.offsets.read(queue, ReadOffset.STORE)
         if stored >= 0:
             return stored
@@ -256,9 +334,15 @@ class Rebalancer:
             return 0
         if rule is StartRule.TIMESTAMP:
             search = SearchOffsetHeader(queue.topic, queue.queue_id, self._start_ms())
-            return self._ask_offset(queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields()))
-        code = RequestCode.GET_MIN_OFFSET if rule is StartRule.MINIMUM else RequestCode.GET_MAX_OFFSET
-        return self._ask_offset(queue, Command(code, fields=QueueHeader(queue.topic, queue.queue_id).to_fields()))
+            return self._ask_offset(
+                queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields())
+            )
+        code = (
+            RequestCode.GET_MIN_OFFSET if rule is StartRule.MINIMUM else RequestCode.GET_MAX_OFFSET
+        )
+        return self._ask_offset(
+            queue, Command(code, fields=QueueHeader(queue.topic, queue.queue_id).to_fields())
+        )
 
     def _start_ms(self) -> int:
         configured = self._parts.config.consume_timestamp_ms
@@ -270,12 +354,16 @@ class Rebalancer:
             return None
         answer = self._parts.client.invoke(found[1], command)
         if answer.code != ResponseCode.SUCCESS:
-            log.warning("no start offset of %s: code %d %s", queue, answer.code, answer.remark or "")
+            log.warning(
+                "no start offset of %s: code %d %s", queue, answer.code, answer.remark or ""
+            )
             return None
         return max(0, OffsetAnswer.from_fields(answer.fields).offset)
 
     def _members(self, topic: str) -> list[str] | None:
-        """The group's consumers; a broker that does not know this one yet (it is new, or has restarted) is told first."""
+        """The group's consumers; a broker that does not know this one yet (it is new, or has
+        restarted) is told first.
+        """
         found = self._consumer_ids(topic)
         if found is None or self._member.client_id not in found:
             self._parts.client.heartbeat()
@@ -283,13 +371,20 @@ class Rebalancer:
         return found
 
     def _consumer_ids(self, topic: str) -> list[str] | None:
-        """From the first broker of the topic that answers; None when none does, or when the group is not known yet."""
+        """From the first broker of the topic that answers; None when none does, or when the group
+        is not known yet.
+        """
         for address in self._brokers_of(topic):
-            command = Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields=ConsumerGroupHeader(self._parts.group).to_fields())
+            command = Command(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                fields=ConsumerGroupHeader(self._parts.group).to_fields(),
+            )
             try:
                 answer = self._parts.client.invoke(address, command)
             except RemotingError as error:
-                log.info("consumers of group %s not told by %s: %s", self._parts.group, address, error)
+                log.info(
+                    "consumers of group %s not told by %s: %s", self._parts.group, address, error
+                )
                 continue
             if answer.code == ResponseCode.SUCCESS:
                 return decode_consumer_ids(answer.body_bytes())

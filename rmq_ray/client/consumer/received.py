@@ -1,16 +1,20 @@
-"""What a pull brought: one page of raw records, and messages that decode a field when it is asked for.
+"""What a pull brought: one page of raw records, and messages that decode a field when it is asked
+for.
 
-A page keeps the answer's bytes and, per record, where it begins and where its body lies; all of that is computed for the whole
-page at once. A message is a page and a number: making one costs 0.1 us, its body 0.2 us, its properties 1.5 us.
+A page keeps the answer's bytes and, per record, where it begins and where its body lies; all of
+that is computed for the whole page at once. A message is a page and a number: making one costs 0.1
+us, its body 0.2 us, its properties 1.5 us.
 
     records:  |-- head (88 bytes, hosts of 4 bytes) --|-- body --|len|topic|len|-- properties --|  next record ...
               at[i]                                   body_at[i]  body_end[i]                   at[i + 1]
 
-Decides how a stored record looks to a listener: the topic of a retried message is the original one, frame marks are hidden,
-compressed bodies are inflated. Does not filter and does not know offsets other than those in the records.
+Decides how a stored record looks to a listener: the topic of a retried message is the original one,
+frame marks are hidden, compressed bodies are inflated. Does not filter and does not know offsets
+other than those in the records.
 
-Invariants: a page whose sizes, magics or lengths contradict one another raises ``ConsumeError`` at birth, so that accessors
-cannot run outside their record. A pickled message is one record's bytes and plain values; it becomes a page of its own.
+Invariants: a page whose sizes, magics or lengths contradict one another raises ``ConsumeError`` at
+birth, so that accessors cannot run outside their record. A pickled message is one record's bytes
+and plain values; it becomes a page of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +27,17 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.compression import decompress
+from rmq_ray.codec.record import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    headers,
+    host_lengths,
+    offset_message_id,
+    unpack_host,
+)
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import (
@@ -40,11 +55,11 @@ from rmq_ray.model.message import (
 from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import RETRY_PREFIX
 from rmq_ray.remoting.wire.records import Lengths
-from rmq_ray.codec.compression import decompress
-from rmq_ray.codec.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, headers, host_lengths, offset_message_id, unpack_host
 
 INFLATED_BYTES_MAX = 64 << 20
-"""A compressed body may not become longer than this: 4 MiB of zeros from a hostile producer would become 4 GiB."""
+"""A compressed body may not become longer than this: 4 MiB of zeros from a hostile producer would
+become 4 GiB.
+"""
 
 _FEW = 16  # below, struct is faster than numpy
 _COMPRESSED = int(SysFlag.COMPRESSED)
@@ -57,15 +72,36 @@ _TAGS_MARK = b"TAGS\x01"
 
 
 class Page:
-    """``count`` records of one queue, back to back in ``raw`` from byte ``start``; ``sizes`` are their lengths in bytes.
+    """``count`` records of one queue, back to back in ``raw`` from byte ``start``; ``sizes`` are
+    their lengths in bytes.
 
-    ``bounds``: the queue's smallest and greatest offset when it was pulled. Raises ``ConsumeError`` for bytes that are no
-    records of that many and that long.
+    ``bounds``: the queue's smallest and greatest offset when it was pulled. Raises ``ConsumeError``
+    for bytes that are no records of that many and that long.
     """
 
-    __slots__ = ("at", "body_at", "body_bytes", "body_end", "bounds", "compressed", "lengths", "namespace", "offsets", "queue", "raw", "retry")
+    __slots__ = (
+        "at",
+        "body_at",
+        "body_bytes",
+        "body_end",
+        "bounds",
+        "compressed",
+        "lengths",
+        "namespace",
+        "offsets",
+        "queue",
+        "raw",
+        "retry",
+    )
 
-    def __init__(self, queue: MessageQueue, raw: bytes, sizes: Lengths, start: int = 0, bounds: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        queue: MessageQueue,
+        raw: bytes,
+        sizes: Lengths,
+        start: int = 0,
+        bounds: tuple[int, int] = (0, 0),
+    ) -> None:
         self.queue = queue
         self.raw = raw
         self.lengths = sizes
@@ -79,7 +115,9 @@ class Page:
         self.body_end: list[int]
         self.offsets: Sequence[int]
         self.body_bytes: Any
-        """Length of each body as stored: a list when there are few records, an array when there are many."""
+        """Length of each body as stored: a list when there are few records, an array when there are
+        many.
+        """
         if isinstance(sizes, tuple):
             self._look_at_few(sizes, start)
         elif len(sizes) < _FEW:
@@ -95,12 +133,23 @@ class Page:
         """Bytes of each record."""
         return np.asarray(self.lengths)
 
-    def messages(self, indices: Sequence[int] | None = None, started_ms: int = 0) -> list[MessageExt]:
+    def messages(
+        self, indices: Sequence[int] | None = None, started_ms: int = 0
+    ) -> list[MessageExt]:
         """Messages of these records (None = all). ``started_ms``: when the listener gets them."""
-        return list(map(MessageExt, repeat(self), range(len(self)) if indices is None else indices, repeat(started_ms)))
+        return list(
+            map(
+                MessageExt,
+                repeat(self),
+                range(len(self)) if indices is None else indices,
+                repeat(started_ms),
+            )
+        )
 
     def tagged(self, tags: frozenset[str]) -> list[int]:
-        """Indices of the records whose tag is one of ``tags``, compared as strings: codes may collide."""
+        """Indices of the records whose tag is one of ``tags``, compared as strings: codes may
+        collide.
+        """
         wanted = {tag.encode() for tag in tags}
         return [i for i in range(len(self)) if self.tag_bytes(i) in wanted]
 
@@ -128,7 +177,9 @@ class Page:
             raise self._bad_sizes(len(sizes), start)
         starts, begins, ends, lengths, offsets = [], [], [], [], []
         for size in sizes:
-            total, magic, _, _, _, queue_offset, _, sys_flag, _, _, _, _, _, _, length = HEADER.unpack_from(raw, at)
+            total, magic, _, _, _, queue_offset, _, sys_flag, _, _, _, _, _, _, length = (
+                HEADER.unpack_from(raw, at)
+            )
             begin = at + HEADER_BYTES
             if sys_flag & _LONG_HOSTS:
                 begin, length = self._long_host(at, sys_flag)
@@ -143,7 +194,13 @@ class Page:
             offsets.append(queue_offset)
             at += size
         starts.append(at)
-        self.at, self.body_at, self.body_end, self.body_bytes, self.offsets = starts, begins, ends, lengths, offsets
+        self.at, self.body_at, self.body_end, self.body_bytes, self.offsets = (
+            starts,
+            begins,
+            ends,
+            lengths,
+            offsets,
+        )
 
     def _look_at_many(self, sizes: np.ndarray[Any, Any], start: int) -> None:
         """The same for all records at once."""
@@ -159,32 +216,55 @@ class Page:
             for i, (at, flag) in enumerate(zip(starts.tolist(), sys_flags.tolist(), strict=True)):
                 body_at[i], lengths[i] = self._long_host(at, flag)
         body_end = body_at + lengths
-        if not bool(((head["total"] == sizes) & (head["magic"] == MAGIC) & (lengths >= 0) & (body_end + 3 <= ends)).all()):
+        if not bool(
+            (
+                (head["total"] == sizes)
+                & (head["magic"] == MAGIC)
+                & (lengths >= 0)
+                & (body_end + 3 <= ends)
+            ).all()
+        ):
             raise self._bad_records()
         self.compressed = bool((sys_flags & SysFlag.COMPRESSED).any())
-        self.at, self.body_at, self.body_end = [*starts.tolist(), len(raw)], body_at.tolist(), body_end.tolist()
+        self.at, self.body_at, self.body_end = (
+            [*starts.tolist(), len(raw)],
+            body_at.tolist(),
+            body_end.tolist(),
+        )
         self.body_bytes = lengths
         self.offsets = _offsets(head["queue_offset"])
 
     def _long_host(self, start: int, flag: int) -> tuple[int, int]:
-        """(where the body begins, how long it is) of a record that may have hosts of 16 bytes; never of records that we write."""
+        """(where the body begins, how long it is) of a record that may have hosts of 16 bytes;
+        never of records that we write.
+        """
         at = start + HEADER_BYTES + sum(host_lengths(flag)) - 16
         if at > len(self.raw):
-            raise ConsumeError(f"a page of {self.queue} ends inside a record; the broker is broken", str(self.queue))
+            raise ConsumeError(
+                f"a page of {self.queue} ends inside a record; the broker is broken",
+                str(self.queue),
+            )
         return at, int(_I32.unpack_from(self.raw, at - 4)[0])
 
     def _bad_sizes(self, count: int, start: int) -> ConsumeError:
         what = f"{count} sizes that do not fit its {len(self.raw) - start} bytes"
-        return ConsumeError(f"a page of {self.queue} has {what}; the broker is broken", str(self.queue))
+        return ConsumeError(
+            f"a page of {self.queue} has {what}; the broker is broken", str(self.queue)
+        )
 
     def _bad_records(self) -> ConsumeError:
-        return ConsumeError(f"a page of {self.queue} holds bytes that are no records; the broker is broken", str(self.queue))
+        return ConsumeError(
+            f"a page of {self.queue} holds bytes that are no records; the broker is broken",
+            str(self.queue),
+        )
 
 
 class MessageExt:
-    """One received message. Everything is read from the page when asked for; only the properties are kept.
+    """One received message. Everything is read from the page when asked for; only the properties
+    are kept.
 
-    It stays usable as long as it is referenced (it holds its page: up to 1 MiB); pickling copies one record.
+    It stays usable as long as it is referenced (it holds its page: up to 1 MiB); pickling copies
+    one record.
     """
 
     __slots__ = ("_i", "_page", "_properties", "_retries", "_started_ms")
@@ -194,18 +274,24 @@ class MessageExt:
         self._i = i
         self._started_ms = started_ms
 
-    # --- what the sender gave ------------------------------------------------------------------------------------------
+    # --- what the sender gave ---------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
         """The topic it was sent to, also when it comes from the group's retry topic."""
         page = self._page
-        topic = self.all_properties.get(RETRY_TOPIC, page.queue.topic) if page.retry else page.queue.topic
+        topic = (
+            self.all_properties.get(RETRY_TOPIC, page.queue.topic)
+            if page.retry
+            else page.queue.topic
+        )
         return without_namespace(page.namespace, topic) if page.namespace else topic
 
     @property
     def body(self) -> bytes:
-        """The body as it was sent. ``BodyUnreadable`` when it is marked as compressed and cannot be restored."""
+        """The body as it was sent. ``BodyUnreadable`` when it is marked as compressed and cannot be
+        restored.
+        """
         page, i = self._page, self._i
         body = page.raw[page.body_at[i] : page.body_end[i]]
         if page.compressed:
@@ -228,11 +314,17 @@ class MessageExt:
     @property
     def properties(self) -> dict[str, str]:
         """The user's properties; RocketMQ's own are in ``all_properties``."""
-        return {name: value for name, value in self.all_properties.items() if name not in RESERVED_PROPERTIES}
+        return {
+            name: value
+            for name, value in self.all_properties.items()
+            if name not in RESERVED_PROPERTIES
+        }
 
     @property
     def all_properties(self) -> dict[str, str]:
-        """Every property, RocketMQ's included, with the queue's bounds at the time of the pull (MIN_OFFSET, MAX_OFFSET)."""
+        """Every property, RocketMQ's included, with the queue's bounds at the time of the pull
+        (MIN_OFFSET, MAX_OFFSET).
+        """
         try:
             return self._properties
         except AttributeError:
@@ -249,7 +341,9 @@ class MessageExt:
 
     @property
     def message_id(self) -> str:
-        """The unique key that the sender's client made; for others' messages without one, ``offset_message_id``."""
+        """The unique key that the sender's client made; for others' messages without one,
+        ``offset_message_id``.
+        """
         page = self._page
         end = page.at[self._i + 1]
         raw = page.raw
@@ -276,13 +370,17 @@ class MessageExt:
     def born_host(self) -> Address:
         """The sender, as the broker saw it."""
         at = self._page.at[self._i]
-        return Address(*unpack_host(self._page.raw[at + 48 : at + 48 + host_lengths(self.sys_flag)[0]]))
+        return Address(
+            *unpack_host(self._page.raw[at + 48 : at + 48 + host_lengths(self.sys_flag)[0]])
+        )
 
-    # --- where it lies -------------------------------------------------------------------------------------------------
+    # --- where it lies ----------------------------------------------------------------------------
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue it was pulled from; for a retried message a queue of the group's retry topic."""
+        """The queue it was pulled from; for a retried message a queue of the group's retry
+        topic.
+        """
         return self._page.queue
 
     @property
@@ -343,7 +441,9 @@ class MessageExt:
         return self._started_ms
 
     def failed_here(self, started_ms: int) -> None:
-        """The client keeps the message and tries it again itself: one more reconsumption, counted here only."""
+        """The client keeps the message and tries it again itself: one more reconsumption, counted
+        here only.
+        """
         self._retries: int = self.reconsume_times + 1
         self._started_ms = started_ms
 
@@ -362,29 +462,50 @@ class MessageExt:
         page, i = self._page, self._i
         record = page.raw[page.at[i] : page.at[i + 1]]
         queue = (page.queue.topic, page.queue.broker_name, page.queue.queue_id)
-        return restored, (record, queue, (int(page.bounds[0]), int(page.bounds[1])), self._started_ms, self.reconsume_times, page.namespace)
+        return restored, (
+            record,
+            queue,
+            (int(page.bounds[0]), int(page.bounds[1])),
+            self._started_ms,
+            self.reconsume_times,
+            page.namespace,
+        )
 
     def __repr__(self) -> str:
         place = f"queue_id={self.queue.queue_id}, queue_offset={self.queue_offset}"
-        return f"MessageExt(topic={self.topic!r}, {place}, message_id={self.message_id!r}, tag={self.tag!r})"
+        return (
+            f"MessageExt(topic={self.topic!r}, {place}, message_id={self.message_id!r}, "
+            f"tag={self.tag!r})"
+        )
 
 
 def _offsets(found: np.ndarray[Any, Any]) -> Sequence[int]:
-    """Queue offsets of a page: rising by one each unless the broker filtered, so mostly a ``range``."""
+    """Queue offsets of a page: rising by one each unless the broker filtered, so mostly a
+    ``range``.
+    """
     first, last = int(found[0]), int(found[-1])
     return range(first, last + 1) if last - first + 1 == len(found) else found.tolist()
 
 
 def whole_bytes(records: memoryview) -> tuple[bytes, int]:
-    """(bytes, where the records begin in them) for records at the end of a frame: the frame itself if it is ``bytes``, else a copy."""
+    """(bytes, where the records begin in them) for records at the end of a frame: the frame itself
+    if it is ``bytes``, else a copy.
+    """
     frame = records.obj
     return (frame, len(frame) - len(records)) if isinstance(frame, bytes) else (bytes(records), 0)
 
 
 def restored(  # noqa: PLR0913 - what a pickled message is
-    record: bytes, queue: tuple[str, str, int], bounds: tuple[int, int], started_ms: int, reconsume_times: int, namespace: str = ""
+    record: bytes,
+    queue: tuple[str, str, int],
+    bounds: tuple[int, int],
+    started_ms: int,
+    reconsume_times: int,
+    namespace: str = "",
 ) -> MessageExt:
-    """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is no record."""
+    """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is
+    no record.
+    """
     page = Page(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)
     page.namespace = namespace
     message = MessageExt(page, 0, started_ms)

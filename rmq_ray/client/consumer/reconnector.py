@@ -1,17 +1,21 @@
-"""Brings the connection to a lost broker back: asks it again and again, and lets the pulls go on the moment it answers.
+"""Brings the connection to a lost broker back: asks it again and again, and lets the pulls go on
+the moment it answers.
 
     broker lost ─> thread: wait 20, 40, .. 200 ms, after 10 s .. 1000 ms ─> heartbeat of this group ─ fails: wait again
                                                             └─ answered: pull every queue of this broker
                    master silent, a slave answers ─> pull every queue from the slave; the thread goes on asking the master, each second,
                                                      and pulls go back to it when it answers
 
-The heartbeat comes first because a restarted broker remembers no consumer and would refuse the pulls. The address is the one
-that is known, or what the routes say meanwhile: a restarted broker keeps its port, so nothing waits for the route refresh.
+The heartbeat comes first because a restarted broker remembers no consumer and would refuse the
+pulls. The address is the one that is known, or what the routes say meanwhile: a restarted broker
+keeps its port, so nothing waits for the route refresh.
 
-Decides when to ask. One daemon thread per lost broker, so that one that does not even refuse connections (3 s each) delays no
-other; it ends with the broker's answer, or when the consumer stops, or after 10 minutes without any queue of the broker.
+Decides when to ask. One daemon thread per lost broker, so that one that does not even refuse
+connections (3 s each) delays no other; it ends with the broker's answer, or when the consumer
+stops, or after 10 minutes without any queue of the broker.
 
-Invariant: while ``is_down(name)`` a thread is at it; a master is avoided (``RouteCache.avoid``) only while one asks it.
+Invariant: while ``is_down(name)`` a thread is at it; a master is avoided (``RouteCache.avoid``)
+only while one asks it.
 """
 
 from __future__ import annotations
@@ -31,10 +35,13 @@ from rmq_ray.remoting.wire.frame import Command
 
 FIRST_WAIT_MS = 20
 SOON_MS = 10_000
-WAIT_MS_SOON = 200  # within the first SOON_MS of an outage: most are restarts, and a refused connect costs 0.1 ms
+# within the first SOON_MS of an outage: most are restarts, and a refused connect costs 0.1 ms
+WAIT_MS_SOON = 200
 WAIT_MS_MAX = 1_000
 TIMEOUT_MS = 3_000
-ROUTES_MS = 1_000  # the routes are looked at again this often: the broker may come back at another address
+ROUTES_MS = (
+    1_000  # the routes are looked at again this often: the broker may come back at another address
+)
 GIVE_UP_MS = 600_000
 LOOKS_MIN, LOOKS_MAX = 3, 30  # at the routes, once the broker answers again
 LOOKED_AT_MAX = 100  # topics, each time; the others wait for the timer
@@ -44,9 +51,17 @@ log = logging.getLogger("rmq_ray.client.consumer.reconnector")
 
 
 class Reconnector:
-    """Of one consumer. ``wanted(name)``: a topic of that broker that is still held, None when there is none; ``back(name)``: it answers."""
+    """Of one consumer. ``wanted(name)``: a topic of that broker that is still held, None when there
+    is none; ``back(name)``: it answers.
+    """
 
-    def __init__(self, client: ClientInstance, data: Callable[[], ConsumerData], wanted: Callable[[str], str | None], back: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: ClientInstance,
+        data: Callable[[], ConsumerData],
+        wanted: Callable[[str], str | None],
+        back: Callable[[str], None],
+    ) -> None:
         self._client = client
         self._clock: Clock = client.clock
         self._data = data
@@ -55,7 +70,9 @@ class Reconnector:
         self._lock = threading.Lock()
         self._down: set[str] = set()
         self._asking: set[str] = set()
-        self._last: dict[str, tuple[float, float]] = {}  # broker name -> (when it answered, how long was waited before)
+        self._last: dict[
+            str, tuple[float, float]
+        ] = {}  # broker name -> (when it answered, how long was waited before)
         self._stop = threading.Event()
 
     def lost(self, broker_name: str) -> None:
@@ -64,10 +81,14 @@ class Reconnector:
             if self._stop.is_set() or broker_name in self._down:
                 return
             self._down.add(broker_name)
-            if broker_name in self._asking:  # its slave is lost, too: the thread that asks for the master sees it
+            if (
+                broker_name in self._asking
+            ):  # its slave is lost, too: the thread that asks for the master sees it
                 return
             self._asking.add(broker_name)
-        threading.Thread(target=self._run, args=(broker_name,), name=f"rmq-reconnect-{broker_name}", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(broker_name,), name=f"rmq-reconnect-{broker_name}", daemon=True
+        ).start()
 
     def is_down(self, broker_name: str) -> bool:
         """True from ``lost`` until the broker answered."""
@@ -98,7 +119,12 @@ class Reconnector:
                 if topic is not None and now - routes_ms >= ROUTES_MS:
                     routes_ms = now
                     self._client.refresh_route_soon(topic)
-                wait_ms = min(2 * wait_ms, WAIT_MS_SOON if now - began < SOON_MS and broker_name in self._down else WAIT_MS_MAX)
+                wait_ms = min(
+                    2 * wait_ms,
+                    WAIT_MS_SOON
+                    if now - began < SOON_MS and broker_name in self._down
+                    else WAIT_MS_MAX,
+                )
         finally:
             if avoided is not None:
                 self._client.routes.forgive(avoided)
@@ -113,7 +139,9 @@ class Reconnector:
             self._look_until_shown(broker_name)
 
     def _look_until_shown(self, broker_name: str) -> None:
-        """A broker that stopped gracefully had left the routes, and with them the balance; it answers a little before name servers show it again."""
+        """A broker that stopped gracefully had left the routes, and with them the balance; it
+        answers a little before name servers show it again.
+        """
         routes = self._client.routes
         topics = [subscription.topic for subscription in self._data().subscriptions][:LOOKED_AT_MAX]
         for look in range(LOOKS_MAX):
@@ -121,12 +149,19 @@ class Reconnector:
                 self._client.refresh_route_soon(topic)
             if self._stop.wait(ROUTES_MS / 1000):
                 return
-            shown = {data.broker_name for topic in topics if (route := routes.route(topic)) is not None for data in route.brokers}
+            shown = {
+                data.broker_name
+                for topic in topics
+                if (route := routes.route(topic)) is not None
+                for data in route.brokers
+            }
             if look + 1 >= LOOKS_MIN and (broker_name in shown or not topics):
                 return
 
     def _first_wait_ms(self, broker_name: str) -> float:
-        """20 ms; twice the last wait for a broker that was lost again within a second: it answers, but its connections break."""
+        """20 ms; twice the last wait for a broker that was lost again within a second: it answers,
+        but its connections break.
+        """
         when_ms, waited_ms = self._last.get(broker_name, (float("-inf"), 0.0))
         again = self._clock.monotonic_ms() - when_ms < AGAIN_MS
         return min(2 * waited_ms, WAIT_MS_MAX) if again else FIRST_WAIT_MS
@@ -134,7 +169,10 @@ class Reconnector:
     def _address(self, broker_name: str) -> Address | None:
         """Of the master; of another broker of the name where the routes have no master."""
         routes = self._client.routes
-        found = routes.broker_address(broker_name) or (routes.subscribe_address(broker_name) or (0, None))[1]
+        found = (
+            routes.broker_address(broker_name)
+            or (routes.subscribe_address(broker_name) or (0, None))[1]
+        )
         return found
 
     def _detour(self, broker_name: str) -> Address | None:
@@ -142,7 +180,9 @@ class Reconnector:
         routes = self._client.routes
         known = routes.addresses(broker_name)
         master = known.get(MASTER_ID)
-        if master is None or not any(self._answers(address) for broker_id, address in known.items() if broker_id != MASTER_ID):
+        if master is None or not any(
+            self._answers(address) for broker_id, address in known.items() if broker_id != MASTER_ID
+        ):
             return None
         routes.avoid(master)
         with self._lock:
@@ -156,7 +196,12 @@ class Reconnector:
             return False
         body = encode_heartbeat(Heartbeat(self._client.client_id, (), (self._data(),)))
         try:
-            return self._client.invoke(address, Command(RequestCode.HEART_BEAT, body=body), TIMEOUT_MS).code == ResponseCode.SUCCESS
+            return (
+                self._client.invoke(
+                    address, Command(RequestCode.HEART_BEAT, body=body), TIMEOUT_MS
+                ).code
+                == ResponseCode.SUCCESS
+            )
         except RemotingError as error:
             log.debug("%s is still away: %s", address, error)
             return False

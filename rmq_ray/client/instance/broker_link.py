@@ -1,7 +1,9 @@
-"""How a client instance reaches servers: one connection pool for brokers, one for name servers, and which name server is asked.
+"""How a client instance reaches servers: one connection pool for brokers, one for name servers, and
+which name server is asked.
 
-Decides the choice of the name server: one is kept until it fails, then the next in turn (protocol-behaviour 1). Does not know
-routes, groups or messages. Invariant: no lock is held while a request waits.
+Decides the choice of the name server: one is kept until it fails, then the next in turn
+(protocol-behaviour 1). Does not know routes, groups or messages. Invariant: no lock is held while a
+request waits.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RequestTi
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.remoting.connection import Connection
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.pool import ConnectionPool
+from rmq_ray.remoting.wire.frame import Command
 
 LOOK_UP_AGAIN_MS = 1_000
 
@@ -30,12 +32,18 @@ RequestHandler = Callable[[Command, Address], Command | None]
 
 
 class BrokerLink:
-    """See the module. ``look_up`` once before anything else. ``on_silent(address)``: requests wait there and nothing comes; any thread."""
+    """See the module. ``look_up`` once before anything else. ``on_silent(address)``: requests wait
+    there and nothing comes; any thread.
+    """
 
     def __init__(
-        self, discovery: Discovery, limits: RemotingLimits, clock: Clock, on_request: RequestHandler,
+        self,
+        discovery: Discovery,
+        limits: RemotingLimits,
+        clock: Clock,
+        on_request: RequestHandler,
         on_silent: Callable[[Address], None] = lambda _address: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._discovery = discovery
         self._limits = limits
         self._clock = clock
@@ -64,14 +72,23 @@ class BrokerLink:
     def credentials(self, role: str) -> Credentials | None:
         """What proves this client to a server of this role; None for a cluster without a secret."""
         cluster = self._cluster
-        return Credentials(cluster.cluster, role, cluster.secret) if cluster is not None and cluster.secret else None
+        return (
+            Credentials(cluster.cluster, role, cluster.secret)
+            if cluster is not None and cluster.secret
+            else None
+        )
 
     def look_up(self) -> None:
-        """Ask the discovery for the name servers; a changed secret or list takes effect for new connections."""
+        """Ask the discovery for the name servers; a changed secret or list takes effect for new
+        connections.
+        """
         self._looked_ms = self._clock.monotonic_ms()
         found = self._discovery.lookup()
         if not found.name_servers:
-            raise NoNameServer('no name server address is known; give name_servers="host:port" or start the cluster')
+            raise NoNameServer(
+                'no name server address is known; give name_servers="host:port" or start the '
+                "cluster"
+            )
         with self._lock:
             if found == self._cluster or self._closed:
                 return
@@ -92,7 +109,13 @@ class BrokerLink:
         """See ``ClientInstance.invoke``."""
         return self._need(self._brokers).request(address, command, timeout_ms)
 
-    def invoke_async(self, address: Address, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
+    def invoke_async(
+        self,
+        address: Address,
+        command: Command,
+        timeout_ms: float,
+        callback: Callable[[Command | RemotingError], None],
+    ) -> None:
         """See ``ClientInstance.invoke_async``."""
         self._need(self._brokers).request_async(address, command, timeout_ms, callback)
 
@@ -110,11 +133,15 @@ class BrokerLink:
         if self._brokers is not None:
             self._brokers.drop(address)
 
-    def name_server_invoke(self, command: Command, timeout_ms: float, until_ms: float = math.inf) -> Command:
-        """Ask the chosen name server, then the others in turn; what worked is asked first next time.
+    def name_server_invoke(
+        self, command: Command, timeout_ms: float, until_ms: float = math.inf
+    ) -> Command:
+        """Ask the chosen name server, then the others in turn; what worked is asked first next
+        time.
 
-        ``timeout_ms``: for each. ``until_ms``: for all, monotonic; each has its share of what is left.
-        When all failed and the discovery (asked once a second at most) tells others, those are asked too.
+        ``timeout_ms``: for each. ``until_ms``: for all, monotonic; each has its share of what is
+        left. When all failed and the discovery (asked once a second at most) tells others, those
+        are asked too.
         """
         asked = self._servers
         try:
@@ -130,30 +157,53 @@ class BrokerLink:
         last: RemotingError | None = None
         for step in range(len(servers)):
             index = (first + step) % len(servers)
-            share_ms = min(timeout_ms, (until_ms - self._clock.monotonic_ms()) / (len(servers) - step))
+            share_ms = min(
+                timeout_ms, (until_ms - self._clock.monotonic_ms()) / (len(servers) - step)
+            )
             if share_ms <= 0:
-                last = last or RequestTimeout("no time is left to ask a name server; it was not asked", str(servers[index]))
+                last = last or RequestTimeout(
+                    "no time is left to ask a name server; it was not asked", str(servers[index])
+                )
                 break
             try:
-                answer = pool.request(servers[index], Command(command.code, fields=command.fields, body=command.body), share_ms)
+                answer = pool.request(
+                    servers[index],
+                    Command(command.code, fields=command.fields, body=command.body),
+                    share_ms,
+                )
             except RemotingError as error:
                 last = error
                 log.info("name server %s failed, asking the next: %s", servers[index], error)
             else:
                 self._chosen = index
                 return answer
-        raise last if last is not None else ConnectFailed("no name server address is known; start the client first")
+        raise (
+            last
+            if last is not None
+            else ConnectFailed("no name server address is known; start the client first")
+        )
 
     def every_name_server_invoke(self, command: Command, timeout_ms: float) -> list[Command]:
-        """Ask each name server (they exchange nothing with one another). Raises the first ``RemotingError``."""
+        """Ask each name server (they exchange nothing with one another). Raises the first
+        ``RemotingError``.
+        """
         pool = self._need(self._name_servers)
-        return [pool.request(server, Command(command.code, fields=command.fields, body=command.body), timeout_ms) for server in self._servers]
+        return [
+            pool.request(
+                server, Command(command.code, fields=command.fields, body=command.body), timeout_ms
+            )
+            for server in self._servers
+        ]
 
     def tell_all(
-        self, addresses: Sequence[Address], make: Callable[[], Command], timeout_ms: float, heard: Callable[[Command], None] = lambda _answer: None
+        self,
+        addresses: Sequence[Address],
+        make: Callable[[], Command],
+        timeout_ms: float,
+        heard: Callable[[Command], None] = lambda _answer: None,
     ) -> None:
-        """The same request to each, all at once; waits ``timeout_ms`` at most for the answers. Failures are logged. ``heard``: gets each answer,
-        in a reader thread.
+        """The same request to each, all at once; waits ``timeout_ms`` at most for the answers.
+        Failures are logged. ``heard``: gets each answer, in a reader thread.
         """
         answered = threading.Semaphore(0)
 
@@ -173,7 +223,9 @@ class BrokerLink:
                 log.info("broker %s not reached: %s", address, error)
         deadline = self._clock.monotonic_ms() + timeout_ms
         for _ in range(waiting):
-            if not answered.acquire(timeout=max(0.0, (deadline - self._clock.monotonic_ms()) / 1000)):
+            if not answered.acquire(
+                timeout=max(0.0, (deadline - self._clock.monotonic_ms()) / 1000)
+            ):
                 return
 
     def close(self) -> None:
@@ -194,12 +246,24 @@ class BrokerLink:
                 self.look_up()
                 self._lost_sight = False
             except RmqError as error:
-                level, self._lost_sight = logging.DEBUG if self._lost_sight else logging.WARNING, True  # once an outage: it is asked every second
-                log.log(level, "no name server answers, and the discovery knows no others: %s", error)
+                level, self._lost_sight = (
+                    logging.DEBUG if self._lost_sight else logging.WARNING,
+                    True,
+                )  # once an outage: it is asked every second
+                log.log(
+                    level, "no name server answers, and the discovery knows no others: %s", error
+                )
         return self._servers != asked
 
     def _pool(self, role: str) -> ConnectionPool:
-        return ConnectionPool(self.credentials(role), self._limits, self._clock, self._handle, _lost, lambda connection: self._on_silent(connection.address))
+        return ConnectionPool(
+            self.credentials(role),
+            self._limits,
+            self._clock,
+            self._handle,
+            _lost,
+            lambda connection: self._on_silent(connection.address),
+        )
 
     def _handle(self, command: Command, connection: Connection) -> Command | None:
         return self._on_request(command, connection.address)

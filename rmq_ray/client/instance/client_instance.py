@@ -1,14 +1,17 @@
-"""One client of a cluster: its connections, routes, timers and heartbeats, shared by the producers and consumers of one client id.
+"""One client of a cluster: its connections, routes, timers and heartbeats, shared by the producers
+and consumers of one client id.
 
     producers, consumers ──register──> ClientInstance ──> RouteCache      routes, every 30 s
                                             │        ──> Timers          one daemon thread
                                             └────────> BrokerLink        connection pools, name server choice
 
-Decides who belongs to the instance, what the heartbeat says and when it goes out (protocol-behaviour 3, 6, 27). Does not send
-messages or pull: producers and consumers use ``invoke``, ``invoke_async`` and ``oneway`` for that.
+Decides who belongs to the instance, what the heartbeat says and when it goes out
+(protocol-behaviour 3, 6, 27). Does not send messages or pull: producers and consumers use
+``invoke``, ``invoke_async`` and ``oneway`` for that.
 
-Invariants: one instance per client id and process; a group name is used by at most one producer and one consumer of it; no lock
-is held while a request waits for its answer; an instance inherited through a fork is never found again in the child.
+Invariants: one instance per client id and process; a group name is used by at most one producer and
+one consumer of it; no lock is held while a request waits for its answer; an instance inherited
+through a fork is never found again in the child.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
+from rmq_ray.remoting.local_address import LOOPBACK, local_ip, process_id
 from rmq_ray.remoting.wire.bodies import decode_route, encode_heartbeat
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.local_address import LOOPBACK, local_ip, process_id
 
 __all__ = ["ClientInstance", "ManagedConsumer", "ManagedProducer", "ServiceState"]
 
@@ -47,7 +50,9 @@ PERSIST_MS = 5_000  # persistConsumerOffsetInterval
 PERSIST_FIRST_MS = 10_000
 NAME_SERVERS_MS = 120_000
 CALL_TIMEOUT_MS = 3_000
-UNREGISTER_TIMEOUT_MS = 1_000  # a hanging broker must not hold up close; it forgets the client when the connection goes
+UNREGISTER_TIMEOUT_MS = (
+    1_000  # a hanging broker must not hold up close; it forgets the client when the connection goes
+)
 
 Member = TypeVar("Member")
 
@@ -55,9 +60,13 @@ log = logging.getLogger("rmq_ray.client")
 
 
 class ClientInstance:
-    """See the module. Use ``get_or_create``, then register, then ``start``; ``release`` when done."""
+    """See the module. Use ``get_or_create``, then register, then ``start``; ``release`` when
+    done.
+    """
 
-    def __init__(self, discovery: Discovery, client_id: str, limits: RemotingLimits, clock: Clock) -> None:
+    def __init__(
+        self, discovery: Discovery, client_id: str, limits: RemotingLimits, clock: Clock
+    ) -> None:
         self.client_id = client_id
         self.clock = clock
         self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent)
@@ -65,7 +74,9 @@ class ClientInstance:
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
-        self._lock = threading.RLock()  # a signal handler that closes one of them may have interrupted the start of another
+        self._lock = (
+            threading.RLock()
+        )  # a signal handler that closes one of them may have interrupted the start of another
         self._heartbeat_lock = threading.Lock()
         self._conflict = ""
         self._producers: dict[str, ManagedProducer] = {}
@@ -73,32 +84,44 @@ class ClientInstance:
 
     @classmethod
     def get_or_create(
-        cls, discovery: Discovery, client_id: str | None = None, *, limits: RemotingLimits | None = None, clock: Clock = SYSTEM_CLOCK
+        cls,
+        discovery: Discovery,
+        client_id: str | None = None,
+        *,
+        limits: RemotingLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> ClientInstance:
         """The instance of this client id in this process; None = a new one, ``ip@pid#nanotime``.
 
-        Raises ``ClusterError`` when the discovery finds no cluster (only for a new id: the address is part of it).
+        Raises ``ClusterError`` when the discovery finds no cluster (only for a new id: the address
+        is part of it).
         """
         if client_id is None:
             client_id = _registry.new_id(discovery, clock)
         with _registry.lock:
             found = _registry.instances.get(client_id)
             if found is None:
-                found = _registry.instances[client_id] = cls(discovery, client_id, limits or RemotingLimits(), clock)
+                found = _registry.instances[client_id] = cls(
+                    discovery, client_id, limits or RemotingLimits(), clock
+                )
             return found
 
     @staticmethod
     def running() -> list[ClientInstance]:
         """The instances of this process that are running."""
         with _registry.lock:
-            return [found for found in _registry.instances.values() if found.state is ServiceState.RUNNING]
+            return [
+                found
+                for found in _registry.instances.values()
+                if found.state is ServiceState.RUNNING
+            ]
 
     @property
     def state(self) -> ServiceState:
         """Where in its life the instance is."""
         return self._state
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Look the name servers up and start the timers; no effect when running.
@@ -109,18 +132,28 @@ class ClientInstance:
             if self._state is ServiceState.RUNNING:
                 return
             if self._state is not ServiceState.CREATE_JUST:
-                raise ClientError(f"client {self.client_id} cannot start: {self._state.value}; make a new producer or consumer", self.client_id)
+                raise ClientError(
+                    f"client {self.client_id} cannot start: {self._state.value}; make a new "
+                    f"producer or consumer",
+                    self.client_id,
+                )
             self._state = ServiceState.START_FAILED
             self.link.look_up()
             self.timers.every("name servers", NAME_SERVERS_MS, self.link.look_up)
-            self.timers.every("routes", ROUTE_REFRESH_MS, self._refresh_routes, first_ms=ROUTE_FIRST_MS)
-            self.timers.every("heartbeat", HEARTBEAT_MS, self._clean_and_beat, first_ms=HEARTBEAT_FIRST_MS)
+            self.timers.every(
+                "routes", ROUTE_REFRESH_MS, self._refresh_routes, first_ms=ROUTE_FIRST_MS
+            )
+            self.timers.every(
+                "heartbeat", HEARTBEAT_MS, self._clean_and_beat, first_ms=HEARTBEAT_FIRST_MS
+            )
             self.timers.every("offsets", PERSIST_MS, self._persist, first_ms=PERSIST_FIRST_MS)
             self.timers.start()
             self._state = ServiceState.RUNNING
 
     def release(self) -> None:
-        """Stop timers and connections if no producer and no consumer is left; else nothing. Safe to call twice."""
+        """Stop timers and connections if no producer and no consumer is left; else nothing. Safe to
+        call twice.
+        """
         with _registry.lock, self._lock:
             if self._producers or self._consumers or self._state is ServiceState.SHUTDOWN_ALREADY:
                 return
@@ -150,16 +183,28 @@ class ClientInstance:
         """The consumer of this group, if it belongs to the instance."""
         return self._consumers.get(group)
 
-    # --- requests ------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def invoke(self, address: Address, command: Command, timeout_ms: float = CALL_TIMEOUT_MS) -> Command:
-        """Ask a broker and wait for its answer, whatever its code. Raises ``RemotingError`` (``ConnectFailed``: nothing was sent)."""
+    def invoke(
+        self, address: Address, command: Command, timeout_ms: float = CALL_TIMEOUT_MS
+    ) -> Command:
+        """Ask a broker and wait for its answer, whatever its code. Raises ``RemotingError``
+        (``ConnectFailed``: nothing was sent).
+        """
         return self.link.invoke(address, command, timeout_ms)
 
-    def invoke_async(self, address: Address, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
-        """Ask a broker; the callback gets the answer or the error, in a reader or timer thread: it must be quick.
+    def invoke_async(
+        self,
+        address: Address,
+        command: Command,
+        timeout_ms: float,
+        callback: Callable[[Command | RemotingError], None],
+    ) -> None:
+        """Ask a broker; the callback gets the answer or the error, in a reader or timer thread: it
+        must be quick.
 
-        Connecting happens in the calling thread; ``ConnectFailed`` and ``TooManyRequests`` are raised, not handed to the callback.
+        Connecting happens in the calling thread; ``ConnectFailed`` and ``TooManyRequests`` are
+        raised, not handed to the callback.
         """
         self.link.invoke_async(address, command, timeout_ms, callback)
 
@@ -168,7 +213,9 @@ class ClientInstance:
         self.link.oneway(address, command)
 
     def name_server_invoke(self, command: Command, timeout_ms: float = CALL_TIMEOUT_MS) -> Command:
-        """Ask the chosen name server; when it fails, the others in turn. Raises the last ``RemotingError``."""
+        """Ask the chosen name server; when it fails, the others in turn. Raises the last
+        ``RemotingError``.
+        """
         return self.link.name_server_invoke(command, timeout_ms)
 
     def broker_address(self, broker_name: str, broker_id: int = MASTER_ID) -> Address | None:
@@ -181,7 +228,9 @@ class ClientInstance:
         return None if found is None else found[1]
 
     def broker_for_topic(self, topic: str) -> Address | None:
-        """A broker of the topic for questions about groups: the first one's master, else any address; None without a route."""
+        """A broker of the topic for questions about groups: the first one's master, else any
+        address; None without a route.
+        """
         if self.routes.route(topic) is None:
             self.routes.refresh(topic)
         route = self.routes.route(topic)
@@ -190,35 +239,50 @@ class ClientInstance:
         return next((pair[1] for pair in found if pair is not None), None)
 
     def refresh_route_soon(self, topic: str) -> None:
-        """Have the timer thread fetch the topic's route; returns at once. Asking again while it waits does nothing."""
+        """Have the timer thread fetch the topic's route; returns at once. Asking again while it
+        waits does nothing.
+        """
         self.timers.soon(f"route of {topic}", lambda: self.routes.refresh_all({topic}))
 
     def watch_route(self, topic: str) -> None:
-        """A send to the topic failed: have its route fetched now, and again every 50 ms while sends fail; returns at once."""
+        """A send to the topic failed: have its route fetched now, and again every 50 ms while sends
+        fail; returns at once.
+        """
         self._watch.look(topic)
 
     def heartbeat(self, wait_s: float = 0.0, timeout_ms: float = CALL_TIMEOUT_MS) -> None:
-        """Tell every broker (masters only, without consumers) who lives here; skipped when another thread is at it for longer than ``wait_s``.
+        """Tell every broker (masters only, without consumers) who lives here; skipped when another
+        thread is at it for longer than ``wait_s``.
 
-        Waits ``timeout_ms`` at most for the answers. A broker that does not answer is logged: the next turn tells it again.
+        Waits ``timeout_ms`` at most for the answers. A broker that does not answer is logged: the
+        next turn tells it again.
         """
         if not self._heartbeat_lock.acquire(timeout=wait_s):
             return
         try:
             body = encode_heartbeat(self._heartbeat_value())
-            self.link.tell_all(self._heartbeat_targets(), lambda: Command(RequestCode.HEART_BEAT, body=body), timeout_ms, self._heard)
+            self.link.tell_all(
+                self._heartbeat_targets(),
+                lambda: Command(RequestCode.HEART_BEAT, body=body),
+                timeout_ms,
+                self._heard,
+            )
         finally:
             self._heartbeat_lock.release()
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _register(self, table: dict[str, Member], group: str, member: Member, kind: str) -> None:
         with self._lock:
             if self._state is ServiceState.SHUTDOWN_ALREADY:
-                raise ClientError(f"client {self.client_id} is closed; make a new {kind}", self.client_id)
+                raise ClientError(
+                    f"client {self.client_id} is closed; make a new {kind}", self.client_id
+                )
             if group in table:
                 raise ClientError(
-                    f"the {kind} group {group!r} has been created before in client {self.client_id}; use another group or another client id", group
+                    f"the {kind} group {group!r} has been created before in client "
+                    f"{self.client_id}; use another group or another client id",
+                    group,
                 )
             table[group] = member
 
@@ -228,7 +292,9 @@ class ClientInstance:
                 return
         fields = {"clientID": self.client_id, field: group}
         self.link.tell_all(
-            self.routes.all_addresses(masters_only=False), lambda: Command(RequestCode.UNREGISTER_CLIENT, fields=dict(fields)), UNREGISTER_TIMEOUT_MS
+            self.routes.all_addresses(masters_only=False),
+            lambda: Command(RequestCode.UNREGISTER_CLIENT, fields=dict(fields)),
+            UNREGISTER_TIMEOUT_MS,
         )
 
     def _heartbeat_value(self) -> Heartbeat:
@@ -236,7 +302,9 @@ class ClientInstance:
         return Heartbeat(self.client_id, tuple(sorted(self._producers)), consumers)
 
     def _heard(self, answer: Command) -> None:
-        """A broker's answer to a heartbeat: it may say that others of a group subscribe differently, or consume in another way. Told once for each text."""
+        """A broker's answer to a heartbeat: it may say that others of a group subscribe
+        differently, or consume in another way. Told once for each text.
+        """
         refused = (answer.remark or "") if answer.code == ResponseCode.GROUP_IN_OTHER_USE else ""
         conflict = (answer.fields or {}).get(CONFLICT_FIELD, "") or refused
         if conflict and conflict != self._conflict:
@@ -249,12 +317,19 @@ class ClientInstance:
         return self.routes.all_addresses(masters_only=not self._consumers)
 
     def _fetch_route(self, topic: str, until_ms: float) -> TopicRoute | None:
-        answer = self.link.name_server_invoke(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}), CALL_TIMEOUT_MS, until_ms)
+        answer = self.link.name_server_invoke(
+            Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}),
+            CALL_TIMEOUT_MS,
+            until_ms,
+        )
         if answer.code == ResponseCode.SUCCESS:
             return decode_route(answer.body_bytes())
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        raise ResponseError(f"a name server refused the route of {topic!r}: {answer.remark or 'no reason given'}", answer.code)
+        raise ResponseError(
+            f"a name server refused the route of {topic!r}: {answer.remark or 'no reason given'}",
+            answer.code,
+        )
 
     def _route_changed(self, topic: str) -> None:
         for consumer in list(self._consumers.values()):
@@ -262,7 +337,9 @@ class ClientInstance:
                 consumer.route_changed(topic)
 
     def _silent(self, address: Address) -> None:
-        """Requests wait there and nothing comes, as from an idle broker or from one that hangs: another copy may reign meanwhile. A reader's thread."""
+        """Requests wait there and nothing comes, as from an idle broker or from one that hangs:
+        another copy may reign meanwhile. A reader's thread.
+        """
         topic = self.routes.topic_of_copies(address)
         if topic is not None:
             self.timers.soon(f"silence of {address}", lambda: self.routes.refresh_all({topic}))
@@ -285,7 +362,11 @@ class ClientInstance:
             try:
                 consumer.persist_offsets()
             except RemotingError as error:
-                log.warning("offsets of group %s not handed over, next time again: %s", consumer.group, error)
+                log.warning(
+                    "offsets of group %s not handed over, next time again: %s",
+                    consumer.group,
+                    error,
+                )
 
     def _on_request(self, command: Command, address: Address) -> Command | None:
         """A broker's request (remoting 4), in a reader thread."""
@@ -302,7 +383,12 @@ class ClientInstance:
             if answer is not None:
                 return answer
         return (
-            None if command.is_oneway else command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not for this client")
+            None
+            if command.is_oneway
+            else command.answer(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f"request code {command.code} is not for this client",
+            )
         )
 
 
@@ -327,7 +413,9 @@ _registry = _Registry()
 
 
 def _forget_after_fork() -> None:
-    """In a forked child: connections and threads of the parent do not work here, so neither do its instances."""
+    """In a forked child: connections and threads of the parent do not work here, so neither do its
+    instances.
+    """
     global _registry
     _registry = _Registry()
 

@@ -1,9 +1,11 @@
-"""Calls that happen later, once: one daemon thread and a heap. For pulls that are tried again and messages kept for another try.
+"""Calls that happen later, once: one daemon thread and a heap. For pulls that are tried again and
+messages kept for another try.
 
-Decides nothing. What is called must be quick or talk to one broker only; it runs one after the other. A call that raises is
-logged, the others go on.
+Decides nothing. What is called must be quick or talk to one broker only; it runs one after the
+other. A call that raises is logged, the others go on.
 
-Invariant: calls due at the same time run in the order in which they were asked for; after ``close`` none starts.
+Invariant: calls due at the same time run in the order in which they were asked for; after ``close``
+none starts.
 """
 
 from __future__ import annotations
@@ -40,12 +42,18 @@ class DelayedCalls:
         self._thread.start()
 
     def after(self, delay_ms: float, call: Callable[[], None]) -> None:
-        """Run ``call`` in ``delay_ms``; nothing when closed. ``ClientError`` when a million calls wait already."""
+        """Run ``call`` in ``delay_ms``; nothing when closed. ``ClientError`` when a million calls
+        wait already.
+        """
         with self._wake:
             if self._closed:
                 return
             if len(self._heap) >= CALLS_MAX:
-                raise ClientError(f"{self._name}: {CALLS_MAX} delayed calls wait already; the listener or its broker is far too slow", CALLS_MAX)
+                raise ClientError(
+                    f"{self._name}: {CALLS_MAX} delayed calls wait already; the listener or "
+                    f"its broker is far too slow",
+                    CALLS_MAX,
+                )
             self._count += 1
             entry = (self._clock.monotonic_ms() + delay_ms, self._count, call)
             heapq.heappush(self._heap, entry)
@@ -85,7 +93,11 @@ class DelayedCalls:
     def _wait_for_next(self) -> bool:
         """Sleeps until the next call is due or one is added; False when closed."""
         with self._wake:
-            wait_ms = min(IDLE_WAIT_MS, self._heap[0][0] - self._clock.monotonic_ms()) if self._heap else IDLE_WAIT_MS
+            wait_ms = (
+                min(IDLE_WAIT_MS, self._heap[0][0] - self._clock.monotonic_ms())
+                if self._heap
+                else IDLE_WAIT_MS
+            )
             if wait_ms > 0 and not self._closed:
                 self._wake.wait(wait_ms / 1000)
             return not self._closed

@@ -1,10 +1,12 @@
-"""What makes a producer's frames and messages recognisable: producer id, sequence numbers, unique keys.
+"""What makes a producer's frames and messages recognisable: producer id, sequence numbers, unique
+keys.
 
-A producer id is 128 random bits per producer and process: never pickled, made anew after a fork. A frame keeps its sequence
-through all repeats. Brokers remember the last 1,024 frames of a producer, so no frame may stay unresolved while that many newer
-ones go out: ``take`` waits then.
+A producer id is 128 random bits per producer and process: never pickled, made anew after a fork. A
+frame keeps its sequence through all repeats. Brokers remember the last 1,024 frames of a producer,
+so no frame may stay unresolved while that many newer ones go out: ``take`` waits then.
 
-Called by both producers. Invariants: a sequence is given out once; keys do not repeat while fewer than 65,536 are made in a millisecond.
+Called by both producers. Invariants: a sequence is given out once; keys do not repeat while fewer
+than 65,536 are made in a millisecond.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import itertools
 import os
 import threading
 
+from rmq_ray.codec.key_range import KeyRange
+from rmq_ray.codec.record import UniqueKeys
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.local_address import process_id
-from rmq_ray.codec.key_range import KeyRange
-from rmq_ray.codec.record import UniqueKeys
 
 SEQUENCE_SPAN_MAX = 800
-"""Newest less oldest unresolved sequence at which ``take`` begins to wait; looked at every ``LOOK_EVERY`` sequences, so that it stays below
-the broker's window of 1,024 with up to 96 threads sending at once."""
+"""Newest less oldest unresolved sequence at which ``take`` begins to wait; looked at every
+``LOOK_EVERY`` sequences, so that it stays below the broker's window of 1,024 with up to 96 threads
+sending at once."""
 LOOK_EVERY = 128
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
@@ -37,7 +40,9 @@ class ProducerIdentity:
         self._unresolved: dict[int, None] = {}
         self._resolved = threading.Condition(threading.Lock())
         self._holding = 0  # callers that wait for an old frame
-        self._crowded = False  # the last look found one, and nobody has seen it gone: every caller looks
+        self._crowded = (
+            False  # the last look found one, and nobody has seen it gone: every caller looks
+        )
         self._keys = UniqueKeys(host, process_id(), int.from_bytes(os.urandom(4)))
         self._keys_lock = threading.Lock()
         self._keys_ms = -1
@@ -45,7 +50,9 @@ class ProducerIdentity:
         self._key_count = 0
 
     def take(self, timeout_ms: float) -> FrameId:
-        """The next frame's id. Waits while the oldest unresolved frame is too far behind; ``BrokerBusy`` after ``timeout_ms``."""
+        """The next frame's id. Waits while the oldest unresolved frame is too far behind;
+        ``BrokerBusy`` after ``timeout_ms``.
+        """
         sequence = next(self._sequences)
         self._unresolved[sequence] = None
         if not sequence % LOOK_EVERY or self._holding or self._crowded:
@@ -53,7 +60,9 @@ class ProducerIdentity:
         return FrameId(self.producer_id, sequence)
 
     def release(self, frame_id: FrameId) -> None:
-        """The frame is stored or given up: it will not be sent again. Ids that were made elsewhere are none of this producer's."""
+        """The frame is stored or given up: it will not be sent again. Ids that were made elsewhere
+        are none of this producer's.
+        """
         if frame_id.producer_id != self.producer_id:
             return
         self._unresolved.pop(frame_id.sequence, None)
@@ -80,7 +89,9 @@ class ProducerIdentity:
         return KeyRange(head, first, count)
 
     def _hold_back(self, sequence: int, timeout_ms: float) -> None:
-        """Wait until no unresolved frame is further behind than the span. A caller that gives up leaves no trace."""
+        """Wait until no unresolved frame is further behind than the span. A caller that gives up
+        leaves no trace.
+        """
         if self._near(sequence):
             self._crowded = False
             return
@@ -89,13 +100,18 @@ class ProducerIdentity:
             self._holding += 1
             try:
                 for _ in range(int(timeout_ms / 1000 / WAIT_SLICE_S) + 1):
-                    if self._resolved.wait_for(lambda: self._near(sequence), min(WAIT_SLICE_S, timeout_ms / 1000)):
+                    if self._resolved.wait_for(
+                        lambda: self._near(sequence), min(WAIT_SLICE_S, timeout_ms / 1000)
+                    ):
                         self._crowded = False
                         return
             finally:
                 self._holding -= 1
         self._unresolved.pop(sequence, None)
-        raise BrokerBusy(f"a frame has been unanswered while {SEQUENCE_SPAN_MAX} newer ones went out; nothing was sent, send again later")
+        raise BrokerBusy(
+            f"a frame has been unanswered while {SEQUENCE_SPAN_MAX} newer ones went out; "
+            f"nothing was sent, send again later"
+        )
 
     def _near(self, sequence: int) -> bool:
         return sequence - min(list(self._unresolved)) < SEQUENCE_SPAN_MAX

@@ -1,7 +1,8 @@
-"""What producers and consumers must offer so that a client instance can run them; the states all of them share.
+"""What producers and consumers must offer so that a client instance can run them; the states all of
+them share.
 
-Decides nothing. ``ClientInstance`` calls these methods from its timer thread and from connections' reader threads; the
-docstrings say which may block.
+Decides nothing. ``ClientInstance`` calls these methods from its timer thread and from connections'
+reader threads; the docstrings say which may block.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ManagedProducer(Protocol):
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """A request of the broker at ``address`` to producers (39 check transaction, 326 reply).
 
-        Every producer of the instance is asked until one returns an answer. Called from a reader thread: must be quick.
-        ``command.body`` must be copied before returning.
+        Every producer of the instance is asked until one returns an answer. Called from a reader
+        thread: must be quick. ``command.body`` must be copied before returning.
         """
         ...
 
@@ -55,7 +56,9 @@ class ManagedConsumer(Protocol):
         ...
 
     def consumer_data(self) -> ConsumerData:
-        """What the heartbeat says of this consumer. Called from the timer thread and by ``heartbeat()``'s callers."""
+        """What the heartbeat says of this consumer. Called from the timer thread and by
+        ``heartbeat()``'s callers.
+        """
         ...
 
     def subscribed_topics(self) -> Collection[str]:
@@ -67,16 +70,22 @@ class ManagedConsumer(Protocol):
         ...
 
     def rebalance_now(self) -> None:
-        """A broker said that the group's members changed (40). Called from a reader thread: set a flag, return."""
+        """A broker said that the group's members changed (40). Called from a reader thread: set a
+        flag, return.
+        """
         ...
 
     def persist_offsets(self) -> None:
-        """Every 5 s, from the timer thread: hand offsets to the brokers (one-way) or to the local file."""
+        """Every 5 s, from the timer thread: hand offsets to the brokers (one-way) or to the local
+        file.
+        """
         ...
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
-        """A request of the broker at ``address`` for this group (220, 221, 307, 309), found by its header's group.
+        """A request of the broker at ``address`` for this group (220, 221, 307, 309), found by its
+        header's group.
 
-        None when it is one-way (220). Called from a reader thread: must be quick. ``command.body`` must be copied before returning.
+        None when it is one-way (220). Called from a reader thread: must be quick. ``command.body``
+        must be copied before returning.
         """
         ...

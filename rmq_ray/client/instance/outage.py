@@ -1,8 +1,10 @@
-"""Asking a broker again while it is away: the one rule of bulk reads and writes, for plans, scan streams, and drivers between batches.
+"""Asking a broker again while it is away: the one rule of bulk reads and writes, for plans, scan
+streams, and drivers between batches.
 
-Decides: which failures pass by themselves (``retriable`` errors; answers of a broker that is busy or still recovers) and for how
-long they are waited for; that brokers which belong to the cluster are waited for, too. Does not decide what is asked or where. Every other error
-and answer comes out at once.
+Decides: which failures pass by themselves (``retriable`` errors; answers of a broker that is busy
+or still recovers) and for how long they are waited for; that brokers which belong to the cluster
+are waited for, too. Does not decide what is asked or where. Every other error and answer comes out
+at once.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ from rmq_ray.remoting.wire.frame import Command
 PAUSE_MS = 100
 TIMEOUT_MS = 10_000  # of each request
 PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
-PASSING = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING))
+PASSING = frozenset(
+    (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
+)
 
 
 def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: float) -> Command:
-    """The first answer that is not "later", whatever its code. ``attempt(turn)`` asks once; turns count from 0.
+    """The first answer that is not "later", whatever its code. ``attempt(turn)`` asks once; turns
+    count from 0.
 
-    Raises the last error when ``patience_ms`` is over (a turn that began before may end after it), others at once.
+    Raises the last error when ``patience_ms`` is over (a turn that began before may end after it),
+    others at once.
     """
     give_up = clock.monotonic_ms() + patience_ms
     turn = 0
@@ -38,7 +44,9 @@ def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: 
             answer = attempt(turn)
             if answer.code not in PASSING:
                 return answer
-            error: RemotingError = ResponseError(answer.remark or "the broker cannot answer now", answer.code)
+            error: RemotingError = ResponseError(
+                answer.remark or "the broker cannot answer now", answer.code
+            )
         except RemotingError as lost:
             if not lost.retriable:
                 raise
@@ -51,15 +59,21 @@ def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: 
 
 def ask_broker(instance: ClientInstance, address: Address, command: Command) -> Command:
     """A broker's answer, whatever its code; it is waited for ``PATIENCE_MS``."""
-    return ask_patiently(lambda _: instance.invoke(address, command, TIMEOUT_MS), instance.clock, PATIENCE_MS)
+    return ask_patiently(
+        lambda _: instance.invoke(address, command, TIMEOUT_MS), instance.clock, PATIENCE_MS
+    )
 
 
 def ask_name_server(instance: ClientInstance, code: RequestCode) -> Command:
     """The same of the name servers, for a request without fields."""
-    return ask_patiently(lambda _: instance.name_server_invoke(Command(code)), instance.clock, PATIENCE_MS)
+    return ask_patiently(
+        lambda _: instance.name_server_invoke(Command(code)), instance.clock, PATIENCE_MS
+    )
 
 
-def ask_for_map(instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
+def ask_for_map(
+    instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]
+) -> dict[Any, Any]:
     """What a broker answers to one of our msgpack requests. ``ResponseError`` where it refuses."""
     answer = ask_broker(instance, address, Command(code, body=msgpack.packb(body), serialize=1))
     if answer.code != ResponseCode.SUCCESS:
@@ -70,15 +84,20 @@ def ask_for_map(instance: ClientInstance, address: Address, code: RequestCode, b
 
 
 def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: str) -> None:
-    """Until the name servers know all of them, since a name server forgets the queues of a broker that is down. ``ClusterError`` after ``PATIENCE_MS``,
-    which says ``why`` they are needed.
+    """Until the name servers know all of them, since a name server forgets the queues of a broker
+    that is down. ``ClusterError`` after ``PATIENCE_MS``, which says ``why`` they are needed.
     """
     give_up = instance.clock.monotonic_ms() + PATIENCE_MS
     while expected:  # ends: all there, or at give_up
         answer = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
-        missing = set(expected) - {data.broker_name for data in decode_cluster_info(answer.body_bytes())}
+        missing = set(expected) - {
+            data.broker_name for data in decode_cluster_info(answer.body_bytes())
+        }
         if not missing:
             return
         if instance.clock.monotonic_ms() >= give_up:
-            raise ClusterError(f"{', '.join(sorted(missing))} did not come back within {PATIENCE_MS // 1000} s: {why}; see `rmq-ray status`")
+            raise ClusterError(
+                f"{', '.join(sorted(missing))} did not come back within "
+                f"{PATIENCE_MS // 1000} s: {why}; see `rmq-ray status`"
+            )
         instance.clock.sleep_ms(PAUSE_MS)

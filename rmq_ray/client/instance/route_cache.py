@@ -1,10 +1,13 @@
-"""What a client knows of topics and brokers: routes, the queue lists made from them, broker addresses (protocol-behaviour 6, 7).
+"""What a client knows of topics and brokers: routes, the queue lists made from them, broker
+addresses (protocol-behaviour 6, 7).
 
-Decides when a fetched route is a change and what follows from it. Does not talk to name servers (``fetch`` does) and runs no
-timer (``ClientInstance`` does). Readers take no lock: every table entry is an immutable value, replaced as a whole.
+Decides when a fetched route is a change and what follows from it. Does not talk to name servers
+(``fetch`` does) and runs no timer (``ClientInstance`` does). Readers take no lock: every table
+entry is an immutable value, replaced as a whole.
 
-Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in place: clients with a route
-go on while all name servers are dead. At most one fetch runs at a time; who waits longer than 3 s, or than it has time, for it gives up.
+Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in
+place: clients with a route go on while all name servers are dead. At most one fetch runs at a time;
+who waits longer than 3 s, or than it has time, for it gives up.
 """
 
 from __future__ import annotations
@@ -18,13 +21,21 @@ from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC, Permission, TopicRoute
-from rmq_ray.protocol.routing.publish_info import PublishInfo, default_route, normalized, publish_info, subscribe_queues
+from rmq_ray.protocol.routing.publish_info import (
+    PublishInfo,
+    default_route,
+    normalized,
+    publish_info,
+    subscribe_queues,
+)
 
 LOCK_TIMEOUT_MS = 3_000
 DEFAULT_TOPIC_QUEUES = 4
 WHENEVER = math.inf
 READ_ONLY_MS = 50.0
-"""How long a topic that was found read-only stays so unasked: sends to it fail at once, and as often as a program likes."""
+"""How long a topic that was found read-only stays so unasked: sends to it fail at once, and as
+often as a program likes.
+"""
 
 log = logging.getLogger("rmq_ray.client.routes")
 
@@ -32,15 +43,19 @@ log = logging.getLogger("rmq_ray.client.routes")
 class RouteCache:
     """Routes by topic, and the addresses of all brokers in them.
 
-    ``fetch(topic, until_ms)``: the route as a name server tells it, None when it knows none, ``RemotingError`` when none answers until then (monotonic).
-    ``on_changed(topic)``: called, without a lock, after the cache took a different route. ``on_replaced(address)``: before that, with a master's
-    address that another one has taken the place of.
+    ``fetch(topic, until_ms)``: the route as a name server tells it, None when it knows none,
+    ``RemotingError`` when none answers until then (monotonic). ``on_changed(topic)``: called,
+    without a lock, after the cache took a different route. ``on_replaced(address)``: before that,
+    with a master's address that another one has taken the place of.
     """
 
     def __init__(
-        self, fetch: Callable[[str, float], TopicRoute | None], on_changed: Callable[[str], None] = lambda _topic: None,
-        on_replaced: Callable[[Address], None] = lambda _address: None, clock: Clock = SYSTEM_CLOCK,
-    ) -> None:  # fmt: skip
+        self,
+        fetch: Callable[[str, float], TopicRoute | None],
+        on_changed: Callable[[str], None] = lambda _topic: None,
+        on_replaced: Callable[[Address], None] = lambda _address: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._fetch = fetch
         self._on_changed = on_changed
         self._on_replaced = on_replaced
@@ -55,12 +70,16 @@ class RouteCache:
         self._unreached = False
         self._written: dict[str, set[str]] = {}
         self._read_only: dict[str, float] = {}
-        """Topic -> until when it counts as read-only unasked, monotonic; 0 = it was not when it was looked up last."""
+        """Topic -> until when it counts as read-only unasked, monotonic; 0 = it was not when it was
+        looked up last.
+        """
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
-        """The cached route, as the name server told it (or the template's, for a topic not created yet)."""
+        """The cached route, as the name server told it (or the template's, for a topic not created
+        yet).
+        """
         return self._routes.get(topic)
 
     def publish(self, topic: str) -> PublishInfo | None:
@@ -68,9 +87,13 @@ class RouteCache:
         return self._publish.get(topic)
 
     def is_between_masters(self, topic: str) -> bool:
-        """Whether a topic without queues to write may have some in a moment: it had some before (its master died or is drained), or a master is missing."""
+        """Whether a topic without queues to write may have some in a moment: it had some before
+        (its master died or is drained), or a master is missing.
+        """
         route = self._routes.get(topic)
-        return topic in self._written or (route is not None and any(MASTER_ID not in data.addresses for data in route.brokers))
+        return topic in self._written or (
+            route is not None and any(MASTER_ID not in data.addresses for data in route.brokers)
+        )
 
     def subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
         """The cached list of queues to read; empty when there is none."""
@@ -84,11 +107,17 @@ class RouteCache:
         """The address of exactly this broker, None when the cache has none."""
         return self.addresses(broker_name).get(broker_id)
 
-    def subscribe_address(self, broker_name: str, broker_id: int = MASTER_ID, only_this: bool = False) -> tuple[int, Address] | None:
-        """(id, address) to read from: the asked one; a missing slave -> the next id; else, unless ``only_this``, the first there is."""
+    def subscribe_address(
+        self, broker_name: str, broker_id: int = MASTER_ID, only_this: bool = False
+    ) -> tuple[int, Address] | None:
+        """(id, address) to read from: the asked one; a missing slave -> the next id; else, unless
+        ``only_this``, the first there is.
+        """
         known = self.addresses(broker_name)
         if self._avoided and not self._avoided.issuperset(known.values()):
-            known = {number: address for number, address in known.items() if address not in self._avoided}
+            known = {
+                number: address for number, address in known.items() if address not in self._avoided
+            }
         found = broker_id if broker_id in known else None
         if found is None and broker_id != MASTER_ID and broker_id + 1 in known:
             found = broker_id + 1
@@ -97,7 +126,9 @@ class RouteCache:
         return None if found is None else (found, known[found])
 
     def avoid(self, address: Address) -> None:
-        """Nobody answers there: read from another broker of the name, where there is one, until ``forgive``."""
+        """Nobody answers there: read from another broker of the name, where there is one, until
+        ``forgive``.
+        """
         with self._lock:
             self._avoided |= {address}
 
@@ -108,55 +139,102 @@ class RouteCache:
 
     def all_addresses(self, masters_only: bool) -> list[Address]:
         """Every known broker's address, each once, in the order of broker names."""
-        pairs = [(broker_id, address) for name in sorted(self._brokers) for broker_id, address in self._brokers[name].items()]
-        return list(dict.fromkeys(address for broker_id, address in pairs if broker_id == MASTER_ID or not masters_only))
+        pairs = [
+            (broker_id, address)
+            for name in sorted(self._brokers)
+            for broker_id, address in self._brokers[name].items()
+        ]
+        return list(
+            dict.fromkeys(
+                address
+                for broker_id, address in pairs
+                if broker_id == MASTER_ID or not masters_only
+            )
+        )
 
     def topic_of_copies(self, address: Address) -> str | None:
-        """A topic in whose route the broker at this address has other copies, too; None when there are none."""
-        names = {name for name, known in self._brokers.copy().items() if len(known) > 1 and address in known.values()}
-        return next((topic for topic, route in self._routes.copy().items() for data in route.brokers if data.broker_name in names), None) if names else None
+        """A topic in whose route the broker at this address has other copies, too; None when there
+        are none.
+        """
+        names = {
+            name
+            for name, known in self._brokers.copy().items()
+            if len(known) > 1 and address in known.values()
+        }
+        return (
+            next(
+                (
+                    topic
+                    for topic, route in self._routes.copy().items()
+                    for data in route.brokers
+                    if data.broker_name in names
+                ),
+                None,
+            )
+            if names
+            else None
+        )
 
     def topics(self) -> list[str]:
         """Topics with a cached route."""
         return list(self._routes)
 
-    # --- looking up ----------------------------------------------------------------------------------------------------
+    # --- looking up -------------------------------------------------------------------------------
 
-    def find_publish(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES, until_ms: float = WHENEVER) -> PublishInfo:
-        """The queues to write: from the cache, else the topic's route, else the template topic's (min(``default_queues``, its queues)).
+    def find_publish(
+        self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES, until_ms: float = WHENEVER
+    ) -> PublishInfo:
+        """The queues to write: from the cache, else the topic's route, else the template topic's
+        (min(``default_queues``, its queues)).
 
-        ``until_ms``: when to give up, monotonic. Raises ``TopicNotWritable`` for a topic that is read-only by its own permission, ``NoRoute`` when there is no
-        writable queue for any other reason, ``RemotingError`` when no name server answers.
+        ``until_ms``: when to give up, monotonic. Raises ``TopicNotWritable`` for a topic that is
+        read-only by its own permission, ``NoRoute`` when there is no writable queue for any other
+        reason, ``RemotingError`` when no name server answers.
         """
         info = self._publish.get(topic)
         if info is not None and info.queues:
             return info
-        asked = self._locked(topic, lambda: self._look_up(topic, default_queues, until_ms), until_ms) is not None
+        asked = (
+            self._locked(topic, lambda: self._look_up(topic, default_queues, until_ms), until_ms)
+            is not None
+        )
         info = self._publish.get(topic)
         if info is None or not info.queues:
             if not asked:
-                raise RequestTimeout(f"the route of topic {topic!r} was not asked for: another one's is waited for, and its name server does not answer", topic)
+                raise RequestTimeout(
+                    f"the route of topic {topic!r} was not asked for: another one's is "
+                    f"waited for, and its name server does not answer",
+                    topic,
+                )
             if self._read_only.get(topic):
                 raise self._not_writable(topic)
             raise self._no_route(topic)
         return info
 
     def find_subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues to read: from the cache, else the topic's route; empty when the topic does not exist (yet)."""
+        """The queues to read: from the cache, else the topic's route; empty when the topic does not
+        exist (yet).
+        """
         if topic not in self._routes:
             self.refresh(topic)
         return self.subscribe(topic)
 
     def refresh(self, topic: str) -> bool:
-        """Fetch the topic's route now; True when it differs from the cached one. ``RemotingError`` when no name server answers."""
+        """Fetch the topic's route now; True when it differs from the cached one. ``RemotingError``
+        when no name server answers.
+        """
         return bool(self._locked(topic, lambda: self._update(topic, self._fetch(topic, WHENEVER))))
 
     def refresh_default(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES) -> bool:
         """Take the template topic's route for ``topic``; True when that changed something."""
-        return bool(self._locked(topic, lambda: self._update_default(topic, default_queues, WHENEVER)))
+        return bool(
+            self._locked(topic, lambda: self._update_default(topic, default_queues, WHENEVER))
+        )
 
     def refresh_all(self, topics: set[str]) -> None:
-        """Refresh each; a failure leaves the cached route. The first one of an outage is logged, and its end: sends ask 20 times a second meanwhile."""
+        """Refresh each; a failure leaves the cached route. The first one of an outage is logged,
+        and its end: sends ask 20 times a second meanwhile.
+        """
         for topic in sorted(topics):
             try:
                 self.refresh(topic)
@@ -171,10 +249,19 @@ class RouteCache:
     def drop_offline(self) -> list[Address]:
         """Forget addresses that no cached route contains any more; returns them."""
         with self._lock:
-            living = {address for route in self._routes.values() for data in route.brokers for address in data.addresses.values()}
+            living = {
+                address
+                for route in self._routes.values()
+                for data in route.brokers
+                for address in data.addresses.values()
+            }
             dropped: list[Address] = []
             for name, known in self._brokers.copy().items():
-                kept = {broker_id: address for broker_id, address in known.items() if str(address) in living}
+                kept = {
+                    broker_id: address
+                    for broker_id, address in known.items()
+                    if str(address) in living
+                }
                 dropped += [address for address in known.values() if str(address) not in living]
                 if kept:
                     self._brokers[name] = kept
@@ -182,13 +269,19 @@ class RouteCache:
                     del self._brokers[name]
             return dropped
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
-    def _locked(self, topic: str, action: Callable[[], bool], until_ms: float = WHENEVER) -> bool | None:
+    def _locked(
+        self, topic: str, action: Callable[[], bool], until_ms: float = WHENEVER
+    ) -> bool | None:
         """What ``action`` returns, alone; None when another one is at it for too long."""
         patience_ms = max(0.0, min(LOCK_TIMEOUT_MS, until_ms - self._clock.monotonic_ms()))
         if not self._lock.acquire(timeout=patience_ms / 1000):
-            log.warning("route of %s not refreshed: another refresh holds the lock for more than %d ms", topic, patience_ms)
+            log.warning(
+                "route of %s not refreshed: another refresh holds the lock for more than %d ms",
+                topic,
+                patience_ms,
+            )
             return None
         try:
             changed = action()
@@ -202,8 +295,12 @@ class RouteCache:
         return changed
 
     def _look_up(self, topic: str, default_queues: int, until_ms: float) -> bool:
-        """Under the lock: another thread may have found it meanwhile, or that it is read-only; then the topic itself, then the template."""
-        if ((info := self._publish.get(topic)) is not None and info.ok) or self._read_only.get(topic, 0.0) > self._clock.monotonic_ms():
+        """Under the lock: another thread may have found it meanwhile, or that it is read-only; then
+        the topic itself, then the template.
+        """
+        if ((info := self._publish.get(topic)) is not None and info.ok) or self._read_only.get(
+            topic, 0.0
+        ) > self._clock.monotonic_ms():
             return False
         route = self._fetch(topic, until_ms)
         changed = self._update(topic, route)
@@ -215,13 +312,20 @@ class RouteCache:
             changed = self._update(topic, again) or changed
             if (info := self._publish.get(topic)) is not None and info.ok:
                 return changed
-            read_only = again == route or (again is not None and self._is_read_only(topic, again, until_ms))
+            read_only = again == route or (
+                again is not None and self._is_read_only(topic, again, until_ms)
+            )
         self._read_only[topic] = self._clock.monotonic_ms() + READ_ONLY_MS if read_only else 0.0
-        return changed if read_only else self._update_default(topic, default_queues, until_ms) or changed
+        return (
+            changed
+            if read_only
+            else self._update_default(topic, default_queues, until_ms) or changed
+        )
 
     def _is_read_only(self, topic: str, route: TopicRoute, until_ms: float) -> bool:
-        """Whether the topic itself forbids what its brokers allow. Of a broker that is drained, or has lost its write permission, name servers show no topic as
-        writable, that of its own name included; one that had queues to write and is away may have them again.
+        """Whether the topic itself forbids what its brokers allow. Of a broker that is drained, or
+        has lost its write permission, name servers show no topic as writable, that of its own name
+        included; one that had queues to write and is away may have them again.
         """
         names = {data.broker_name for data in route.queues}
         masters = {data.broker_name for data in route.brokers if MASTER_ID in data.addresses}
@@ -230,32 +334,56 @@ class RouteCache:
 
     def _takes_writes(self, broker_name: str, until_ms: float) -> bool:
         route = self._fetch(broker_name, until_ms)
-        return route is not None and any(data.broker_name == broker_name and data.permission & Permission.WRITE for data in route.queues)
+        return route is not None and any(
+            data.broker_name == broker_name and data.permission & Permission.WRITE
+            for data in route.queues
+        )
 
     def _not_writable(self, topic: str) -> TopicNotWritable:
         queues = self._routes[topic].queues
-        where = ", ".join(f"permission {data.permission} and {data.write_queues} write queues on {data.broker_name}" for data in queues)
-        remedy = f"`rmq-ray topic create {topic} --queues {max([1, *(data.read_queues for data in queues)])} --perm 6`"
-        return TopicNotWritable(f"topic {topic!r} takes no messages ({where}); nothing was sent: send to another topic, or make it writable by {remedy}", topic)
+        where = ", ".join(
+            f"permission {data.permission} and {data.write_queues} write queues on "
+            f"{data.broker_name}"
+            for data in queues
+        )
+        remedy = (
+            f"`rmq-ray topic create {topic} --queues "
+            f"{max([1, *(data.read_queues for data in queues)])} --perm 6`"
+        )
+        return TopicNotWritable(
+            f"topic {topic!r} takes no messages ({where}); nothing was sent: send to another "
+            f"topic, or make it writable by {remedy}",
+            topic,
+        )
 
     def _no_route(self, topic: str) -> NoRoute:
         head = f"no route info of topic {topic!r}: no broker serves it for writing"
         before = ", ".join(sorted(self._written.get(topic, ())))
         if not before:
             return NoRoute(f"{head}; create it, or start a broker that creates topics", topic)
-        return NoRoute(f"{head} now, {before} did before: start what is away, end a drain, or give the topic permission 6 where it has another", topic)
+        return NoRoute(
+            f"{head} now, {before} did before: start what is away, end a drain, or give the "
+            f"topic permission 6 where it has another",
+            topic,
+        )
 
     def _update_default(self, topic: str, default_queues: int, until_ms: float) -> bool:
         template = self._fetch(DEFAULT_TOPIC, until_ms)
-        return self._update(topic, None if template is None else default_route(template, default_queues))
+        return self._update(
+            topic, None if template is None else default_route(template, default_queues)
+        )
 
     def _update(self, topic: str, route: TopicRoute | None) -> bool:
         if route is None:
             return False
         route = normalized(route)
-        for data in route.brokers:  # also where this topic's route is the known one: another topic's may have been fetched while a broker was away
+        # also where this topic's route is the known one: another topic's may have been fetched
+        # while a broker was away
+        for data in route.brokers:
             before = self.broker_address(data.broker_name)
-            known = self._brokers[data.broker_name] = {broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())}
+            known = self._brokers[data.broker_name] = {
+                broker_id: Address.parse(text) for broker_id, text in sorted(data.addresses.items())
+            }
             if before is not None and known.get(MASTER_ID, before) != before:
                 self._replaced.append(before)
         if route == self._routes.get(topic):

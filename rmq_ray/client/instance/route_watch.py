@@ -1,7 +1,9 @@
-"""Looks at a topic's route again and again while sends to it fail: a broker that is promoted elsewhere is found within 50 ms of its registration.
+"""Looks at a topic's route again and again while sends to it fail: a broker that is promoted
+elsewhere is found within 50 ms of its registration.
 
-Decides when to look. Does not fetch (``ClientInstance``) and does not send. Called by every retry of a send. Invariant: one look at a time for each
-topic, and none once no send has failed for a second.
+Decides when to look. Does not fetch (``ClientInstance``) and does not send. Called by every retry
+of a send. Invariant: one look at a time for each topic, and none once no send has failed for a
+second.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class RouteWatch:
         self._until: dict[str, float] = {}
 
     def look(self, topic: str) -> None:
-        """A send to the topic failed and will be tried again: look now, and go on looking. Any thread; returns at once."""
+        """A send to the topic failed and will be tried again: look now, and go on looking. Any
+        thread; returns at once.
+        """
         with self._lock:
             watched = topic in self._until
             self._until[topic] = self._clock.monotonic_ms() + LASTING_MS

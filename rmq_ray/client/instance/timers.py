@@ -1,9 +1,10 @@
 """Repeated and delayed actions of one client instance or producer, run by one daemon thread.
 
-Decides which action is due. Knows nothing of what the actions do. An action that raises is logged and runs again at its next
-time: a timer must not die of one bad broker.
+Decides which action is due. Knows nothing of what the actions do. An action that raises is logged
+and runs again at its next time: a timer must not die of one bad broker.
 
-Invariants: actions of one instance never run at the same time as one another; a late action is not repeated for the turns it missed.
+Invariants: actions of one instance never run at the same time as one another; a late action is not
+repeated for the turns it missed.
 """
 
 from __future__ import annotations
@@ -17,20 +18,28 @@ from collections.abc import Callable
 from rmq_ray.clock import Clock
 
 IDLE_WAIT_MS = 500.0
-"""The longest the thread sleeps at once: what changes a time while it sleeps takes effect at most this much later."""
+"""The longest the thread sleeps at once: what changes a time while it sleeps takes effect at most
+this much later.
+"""
 
 log = logging.getLogger("rmq_ray.client.instance.timers")
 
 
 class Timers:
-    """A table of repeated actions and the thread that runs them. ``run_due`` may be called without the thread (tests)."""
+    """A table of repeated actions and the thread that runs them. ``run_due`` may be called without
+    the thread (tests).
+    """
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._due: dict[str, tuple[float, int, Callable[[], None]]] = {}  # name -> (next time, period, action)
+        self._due: dict[
+            str, tuple[float, int, Callable[[], None]]
+        ] = {}  # name -> (next time, period, action)
         self._soon: dict[str, Callable[[], None]] = {}
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap: time, order of arrival, action
+        self._later: list[
+            tuple[float, int, Callable[[], None]]
+        ] = []  # heap: time, order of arrival, action
         self._arrivals = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
@@ -46,21 +55,29 @@ class Timers:
         """True in an action: what it waits for must not need these timers."""
         return threading.current_thread() is self._thread
 
-    def every(self, name: str, period_ms: int, action: Callable[[], None], first_ms: int | None = None) -> None:
-        """Run ``action`` after ``first_ms`` (None = a period), then each ``period_ms``. The same name replaces."""
+    def every(
+        self, name: str, period_ms: int, action: Callable[[], None], first_ms: int | None = None
+    ) -> None:
+        """Run ``action`` after ``first_ms`` (None = a period), then each ``period_ms``. The same
+        name replaces.
+        """
         due = self._clock.monotonic_ms() + (period_ms if first_ms is None else first_ms)
         with self._wake:
             self._due[name] = (due, period_ms, action)
             self._wake.notify()
 
     def soon(self, name: str, action: Callable[[], None]) -> None:
-        """Run ``action`` once, as soon as the thread is free. A name that already waits is not queued twice."""
+        """Run ``action`` once, as soon as the thread is free. A name that already waits is not
+        queued twice.
+        """
         with self._wake:
             self._soon.setdefault(name, action)
             self._wake.notify()
 
     def after(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Run ``action`` once, ``delay_ms`` from now at the earliest. What still waits when the timers close is not run."""
+        """Run ``action`` once, ``delay_ms`` from now at the earliest. What still waits when the
+        timers close is not run.
+        """
         entry = (self._clock.monotonic_ms() + delay_ms, next(self._arrivals), action)
         with self._wake:
             heapq.heappush(self._later, entry)
@@ -104,7 +121,9 @@ class Timers:
             self._soon.clear()
             while self._later and self._later[0][0] <= now:
                 taken.append(("a delayed action", heapq.heappop(self._later)[2]))
-            for name, (due, period, action) in sorted(self._due.items(), key=lambda item: item[1][0]):
+            for name, (due, period, action) in sorted(
+                self._due.items(), key=lambda item: item[1][0]
+            ):
                 if due <= now:
                     taken.append((name, action))
                     self._due[name] = (max(due + period, now), period, action)

@@ -1,11 +1,13 @@
-"""Consume hooks: code that sees each call of a listener before and after (protocol-behaviour 15, 25).
+"""Consume hooks: code that sees each call of a listener before and after (protocol-behaviour 15,
+25).
 
     class Timing(ConsumeHook):
         def before(self, context): context.props["began"] = ...
         def after(self, context): ...                              # context.status, context.error, context.answer
 
-Decides which status a call had. Hooks see and measure; they change nothing: what one raises is logged, and consumption goes on. They run in
-the consuming thread, around the listener, in the order given; ``after`` in the same order.
+Decides which status a call had. Hooks see and measure; they change nothing: what one raises is
+logged, and consumption goes on. They run in the consuming thread, around the listener, in the order
+given; ``after`` in the same order.
 
 Invariant: ``after`` of every hook runs once for each ``before``, whatever listener and hooks raise.
 """
@@ -40,7 +42,9 @@ class ConsumeStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeHookContext:
-    """One call. ``messages``: what the listener gets (a list, or a ``pyarrow.RecordBatch``). ``status`` and the rest: set for ``after``."""
+    """One call. ``messages``: what the listener gets (a list, or a ``pyarrow.RecordBatch``).
+    ``status`` and the rest: set for ``after``.
+    """
 
     group: str
     queue: MessageQueue
@@ -72,14 +76,23 @@ def check_hooks(hooks: object) -> tuple[ConsumeHook, ...]:
     """A sequence of objects with ``before`` and ``after``. ``ConfigError`` for anything else."""
     found = tuple(hooks) if isinstance(hooks, list | tuple) else (hooks,)
     for hook in found:
-        if isinstance(hook, type) or not (callable(getattr(hook, "before", None)) and callable(getattr(hook, "after", None))):
+        if isinstance(hook, type) or not (
+            callable(getattr(hook, "before", None)) and callable(getattr(hook, "after", None))
+        ):
             raise ConfigError(
-                f"hook {hook!r:.80} has no before(context) and after(context); derive a class from ConsumeHook and give an object of it", repr(hook)[:80]
+                f"hook {hook!r:.80} has no before(context) and after(context); derive a "
+                f"class from ConsumeHook and give an object of it",
+                repr(hook)[:80],
             )
     return found
 
 
-def with_hooks(listener: Callable[[Any, Any], Any], hooks: Sequence[ConsumeHook], clock: Clock, timeout_ms: float) -> Callable[[Any, Any], Any]:
+def with_hooks(
+    listener: Callable[[Any, Any], Any],
+    hooks: Sequence[ConsumeHook],
+    clock: Clock,
+    timeout_ms: float,
+) -> Callable[[Any, Any], Any]:
     """A listener that runs the hooks around ``listener``; the same one when there are none."""
     if not hooks:
         return listener
@@ -109,7 +122,9 @@ def _status(context: ConsumeHookContext, timeout_ms: float) -> ConsumeStatus:
         return ConsumeStatus.EXCEPTION
     if context.duration_ms >= timeout_ms:
         return ConsumeStatus.TIME_OUT
-    done = context.answer is None or (isinstance(context.answer, Enum) and context.answer.name in DONE)
+    done = context.answer is None or (
+        isinstance(context.answer, Enum) and context.answer.name in DONE
+    )
     return ConsumeStatus.SUCCESS if done else ConsumeStatus.FAILED
 
 

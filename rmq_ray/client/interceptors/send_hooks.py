@@ -1,10 +1,12 @@
-"""What a user's code may do around a send: forbid it, look at it, add properties, learn how it ended (protocol-behaviour 25).
+"""What a user's code may do around a send: forbid it, look at it, add properties, learn how it
+ended (protocol-behaviour 25).
 
     checks: check(ctx) raises ──> the call raises, nothing is sent
     hooks:  before(ctx) ──> send, with all its repeats ──> after(ctx)     in this order, and back
 
-A hook that raises is logged and changes nothing: what watches a send must not break it. ``client.interceptors.send_steps`` runs both; message trace
-(``client.producer.trace``) and OpenTelemetry (``client.interceptors.telemetry``) are hooks. Decides nothing about sending.
+A hook that raises is logged and changes nothing: what watches a send must not break it.
+``client.interceptors.send_steps`` runs both; message trace (``client.producer.trace``) and
+OpenTelemetry (``client.interceptors.telemetry``) are hooks. Decides nothing about sending.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ HALF = "rmq.half"
 
 @dataclass(slots=True)
 class SendContext:
-    """One send call, or one frame of a batch (``count`` > 1: ``body``, tag, keys, properties are the first message's, ``body_bytes`` the sum; ``parts``: each).
+    """One send call, or one frame of a batch (``count`` > 1: ``body``, tag, keys, properties are
+    the first message's, ``body_bytes`` the sum; ``parts``: each).
 
-    ``topic``, ``group``: as the broker knows them. ``mode``: "sync", "async" or "oneway". ``queue``: where it must go, None = anywhere.
-    ``result`` or ``error`` are there in ``after``; neither for a one-way send. ``cost_ms``: from ``before`` to ``after``.
-    ``carried``: hooks may keep something from ``before`` to ``after``.
+    ``topic``, ``group``: as the broker knows them. ``mode``: "sync", "async" or "oneway".
+    ``queue``: where it must go, None = anywhere. ``result`` or ``error`` are there in ``after``;
+    neither for a one-way send. ``cost_ms``: from ``before`` to ``after``. ``carried``: hooks may
+    keep something from ``before`` to ``after``.
     """
 
     group: str
@@ -50,7 +54,10 @@ class SendContext:
 
     def each(self) -> list[tuple[dict[str, str], int]]:
         """Properties and body bytes of each message of the call."""
-        return [(decode_properties(text) | self.added, len(body)) for body, text in self.parts or ((self.body, self.text),)]
+        return [
+            (decode_properties(text) | self.added, len(body))
+            for body, text in self.parts or ((self.body, self.text),)
+        ]
 
     @property
     def properties(self) -> dict[str, str]:
@@ -68,12 +75,16 @@ class SendContext:
         return self.properties.get(KEYS, "")
 
     def add_property(self, name: str, value: str) -> None:
-        """A user property for every message of the call; only in ``before``. Checked as the sender's own are."""
+        """A user property for every message of the call; only in ``before``. Checked as the
+        sender's own are.
+        """
         self.added[name] = value
 
 
 class SendHook(Protocol):
-    """Watches sends. Both are called by the sending thread, ``after`` of an asynchronous send by the producer's own: keep them short."""
+    """Watches sends. Both are called by the sending thread, ``after`` of an asynchronous send by
+    the producer's own: keep them short.
+    """
 
     def before(self, ctx: SendContext) -> None:
         """The call is checked and about to be sent."""
@@ -88,16 +99,28 @@ SendCheck = Callable[[SendContext], object]
 """Raises to forbid the send; what it returns is not looked at."""
 
 
-def checked_hooks(hooks: Iterable[SendHook], checks: Iterable[SendCheck]) -> tuple[tuple[SendHook, ...], tuple[SendCheck, ...]]:
+def checked_hooks(
+    hooks: Iterable[SendHook], checks: Iterable[SendCheck]
+) -> tuple[tuple[SendHook, ...], tuple[SendCheck, ...]]:
     """A producer's ``hooks=`` and ``checks=``; ``ClientError`` for what could never be called."""
     try:
         kept = tuple(hooks), tuple(checks)
     except TypeError:
-        raise ClientError(f"hooks={hooks!r:.80} and checks={checks!r:.80} must be lists, also of one") from None
+        raise ClientError(
+            f"hooks={hooks!r:.80} and checks={checks!r:.80} must be lists, also of one"
+        ) from None
     for hook in kept[0]:
-        if isinstance(hook, type) or not (callable(getattr(hook, "before", None)) and callable(getattr(hook, "after", None))):
-            raise ClientError(f"{hook!r:.80} is no hook; give an object with the methods before(ctx) and after(ctx)")
+        if isinstance(hook, type) or not (
+            callable(getattr(hook, "before", None)) and callable(getattr(hook, "after", None))
+        ):
+            raise ClientError(
+                f"{hook!r:.80} is no hook; give an object with the methods before(ctx) and "
+                f"after(ctx)"
+            )
     for check in kept[1]:
         if not callable(check):
-            raise ClientError(f"the check {check!r:.80} cannot be called; give a function of the SendContext that raises to forbid the send")
+            raise ClientError(
+                f"the check {check!r:.80} cannot be called; give a function of the "
+                f"SendContext that raises to forbid the send"
+            )
     return kept

@@ -1,11 +1,13 @@
-"""What happens to a message between the user's call and its batch, when a producer has more to do than send it.
+"""What happens to a message between the user's call and its batch, when a producer has more to do
+than send it.
 
     name in its namespace ──> checks ──> hooks' before ──> body compressed ──> (placed and sent) ──> hooks' after
 
-A producer without namespace, hooks, trace and compression has no steps (``SendSteps.of`` is None), so that they cost it nothing.
-Decides the order of the steps. Called by both producers.
+A producer without namespace, hooks, trace and compression has no steps (``SendSteps.of`` is None),
+so that they cost it nothing. Decides the order of the steps. Called by both producers.
 
-Invariants: nothing is sent when a check raises; every hook whose ``before`` ran gets its ``after``, once, in reverse order.
+Invariants: nothing is sent when a check raises; every hook whose ``before`` ran gets its ``after``,
+once, in reverse order.
 """
 
 from __future__ import annotations
@@ -17,19 +19,31 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
+from rmq_ray.client.interceptors.send_hooks import (
+    ASYNC,
+    ONEWAY,
+    SYNC,
+    SendCheck,
+    SendContext,
+    SendHook,
+)
 from rmq_ray.client.outgoing.compressing import Compressor
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.outgoing.send_future import SendFuture
-from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY, SYNC, SendCheck, SendContext, SendHook
+from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector
 from rmq_ray.client.outgoing.splitting import FrameParts
 from rmq_ray.client.producer.trace import SendTrace
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, RmqError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
-from rmq_ray.model.namespaces import queue_with_namespace, queue_without_namespace, with_namespace, without_namespace
+from rmq_ray.model.namespaces import (
+    queue_with_namespace,
+    queue_without_namespace,
+    with_namespace,
+    without_namespace,
+)
 from rmq_ray.protocol.validators import check_send_topic, property_text
 
 log = logging.getLogger("rmq_ray.client")
@@ -38,7 +52,13 @@ log = logging.getLogger("rmq_ray.client")
 class SendSteps:
     """Of one producer. Thread-safe as far as the hooks are."""
 
-    def __init__(self, config: ProducerConfig, hooks: Sequence[SendHook], checks: Sequence[SendCheck], clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        hooks: Sequence[SendHook],
+        checks: Sequence[SendCheck],
+        clock: Clock,
+    ) -> None:
         self._own = tuple(hooks)
         self.hooks: tuple[SendHook, ...] = self._own
         self._trace = config.trace
@@ -53,9 +73,17 @@ class SendSteps:
         self._clock = clock
 
     @classmethod
-    def of(cls, config: ProducerConfig, hooks: Sequence[SendHook], checks: Sequence[SendCheck], clock: Clock) -> SendSteps | None:
+    def of(
+        cls,
+        config: ProducerConfig,
+        hooks: Sequence[SendHook],
+        checks: Sequence[SendCheck],
+        clock: Clock,
+    ) -> SendSteps | None:
         """The steps that the settings ask for; None when there are none."""
-        wanted = hooks or checks or config.namespace or config.compression is not None or config.trace
+        wanted = (
+            hooks or checks or config.namespace or config.compression is not None or config.trace
+        )
         return cls(config, hooks, checks, clock) if wanted else None
 
     def watch(self, core: ProducerCore) -> None:
@@ -64,7 +92,9 @@ class SendSteps:
             self.trace = SendTrace(core)
             self.hooks = (*self._own, self.trace)
 
-    def send(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
+    def send(
+        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> SendResult:
         """All steps around a send that is waited for."""
         self.name(message)
         with self.around(message, SYNC) as ctx:
@@ -72,7 +102,9 @@ class SendSteps:
             ctx.result = result = core.send(message, timeout_ms)
         return result
 
-    def send_async(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendFuture:
+    def send_async(
+        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> SendFuture:
         """All steps around one with a future."""
         self.name(message)
         with self.around(message, ASYNC) as ctx:
@@ -81,7 +113,9 @@ class SendSteps:
             self.deferred(ctx, future)
         return future
 
-    def send_oneway(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+    def send_oneway(
+        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> None:
         """All steps around one without an answer."""
         self.name(message)
         with self.around(message, ONEWAY):
@@ -99,12 +133,21 @@ class SendSteps:
         if placement is None or not self._namespace:
             return placement
         queue, selector, arg, group = placement
-        within = self._selector(selector) if callable(selector) else selector  # what cannot be called is refused later
-        return None if queue is None else queue_with_namespace(self._namespace, queue), within, arg, group
+        within = (
+            self._selector(selector) if callable(selector) else selector
+        )  # what cannot be called is refused later
+        return (
+            None if queue is None else queue_with_namespace(self._namespace, queue),
+            within,
+            arg,
+            group,
+        )
 
     @contextmanager
     def around(self, message: Outgoing, mode: str) -> Iterator[SendContext]:
-        """Checks and hooks around the block, which puts the outcome into ``result`` or calls ``deferred``."""
+        """Checks and hooks around the block, which puts the outcome into ``result`` or calls
+        ``deferred``.
+        """
         ctx = self._context(message.topic, mode, [message.body], message.text, message.queue)
         ran = self._begin(ctx)
         with self._through(ctx, ran):
@@ -113,8 +156,12 @@ class SendSteps:
             yield ctx
 
     @contextmanager
-    def around_frame(self, topic: str, queue: MessageQueue, parts: FrameParts) -> Iterator[tuple[SendContext, FrameParts]]:
-        """The same for one frame of a batch; yields its parts with what hooks added to each message, bodies compressed."""
+    def around_frame(
+        self, topic: str, queue: MessageQueue, parts: FrameParts
+    ) -> Iterator[tuple[SendContext, FrameParts]]:
+        """The same for one frame of a batch; yields its parts with what hooks added to each
+        message, bodies compressed.
+        """
         bodies, texts, flags = parts
         ctx = self._context(topic, SYNC, bodies, texts[0], queue)
         ctx.parts = list(zip(bodies, texts, strict=True)) if self.hooks else ()
@@ -122,7 +169,12 @@ class SendSteps:
         with self._through(ctx, ran):
             if ctx.added:
                 texts = [_with(text, ctx) for text in texts]
-            yield ctx, (bodies, texts, flags) if self._compressor is None else self._compressor.frame(bodies, texts, flags)
+            yield (
+                ctx,
+                (bodies, texts, flags)
+                if self._compressor is None
+                else self._compressor.frame(bodies, texts, flags),
+            )
 
     def pack(self, message: Outgoing) -> None:
         """Compress the body, if that was asked for."""
@@ -135,18 +187,34 @@ class SendSteps:
         if self.hooks:
             future.add_done_callback(lambda ended: self._end_of(ctx, ended))
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
-    def _make_ready(self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float) -> float:
-        """Give the message its queue, then compress it: selectors see the body that the user gave. What is left of the time."""
+    def _make_ready(
+        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> float:
+        """Give the message its queue, then compress it: selectors see the body that the user gave.
+        What is left of the time.
+        """
         whole = self.placement(placement)
         if whole is not None:
             timeout_ms = core.place(message, whole, timeout_ms)
         self.pack(message)
         return timeout_ms
 
-    def _context(self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None) -> SendContext:  # noqa: PLR0913 - a call
-        return SendContext(self._group, topic, mode, bodies[0], text, queue, len(bodies), sum(map(len, bodies)), self._clock.now_ms())
+    def _context(
+        self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None
+    ) -> SendContext:  # noqa: PLR0913 - a call
+        return SendContext(
+            self._group,
+            topic,
+            mode,
+            bodies[0],
+            text,
+            queue,
+            len(bodies),
+            sum(map(len, bodies)),
+            self._clock.now_ms(),
+        )
 
     def _begin(self, ctx: SendContext) -> list[SendHook]:
         """Checks, then hooks; which hooks ran."""
@@ -156,7 +224,11 @@ class SendSteps:
             except RmqError:
                 raise
             except Exception as error:
-                raise ClientError(f"a check forbids this send to topic {ctx.topic!r}: {error!r}; nothing was sent", ctx.topic) from error
+                raise ClientError(
+                    f"a check forbids this send to topic {ctx.topic!r}: {error!r}; nothing "
+                    f"was sent",
+                    ctx.topic,
+                ) from error
         ctx.carried[_BEGAN] = self._clock.monotonic_ms()
         ran: list[SendHook] = []
         for hook in self.hooks:
@@ -189,8 +261,16 @@ class SendSteps:
     def _selector(self, selector: Selector) -> Selector:
         def select(queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:
             known = [queue_without_namespace(self._namespace, queue) for queue in queues]
-            chosen: object = selector(known, replace(message, topic=without_namespace(self._namespace, message.topic)), arg)
-            return queue_with_namespace(self._namespace, chosen) if isinstance(chosen, MessageQueue) else cast(MessageQueue, chosen)
+            chosen: object = selector(
+                known,
+                replace(message, topic=without_namespace(self._namespace, message.topic)),
+                arg,
+            )
+            return (
+                queue_with_namespace(self._namespace, chosen)
+                if isinstance(chosen, MessageQueue)
+                else cast(MessageQueue, chosen)
+            )
 
         return select
 
@@ -199,7 +279,9 @@ _BEGAN, _RAN, _DEFERRED = "rmq.began", "rmq.ran", "rmq.deferred"
 
 
 def _with(text: str, ctx: SendContext) -> str:
-    """The property string with what hooks added in front: a sender's own value of a name comes later and counts."""
+    """The property string with what hooks added in front: a sender's own value of a name comes
+    later and counts.
+    """
     return property_text(None, (), ctx.added) + text
 
 

@@ -1,12 +1,15 @@
-"""OpenTelemetry spans of sends and of listeners' calls, joined by the message itself. Needs ``pip install rmq_ray[telemetry]``.
+"""OpenTelemetry spans of sends and of listeners' calls, joined by the message itself. Needs ``pip
+install rmq_ray[telemetry]``.
 
     Producer(hooks=[SendSpans()])                  span "orders send", kind PRODUCER; its context travels in the property traceparent
     PushConsumer(..., hooks=[ConsumeSpans()])      span "orders process", kind CONSUMER; one message: the send's child, several: linked to each send
 
-Decides names and attributes (OpenTelemetry's semantic conventions for messaging, RocketMQ's among them). Sampling, exporting and the propagator
-are the application's: what it set up globally, or the ``tracer_provider`` given. Without hooks nothing of this is loaded.
+Decides names and attributes (OpenTelemetry's semantic conventions for messaging, RocketMQ's among
+them). Sampling, exporting and the propagator are the application's: what it set up globally, or the
+``tracer_provider`` given. Without hooks nothing of this is loaded.
 
-Invariants: every span that was started ends; a listener's own spans are children of its call's span; hooks are pickled without a provider.
+Invariants: every span that was started ends; a listener's own spans are children of its call's
+span; hooks are pickled without a provider.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.errors import ConfigError
 
@@ -38,16 +41,22 @@ class SendSpans:
     def before(self, ctx: SendContext) -> None:
         """Start the span and put its context into the message."""
         attributes: dict[str, Any] = {
-            "messaging.system": "rocketmq", "messaging.operation.type": "send", "messaging.operation.name": "send", "messaging.destination.name": ctx.topic,
-            "messaging.rocketmq.client_group": ctx.group, "messaging.message.body.size": ctx.body_bytes,
-        }  # fmt: skip
+            "messaging.system": "rocketmq",
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "send",
+            "messaging.destination.name": ctx.topic,
+            "messaging.rocketmq.client_group": ctx.group,
+            "messaging.message.body.size": ctx.body_bytes,
+        }
         if ctx.count > 1:
             attributes["messaging.batch.message_count"] = ctx.count
         elif ctx.tag:
             attributes["messaging.rocketmq.message.tag"] = ctx.tag
         if ctx.keys and ctx.count == 1:
             attributes["messaging.rocketmq.message.keys"] = ctx.keys.split()
-        span = self._api.tracer.start_span(f"{ctx.topic} send", kind=self._api.trace.SpanKind.PRODUCER, attributes=attributes)
+        span = self._api.tracer.start_span(
+            f"{ctx.topic} send", kind=self._api.trace.SpanKind.PRODUCER, attributes=attributes
+        )
         ctx.carried[_SPAN] = span
         carrier: dict[str, str] = {}
         self._api.propagate.inject(carrier, context=self._api.trace.set_span_in_context(span))
@@ -60,7 +69,10 @@ class SendSpans:
         span = ctx.carried.pop(_SPAN)
         if ctx.result is not None:
             span.set_attribute("messaging.message.id", ctx.result.message_id)
-            span.set_attribute("messaging.destination.partition.id", f"{ctx.result.queue.broker_name}/{ctx.result.queue.queue_id}")
+            span.set_attribute(
+                "messaging.destination.partition.id",
+                f"{ctx.result.queue.broker_name}/{ctx.result.queue.queue_id}",
+            )
             span.set_attribute("messaging.rocketmq.send_status", ctx.result.status.name)
         self._api.end(span, ctx.error)
 
@@ -75,23 +87,38 @@ class ConsumeSpans(ConsumeHook):
         return ConsumeSpans, ()
 
     def before(self, context: ConsumeHookContext) -> None:
-        """Start the span as the send's child, and make it the current one of the listener's thread."""
+        """Start the span as the send's child, and make it the current one of the listener's
+        thread.
+        """
         api = self._api
-        messages = [message for message in context.messages if isinstance(message, MessageExt)] if isinstance(context.messages, list) else []
+        messages = (
+            [message for message in context.messages if isinstance(message, MessageExt)]
+            if isinstance(context.messages, list)
+            else []
+        )
         sent = [api.propagate.extract(_carrier(message.properties)) for message in messages]
         attributes: dict[str, Any] = {
-            "messaging.system": "rocketmq", "messaging.operation.type": "process", "messaging.operation.name": "process",
-            "messaging.destination.name": context.queue.topic, "messaging.consumer.group.name": context.group,
+            "messaging.system": "rocketmq",
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "process",
+            "messaging.destination.name": context.queue.topic,
+            "messaging.consumer.group.name": context.group,
             "messaging.destination.partition.id": f"{context.queue.broker_name}/{context.queue.queue_id}",
             "messaging.batch.message_count": len(context.messages),
-        }  # fmt: skip
+        }
         if len(messages) == 1:
             attributes["messaging.message.id"] = messages[0].message_id
         spans = [api.trace.get_current_span(found).get_span_context() for found in sent]
         links = [api.trace.Link(found) for found in spans if found.is_valid]
         parent = sent[0] if len(sent) == 1 else None
         kind = api.trace.SpanKind.CONSUMER
-        span = api.tracer.start_span(f"{context.queue.topic} process", context=parent, kind=kind, links=links, attributes=attributes)
+        span = api.tracer.start_span(
+            f"{context.queue.topic} process",
+            context=parent,
+            kind=kind,
+            links=links,
+            attributes=attributes,
+        )
         context.props[_SPAN] = span
         context.props[_TOKEN] = api.context.attach(api.trace.set_span_in_context(span))
 
@@ -111,7 +138,11 @@ class _Api:
         try:
             from opentelemetry import context, propagate, trace
         except ImportError as error:
-            raise ConfigError("opentelemetry-api is not installed; pip install rmq_ray[telemetry], or leave the hook out", "opentelemetry") from error
+            raise ConfigError(
+                "opentelemetry-api is not installed; pip install rmq_ray[telemetry], or "
+                "leave the hook out",
+                "opentelemetry",
+            ) from error
         self.context: Any = context
         self.propagate: Any = propagate
         self.trace: Any = trace

@@ -1,15 +1,20 @@
-"""A frame with messages of several calls that is refused because of one of them: its messages are sent again in halves, so that each call gets a verdict of
-its own.
+"""A frame with messages of several calls that is refused because of one of them: its messages are
+sent again in halves, so that each call gets a verdict of its own.
 
     frame, refused ──> left half ──stored──> results
                        right half ──refused──> its halves ──> ... ──refused──> one message: the error is its own
 
-Decides which refusals may concern one message of many, and what is sent next: earlier messages first, and the next piece when the one before has ended, so
-that what is stored keeps its order. Does not decide how a piece travels: ``client.sending.async_sender`` (batches of ``send_async``), ``client.producer.async_frames`` and
-``client.transaction.async_sharing`` (tasks of a loop) do. Threads that shared a frame need no halves, each of them sends its message alone (``client.sending.send_coalescer``).
+Decides which refusals may concern one message of many, and what is sent next: earlier messages
+first, and the next piece when the one before has ended, so that what is stored keeps its order.
+Does not decide how a piece travels: ``client.sending.async_sender`` (batches of ``send_async``),
+``client.producer.async_frames`` and ``client.transaction.async_sharing`` (tasks of a loop) do.
+Threads that shared a frame need no halves, each of them sends its message alone
+(``client.sending.send_coalescer``).
 
-Invariants: nothing of a refused frame is stored, because stores judge every record before they write the first byte; each piece has a frame id of its own,
-since a number stands for one content for ever; a frame that may be stored (an attempt had no answer) is never taken apart; all pieces share the time-out.
+Invariants: nothing of a refused frame is stored, because stores judge every record before they
+write the first byte; each piece has a frame id of its own, since a number stands for one content
+for ever; a frame that may be stored (an attempt had no answer) is never taken apart; all pieces
+share the time-out.
 """
 
 from __future__ import annotations
@@ -17,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from rmq_ray.client.outgoing.send_future import BatchOutcome
-from rmq_ray.client.sending.sending import Delivery
 from rmq_ray.client.outgoing.splitting import FrameParts
+from rmq_ray.client.sending.sending import Delivery
 from rmq_ray.errors import MessageIllegal, MessageTooLarge, SendError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
@@ -27,7 +32,9 @@ ONE_OF_MANY = (MessageIllegal, MessageTooLarge)
 """Definite refusals that one message can bring upon its whole frame."""
 
 Make = Callable[[FrameParts, BatchOutcome], Delivery]
-"""(messages, where their ids and sizes are noted) -> their frame; ``BrokerBusy`` where no frame id is free now."""
+"""(messages, where their ids and sizes are noted) -> their frame; ``BrokerBusy`` where no frame id
+is free now.
+"""
 
 
 class Pieces:
@@ -51,10 +58,14 @@ class Pieces:
         self.refusal: SendError | None = None
         """Of the whole frame."""
         self.verdicts: list[tuple[BatchOutcome, int]] = []
-        """For each message whose end is known, from the first one on: the outcome of its piece, and its place there."""
+        """For each message whose end is known, from the first one on: the outcome of its piece, and
+        its place there.
+        """
 
     def ended(self, error: SendError | None) -> None:
-        """What was sent last is stored, or has failed: at first the whole frame, then what ``begin`` gave."""
+        """What was sent last is stored, or has failed: at first the whole frame, then what
+        ``begin`` gave.
+        """
         self.refusal = self.refusal or error
         begin, end = self._left.pop()
         if isinstance(error, ONE_OF_MANY) and end - begin > 1:
@@ -63,7 +74,9 @@ class Pieces:
             self._judge(begin, end, error)
 
     def begin(self) -> BatchOutcome | None:
-        """Where the next piece's result belongs; ``delivery`` makes its frame. None: every message has its verdict."""
+        """Where the next piece's result belongs; ``delivery`` makes its frame. None: every message
+        has its verdict.
+        """
         self._outcome = BatchOutcome(self._queue)
         return self._outcome if self._left else None
 
@@ -71,7 +84,9 @@ class Pieces:
         """The frame of the piece that is to be sent now."""
         begin, end = self._left[-1]
         bodies, texts, flags = self._parts
-        return self._make((bodies[begin:end], texts[begin:end], flags and flags[begin:end]), self._outcome)
+        return self._make(
+            (bodies[begin:end], texts[begin:end], flags and flags[begin:end]), self._outcome
+        )
 
     def abandon(self, error: SendError | None) -> None:
         """Nothing more is sent: messages without a verdict get this error."""
@@ -90,8 +105,12 @@ def halves(begin: int, end: int) -> list[tuple[int, int]]:
     return [(middle, end), (begin, middle)]
 
 
-async def verdicts(count: int, send: Callable[[int, int], Awaitable[Sequence[SendResult]]]) -> list[SendResult | SendError]:
-    """The result or error of each of ``count`` messages. ``send(begin, end)`` sends these of them as one frame."""
+async def verdicts(
+    count: int, send: Callable[[int, int], Awaitable[Sequence[SendResult]]]
+) -> list[SendResult | SendError]:
+    """The result or error of each of ``count`` messages. ``send(begin, end)`` sends these of them
+    as one frame.
+    """
     found: list[SendResult | SendError] = []
     left = [(0, count)]
     while left:  # ends: halves become single messages

@@ -1,10 +1,12 @@
-"""Asks isolated brokers whether they are there again, so that isolation ends with its cause and not after ten minutes (protocol-behaviour 7.2).
+"""Asks isolated brokers whether they are there again, so that isolation ends with its cause and not
+after ten minutes (protocol-behaviour 7.2).
 
     broker isolated ──> thread: every 3 s ask each isolated broker, wait 200 ms ── answered: it may be chosen again
                                 none is isolated: the thread ends
 
-Decides when to ask. Does not decide who is isolated (``protocol.routing.fault_latency``). One daemon thread while there is somebody to ask;
-a broker that does not even refuse a connection delays the others by one connect time-out. Called by the producer's core.
+Decides when to ask. Does not decide who is isolated (``protocol.routing.fault_latency``). One
+daemon thread while there is somebody to ask; a broker that does not even refuse a connection delays
+the others by one connect time-out. Called by the producer's core.
 """
 
 from __future__ import annotations
@@ -30,9 +32,18 @@ log = logging.getLogger("rmq_ray.client")
 
 
 class BrokerProbe:
-    """Of one producer. ``address(name)``: a broker's master, None when no route tells it. ``ask``: ``ClientInstance.invoke``."""
+    """Of one producer. ``address(name)``: a broker's master, None when no route tells it. ``ask``:
+    ``ClientInstance.invoke``.
+    """
 
-    def __init__(self, name: str, clock: Clock, faults: LatencyFaults, address: Callable[[str], Address | None], ask: Ask) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        faults: LatencyFaults,
+        address: Callable[[str], Address | None],
+        ask: Ask,
+    ) -> None:
         self._name = name
         self._clock = clock
         self._faults = faults
@@ -67,7 +78,9 @@ class BrokerProbe:
         if address is None:
             return
         began = self._clock.monotonic_ms()
-        question = Command(RequestCode.GET_MAX_OFFSET, fields={"topic": DEFAULT_TOPIC, "queueId": "0"})
+        question = Command(
+            RequestCode.GET_MAX_OFFSET, fields={"topic": DEFAULT_TOPIC, "queueId": "0"}
+        )
         try:
             self._ask(address, question, PROBE_TIMEOUT_MS)
         except RemotingError as error:

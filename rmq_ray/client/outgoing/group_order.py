@@ -1,11 +1,14 @@
-"""Which queue a message group is on, so that its messages stay in order while routes change (protocol-behaviour 7.3, seed S3-071 to S3-074).
+"""Which queue a message group is on, so that its messages stay in order while routes change
+(protocol-behaviour 7.3, seed S3-071 to S3-074).
 
-A group's queue follows from the hash of its name, so that all producers agree. When the topic gets or loses queues the hash leads elsewhere:
-the group moves only once everything this producer sent for it has ended, else a later message could be stored before an earlier one.
+A group's queue follows from the hash of its name, so that all producers agree. When the topic gets
+or loses queues the hash leads elsewhere: the group moves only once everything this producer sent
+for it has ended, else a later message could be stored before an earlier one.
 
-Decides the queue of a group. Does not keep the order within a queue: each queue has one ordered frame out (``client.sending.async_sender``, or a lock
-of ``client.producer.async_frames``). Invariant: at most ``GROUPS_MAX`` groups are remembered, and those only
-while something of them, or of an older one, is under way; one that is forgotten follows its hash. Thread-safe.
+Decides the queue of a group. Does not keep the order within a queue: each queue has one ordered
+frame out (``client.sending.async_sender``, or a lock of ``client.producer.async_frames``).
+Invariant: at most ``GROUPS_MAX`` groups are remembered, and those only while something of them, or
+of an older one, is under way; one that is forgotten follows its hash. Thread-safe.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class GroupOrder:
         return wanted
 
     def sent(self, group: str, queue: MessageQueue, sent: Sent) -> None:
-        """A message of the group is on its way to ``queue``; what went before it there ends before it."""
+        """A message of the group is on its way to ``queue``; what went before it there ends before
+        it.
+        """
         key = (queue.topic, group)
         with self._lock:
             self._last[key] = (queue, sent)
@@ -58,7 +63,9 @@ class GroupOrder:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Under the lock: the oldest that have ended say nothing any more. Two a call: more than come in."""
+        """Under the lock: the oldest that have ended say nothing any more. Two a call: more than
+        come in.
+        """
         for _ in range(2):
             oldest = next(iter(self._last))
             if len(self._last) == 1 or not self._last[oldest][1].done():

@@ -1,13 +1,17 @@
-"""The order of asynchronous frames: those of one queue of one producer leave in the order in which they were made.
+"""The order of asynchronous frames: those of one queue of one producer leave in the order in which
+they were made.
 
     add ──> pending ──next──> launching (one at a time) ──launched──> out ──ended──> gone
                                                                        '── must be sent again: holds the lane until it ended
 
-Frames follow one another without waiting for answers. A lane waits for a frame that has to be sent again, and for every frame that is ordered (one
-out at a time): newer ones do not overtake it. Frames that have to be sent again go one after the other, the oldest first: when a connection broke, all that
-was on it is sent again in order. What a broker stored while it refused an older frame stays before it; only ordered frames exclude that.
+Frames follow one another without waiting for answers. A lane waits for a frame that has to be sent
+again, and for every frame that is ordered (one out at a time): newer ones do not overtake it.
+Frames that have to be sent again go one after the other, the oldest first: when a connection broke,
+all that was on it is sent again in order. What a broker stored while it refused an older frame
+stays before it; only ordered frames exclude that.
 
-Decides nothing about retries. Called by ``client.sending.async_sender``, under its lock. Invariant: a lane without frames is forgotten.
+Decides nothing about retries. Called by ``client.sending.async_sender``, under its lock. Invariant:
+a lane without frames is forgotten.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from rmq_ray.model.ids import MessageQueue
 
 
 class Frame(Protocol):
-    """What a lane needs to know of a job. ``lane``: its queue, None = it belongs to no lane; ``ordered``: alone on its way.
+    """What a lane needs to know of a job. ``lane``: its queue, None = it belongs to no lane;
+    ``ordered``: alone on its way.
 
-    The lanes' own: ``holds``: newer ones wait for it; ``number``: its place; ``waiting``: what sends it again when older ones have ended.
+    The lanes' own: ``holds``: newer ones wait for it; ``number``: its place; ``waiting``: what
+    sends it again when older ones have ended.
     """
 
     lane: MessageQueue | None
@@ -36,8 +42,9 @@ F = TypeVar("F", bound=Frame)
 
 
 class _Lane(Generic[F]):
-    """Of one queue. ``busy``: a frame is being launched; ``out``: frames launched and not ended, of which ``held`` hold the lane, those in ``again``
-    because they have to be sent again, oldest first.
+    """Of one queue. ``busy``: a frame is being launched; ``out``: frames launched and not ended, of
+    which ``held`` hold the lane, those in ``again`` because they have to be sent again, oldest
+    first.
     """
 
     __slots__ = ("again", "busy", "held", "out", "pending")
@@ -68,9 +75,17 @@ class Lanes(Generic[F]):
             lane.pending.append(frame)
 
     def next(self, queue: MessageQueue) -> F | None:
-        """The frame to be launched now by the caller, who says ``launched`` afterwards; None when there is none, or it must wait."""
+        """The frame to be launched now by the caller, who says ``launched`` afterwards; None when
+        there is none, or it must wait.
+        """
         lane = self._lanes.get(queue)
-        if lane is None or lane.busy or lane.held or not lane.pending or (lane.out and lane.pending[0].ordered):
+        if (
+            lane is None
+            or lane.busy
+            or lane.held
+            or not lane.pending
+            or (lane.out and lane.pending[0].ordered)
+        ):
             return None
         frame = lane.pending.popleft()
         lane.busy = True
@@ -97,7 +112,9 @@ class Lanes(Generic[F]):
             lane.again.sort(key=lambda each: each.number)
 
     def may_go(self, frame: F, action: Callable[[], None]) -> bool:
-        """Whether the frame that holds its lane may be sent again now; else ``ended`` of the last older one returns ``action``."""
+        """Whether the frame that holds its lane may be sent again now; else ``ended`` of the last
+        older one returns ``action``.
+        """
         lane = self._lanes.get(frame.lane) if frame.lane is not None else None
         if lane is None or frame not in lane.again or lane.again[0] is frame:
             return True
@@ -105,7 +122,9 @@ class Lanes(Generic[F]):
         return False
 
     def ended(self, frame: F) -> tuple[bool, Callable[[], None] | None]:
-        """The frame is stored or given up. (pending frames may be looked at now, what sends the next one again that waited for this)."""
+        """The frame is stored or given up. (pending frames may be looked at now, what sends the
+        next one again that waited for this).
+        """
         lane = self._lanes.get(frame.lane) if frame.lane is not None else None
         if lane is None or frame.lane is None:
             return False, None

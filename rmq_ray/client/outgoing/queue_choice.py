@@ -1,10 +1,12 @@
-"""The choice of a queue for messages that may go anywhere, and what it learns from how sends end (protocol-behaviour 7.1, 7.2).
+"""The choice of a queue for messages that may go anywhere, and what it learns from how sends end
+(protocol-behaviour 7.1, 7.2).
 
     latency_fault=False   rotation; a repeat leaves the broker that failed
     latency_fault=True    rotation over brokers that are not kept away from, judged by ``protocol.routing.fault_latency``
 
-Decides which ends of a send speak against its broker: a connection that failed, no answer, and refusals that another broker may not
-share. A message that no broker would take says nothing about this one. Called by everything that sends for one producer. Thread-safe.
+Decides which ends of a send speak against its broker: a connection that failed, no answer, and
+refusals that another broker may not share. A message that no broker would take says nothing about
+this one. Called by everything that sends for one producer. Thread-safe.
 
 Invariant: switched off, an end costs nothing and nothing is remembered.
 """
@@ -16,9 +18,9 @@ from collections.abc import Callable, Sequence
 from rmq_ray.clock import Clock
 from rmq_ray.errors import FrameTooLarge, HandshakeFailed, RemotingError, TooManyRequests
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.retry import RETRIED_CODES
 from rmq_ray.protocol.routing.fault_latency import LatencyFaults
 from rmq_ray.protocol.routing.queue_selection import NextIndex, select_queue
-from rmq_ray.protocol.retry import RETRIED_CODES
 from rmq_ray.remoting.wire.frame import Command
 
 Outcome = Command | RemotingError
@@ -27,14 +29,23 @@ OURS = (TooManyRequests, FrameTooLarge, HandshakeFailed)
 
 
 class QueueChoice:
-    """See the module. ``isolated(broker name)`` is called when a broker becomes isolated; must not block."""
+    """See the module. ``isolated(broker name)`` is called when a broker becomes isolated; must not
+    block.
+    """
 
-    def __init__(self, clock: Clock, latency_fault: bool, isolated: Callable[[str], None] = lambda _name: None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        latency_fault: bool,
+        isolated: Callable[[str], None] = lambda _name: None,
+    ) -> None:
         self._clock = clock
         self._isolated = isolated
         self.faults = LatencyFaults() if latency_fault else None
 
-    def next(self, queues: Sequence[MessageQueue], turn: NextIndex, last_broker: str | None = None) -> MessageQueue:
+    def next(
+        self, queues: Sequence[MessageQueue], turn: NextIndex, last_broker: str | None = None
+    ) -> MessageQueue:
         """The queue of the next attempt; ``last_broker``: where the one before failed."""
         if self.faults is None:
             return select_queue(queues, turn, last_broker)
@@ -50,7 +61,9 @@ class QueueChoice:
         if isolation:
             self._isolated(broker_name)
 
-    def watching(self, broker_name: str, callback: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+    def watching(
+        self, broker_name: str, callback: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
         """``callback``, told about first; the attempt begins now."""
         if self.faults is None:
             return callback

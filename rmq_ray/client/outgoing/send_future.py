@@ -1,13 +1,16 @@
-"""A real ``concurrent.futures.Future`` per message at a fraction of a microsecond: all futures of a batch share one Condition.
+"""A real ``concurrent.futures.Future`` per message at a fraction of a microsecond: all futures of a
+batch share one Condition.
 
-``BatchOutcome`` holds what is the same for the whole batch (state, base offset, error); a ``SendFuture`` is a pointer into it and
-builds its ``SendResult`` when asked. ``wait``, ``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because
-the private fields that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``, ``_result``, ``_exception``) are
-properties here; tests run them on every Python version that the project supports.
+``BatchOutcome`` holds what is the same for the whole batch (state, base offset, error); a
+``SendFuture`` is a pointer into it and builds its ``SendResult`` when asked. ``wait``,
+``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because the private fields
+that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``, ``_result``,
+``_exception``) are properties here; tests run them on every Python version that the project
+supports.
 
-Decides nothing about sending. ``client.sending.batching`` makes outcomes and finishes them, exactly once.
-Invariants: ``cancel()`` is always False (the bytes may be out); callbacks run outside the lock; no entry is kept for a
-future that nobody looked at.
+Decides nothing about sending. ``client.sending.batching`` makes outcomes and finishes them, exactly
+once. Invariants: ``cancel()`` is always False (the bytes may be out); callbacks run outside the
+lock; no entry is kept for a future that nobody looked at.
 """
 
 from __future__ import annotations
@@ -33,17 +36,36 @@ class BatchOutcome:
     """What became of a batch. Written once, under ``condition``."""
 
     __slots__ = (
-        "_starts", "base_log_offset", "base_offset", "callbacks", "condition", "error", "message_ids", "on_finish", "queue", "recall_handle", "sizes",
-        "state", "status", "store_id", "transactional", "verdicts", "waiters",
-    )  # fmt: skip
+        "_starts",
+        "base_log_offset",
+        "base_offset",
+        "callbacks",
+        "condition",
+        "error",
+        "message_ids",
+        "on_finish",
+        "queue",
+        "recall_handle",
+        "sizes",
+        "state",
+        "status",
+        "store_id",
+        "transactional",
+        "verdicts",
+        "waiters",
+    )
 
     def __init__(self, queue: MessageQueue) -> None:
-        self.condition = threading.Condition()  # re-entrant: wait() takes the condition of every future, and many share this one
+        self.condition = (
+            threading.Condition()
+        )  # re-entrant: wait() takes the condition of every future, and many share this one
         self.state = RUNNING
         self.queue = queue
         self.error: RmqError | None = None
         self.verdicts: Sequence[tuple[BatchOutcome, int]] | None = None
-        """Of a batch that was refused as a whole (``error``) and then sent in pieces: for each message the outcome of its piece and its place there."""
+        """Of a batch that was refused as a whole (``error``) and then sent in pieces: for each
+        message the outcome of its piece and its place there.
+        """
         self.status = SendStatus.SEND_OK
         self.base_offset = -1
         self.base_log_offset = -1
@@ -57,10 +79,14 @@ class BatchOutcome:
         self.waiters: dict[SendFuture, list[Any]] = {}
         self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
 
-    def finish(self, error: RmqError | None = None, run: Callable[[Callable[[], None]], None] | None = None) -> None:
-        """Complete every future of the batch; the other fields are set before. A second call does nothing.
+    def finish(
+        self, error: RmqError | None = None, run: Callable[[Callable[[], None]], None] | None = None
+    ) -> None:
+        """Complete every future of the batch; the other fields are set before. A second call does
+        nothing.
 
-        ``run``: where users' callbacks run (they may block, so not in a connection's reader); None = here.
+        ``run``: where users' callbacks run (they may block, so not in a connection's reader); None
+        = here.
         """
         with self.condition:
             if self.state is FINISHED:
@@ -84,7 +110,9 @@ class BatchOutcome:
                 run(partial(_call_all, callbacks))
 
     def orphan(self, error: RmqError) -> None:
-        """In a forked child only: the condition may be held by a thread that does not exist here."""
+        """In a forked child only: the condition may be held by a thread that does not exist
+        here.
+        """
         self.condition = threading.Condition()
         self.finish(error)
 
@@ -122,7 +150,8 @@ class BatchOutcome:
 
 
 class SendFuture(Future[SendResult]):
-    """The outcome of one asynchronous send. ``result()`` gives a ``SendResult`` or raises a ``SendError``.
+    """The outcome of one asynchronous send. ``result()`` gives a ``SendResult`` or raises a
+    ``SendError``.
 
     >>> outcome = BatchOutcome(MessageQueue("orders", "broker-a", 0))
     >>> future = SendFuture(outcome, 1)
@@ -134,7 +163,9 @@ class SendFuture(Future[SendResult]):
 
     __slots__ = ("_index", "_outcome")
 
-    def __init__(self, outcome: BatchOutcome, index: int) -> None:  # the base's __init__ would make a Condition per future
+    def __init__(
+        self, outcome: BatchOutcome, index: int
+    ) -> None:  # the base's __init__ would make a Condition per future
         self._outcome = outcome
         self._index = index
 
@@ -148,7 +179,9 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _exception(self) -> RmqError | None:  # type: ignore[override]
-        """A copy for every reader: raising one shared object from many threads would chain their tracebacks."""
+        """A copy for every reader: raising one shared object from many threads would chain their
+        tracebacks.
+        """
         if self._outcome.error is None:
             return None
         error = self._outcome.error_at(self._index)
@@ -157,7 +190,9 @@ class SendFuture(Future[SendResult]):
     @property
     def _result(self) -> SendResult | None:  # type: ignore[override]
         outcome = self._outcome
-        return outcome.result(self._index) if outcome.error is None else outcome.result_at(self._index)
+        return (
+            outcome.result(self._index) if outcome.error is None else outcome.result_at(self._index)
+        )
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]

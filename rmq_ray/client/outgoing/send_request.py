@@ -1,7 +1,9 @@
-"""What a send call means: its arguments checked and brought into one form. Shared by both producers.
+"""What a send call means: its arguments checked and brought into one form. Shared by both
+producers.
 
-Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds (delay, WAIT=false, retry and
-system topics) as single messages. Pure; raises what ``protocol.validators`` raises.
+Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds
+(delay, WAIT=false, retry and system topics) as single messages. Pure; raises what
+``protocol.validators`` raises.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rmq_ray.protocol.validators import (
     check_send_topic,
     check_wait,
     property_text,
-)  # fmt: skip
+)
 
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 """(writable queues, message, the call's ``arg``) -> one of the queues."""
@@ -41,10 +43,11 @@ TIMEOUT_S_MAX = 1e8
 
 @dataclass(slots=True)
 class Outgoing:
-    """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the single-message path.
+    """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the
+    single-message path.
 
-    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake of order. ``group``: its message group.
-    ``flag``: a flag word (``client.outgoing.compressing``).
+    ``queue``: where it must go, None = anywhere. ``ordered``: it was given its queue for the sake
+    of order. ``group``: its message group. ``flag``: a flag word (``client.outgoing.compressing``).
     """
 
     topic: str
@@ -57,15 +60,28 @@ class Outgoing:
     group: str | None = None
 
 
-def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time: When, body_bytes_max: int) -> Outgoing:
-    """The checked message of a call: a ``Message``, or a topic with its parts. ``time``: see ``client.outgoing.timing``."""
+def outgoing(
+    topic_or_message: str | Message, body: object, labels: Labels, time: When, body_bytes_max: int
+) -> Outgoing:
+    """The checked message of a call: a ``Message``, or a topic with its parts. ``time``: see
+    ``client.outgoing.timing``.
+    """
     tag, keys, properties = labels
     flag, wait_store_ok = 0, True
     if isinstance(topic_or_message, Message):
         message = topic_or_message
         if body is not None or tag is not None or _given(keys) or _given(properties) or time:
-            raise ClientError("give a Message or a topic with parts, not both: set body, tag, keys, properties and the delay in the Message")
-        topic, body, tag, keys, properties = message.topic, message.body, message.tag, message.keys, message.properties
+            raise ClientError(
+                "give a Message or a topic with parts, not both: set body, tag, keys, "
+                "properties and the delay in the Message"
+            )
+        topic, body, tag, keys, properties = (
+            message.topic,
+            message.body,
+            message.tag,
+            message.keys,
+            message.properties,
+        )
         time = when(message.delay_level, message.delay, message.deliver_at)
         (flag,), wait_store_ok = check_flags((message.flag,)), check_wait(message.wait_store_ok)
         check_repeatable(keys)
@@ -73,7 +89,11 @@ def outgoing(topic_or_message: str | Message, body: object, labels: Labels, time
         topic = topic_or_message
     check_send_topic(topic)
     content = check_body(body, body_bytes_max)
-    text = "" if tag is None and keys is NO_KEYS and properties is None else property_text(tag, keys, properties)
+    text = (
+        ""
+        if tag is None and keys is NO_KEYS and properties is None
+        else property_text(tag, keys, properties)
+    )
     special = is_special(topic, time, wait_store_ok)
     if special:
         if not isinstance(time, str):
@@ -95,7 +115,9 @@ def _given(labels: object) -> bool:
 
 def is_special(topic: str, time: When, wait_store_ok: bool) -> bool:
     """True for what a frame of records may not carry."""
-    return time != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
+    return (
+        time != 0 or not wait_store_ok or topic.startswith(RETRY_PREFIX) or topic in SYSTEM_TOPICS
+    )
 
 
 def special_text(time: When, wait_store_ok: bool) -> str:
@@ -112,31 +134,61 @@ def as_message(message: Outgoing) -> Message:
     """What a selector sees: the message as its sender gave it, but for the time of its delivery."""
     properties = decode_properties(message.text)
     tag, keys = properties.pop(TAGS, None), properties.pop(KEYS, "")
-    return Message(message.topic, message.body, tag, keys.split(" ") if keys else (), properties, message.flag & 0xFFFF_FFFF)
+    return Message(
+        message.topic,
+        message.body,
+        tag,
+        keys.split(" ") if keys else (),
+        properties,
+        message.flag & 0xFFFF_FFFF,
+    )
 
 
-def placed(queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None) -> Placement | None:
-    """A call's placement; None = anywhere. ``ClientError`` for an ``arg`` that nobody would look at."""
+def placed(
+    queue: MessageQueue | None, selector: Selector | None, arg: object, message_group: str | None
+) -> Placement | None:
+    """A call's placement; None = anywhere. ``ClientError`` for an ``arg`` that nobody would look
+    at.
+    """
     if arg is not None and selector is None:
         raise ClientError(f"arg {arg!r:.80} is for a selector; give selector=, or leave arg out")
-    return None if queue is None and selector is None and message_group is None else (queue, selector, arg, message_group)
+    return (
+        None
+        if queue is None and selector is None and message_group is None
+        else (queue, selector, arg, message_group)
+    )
 
 
-def check_placement(queue: MessageQueue | None, selector: Selector | None, message_group: object) -> None:
+def check_placement(
+    queue: MessageQueue | None, selector: Selector | None, message_group: object
+) -> None:
     """At most one way to choose the queue may be used, and a group must have a name."""
     if sum(way is not None for way in (queue, selector, message_group)) > 1:
-        raise ClientError("queue, selector and message_group each choose the queue; give one of them")
+        raise ClientError(
+            "queue, selector and message_group each choose the queue; give one of them"
+        )
     if selector is not None and not callable(selector):
-        raise ClientError(f"the selector {selector!r:.80} cannot be called; give a function of (queues, message, arg) that returns one of the queues")
+        raise ClientError(
+            f"the selector {selector!r:.80} cannot be called; give a function of (queues, "
+            f"message, arg) that returns one of the queues"
+        )
     if message_group is not None and (not isinstance(message_group, str) or not message_group):
-        raise ClientError(f"message_group {message_group!r} must be a string that is not empty; use None for no group")
+        raise ClientError(
+            f"message_group {message_group!r} must be a string that is not empty; use None "
+            f"for no group"
+        )
 
 
 def timeout_in_ms(timeout_s: float) -> float:
-    """A call's time-out in milliseconds; ``ClientError`` unless it is positive and less than three years."""
+    """A call's time-out in milliseconds; ``ClientError`` unless it is positive and less than three
+    years.
+    """
     try:
         if 0 < timeout_s < TIMEOUT_S_MAX:
             return float(timeout_s) * 1000
     except (TypeError, ValueError):  # ValueError: arrays
         pass
-    raise ClientError(f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the configured one")
+    raise ClientError(
+        f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the "
+        f"configured one"
+    )

@@ -1,7 +1,8 @@
 """When a message is to be delivered: ``delay_level``, ``delay`` and ``deliver_at`` of a send call.
 
-Decides: what may be given, and which property carries it. A delay travels as a length, so that the broker's clock alone decides when it is over.
-Called by both producers. Does not decide limits of time: the broker's ``timer_max_delay_hours``.
+Decides: what may be given, and which property carries it. A delay travels as a length, so that the
+broker's clock alone decides when it is over. Called by both producers. Does not decide limits of
+time: the broker's ``timer_max_delay_hours``.
 """
 
 from __future__ import annotations
@@ -28,25 +29,38 @@ def when(delay_level: int, delay: object, deliver_at: object) -> When:
     if delay is None and deliver_at is None:
         return delay_level
     if (delay is not None) + (deliver_at is not None) + (delay_level != 0) > 1:
-        raise ClientError("delay_level, delay and deliver_at each choose the delivery time; give one of them")
+        raise ClientError(
+            "delay_level, delay and deliver_at each choose the delivery time; give one of them"
+        )
     if delay is not None:
         return f"{TIMER_DELAY_MS}\x01{_delay_ms(delay)}\x02"
     if not isinstance(deliver_at, datetime):
-        raise ClientError(f"deliver_at is {deliver_at!r}; give a datetime (one without time zone is local time)", repr(deliver_at))
+        raise ClientError(
+            f"deliver_at is {deliver_at!r}; give a datetime (one without time zone is local time)",
+            repr(deliver_at),
+        )
     try:
         return f"{TIMER_DELIVER_MS}\x01{max(1, -int(-deliver_at.timestamp() * 1000 // 1))}\x02"
     except (OverflowError, ValueError, OSError) as error:  # local times at the ends of the calendar
-        raise ClientError(f"deliver_at is {deliver_at!r}, which is no point in time here ({error}); give one with a time zone", repr(deliver_at)) from None
+        raise ClientError(
+            f"deliver_at is {deliver_at!r}, which is no point in time here ({error}); give "
+            f"one with a time zone",
+            repr(deliver_at),
+        ) from None
 
 
 def _level(delay_level: object) -> int:
-    """A plain number, which is written as one: that of an Enum's member or of another library, but no bool."""
+    """A plain number, which is written as one: that of an Enum's member or of another library, but
+    no bool.
+    """
     try:
         if not isinstance(delay_level, bool):
             return index(delay_level)  # type: ignore[arg-type]
     except TypeError:
         pass
-    raise ClientError(f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level))
+    raise ClientError(
+        f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level)
+    )
 
 
 def _delay_ms(delay: object) -> int:

@@ -1,12 +1,14 @@
-"""Tells brokers what became of received messages: at once and answered, or gathered and soon (protocol-behaviour 26).
+"""Tells brokers what became of received messages: at once and answered, or gathered and soon
+(protocol-behaviour 26).
 
     settle ─────────> one request for each broker ── no answer: 20, 40, .. 200 ms, again ──> answered, or ``timeout_ms`` is over
     settle_later ──> gathered ── 5 ms, or 1,000 leases ──> the same, in the timer's thread, or the caller's
 
-Decides when a request is repeated (always safe: brokers answer a repeat as the first time) and which errors users see. Does not
-decide what is stale: the broker does.
+Decides when a request is repeated (always safe: brokers answer a repeat as the first time) and
+which errors users see. Does not decide what is stale: the broker does.
 
-Invariants: nothing gathered is dropped but for being stale, refused, or unanswered until its time was over (both counted and logged).
+Invariants: nothing gathered is dropped but for being stale, refused, or unanswered until its time
+was over (both counted and logged).
 """
 
 from __future__ import annotations
@@ -19,17 +21,34 @@ from dataclasses import dataclass
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
-from rmq_ray.errors import ConnectFailed, ConsumeError, MalformedFrame, ReceiptStale, RemotingError, RmqError
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConsumeError,
+    MalformedFrame,
+    ReceiptStale,
+    RemotingError,
+    RmqError,
+)
 from rmq_ray.protocol.pop import bits, mask_bytes, mask_of
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from rmq_ray.remoting.wire.pops import SETTLEMENTS_MAX, Settle, Settlement, pack_settle, unpack_stale
+from rmq_ray.remoting.wire.pops import (
+    SETTLEMENTS_MAX,
+    Settle,
+    Settlement,
+    pack_settle,
+    unpack_stale,
+)
 
 GATHER_MS = 5.0
 GATHERED_MAX = 1_000  # leases; then they leave at once
 REQUEST_MS = 3_000
 FIRST_WAIT_MS, WAIT_MS_MAX = 20.0, 200.0
-TRY_AGAIN = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
+TRY_AGAIN = (
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.STILL_RECOVERING,
+)
 
 log = logging.getLogger("rmq_ray.client.simple")
 
@@ -47,7 +66,9 @@ class SettleCounters:
 class BrokerSettler:
     """Of one consumer. ``timeout_ms``: how long ``settle`` tries."""
 
-    def __init__(self, client: ClientInstance, group: str, timeout_ms: int, later: DelayedCalls) -> None:
+    def __init__(
+        self, client: ClientInstance, group: str, timeout_ms: int, later: DelayedCalls
+    ) -> None:
         self._client = client
         self._clock = client.clock
         self._group = group
@@ -64,7 +85,11 @@ class BrokerSettler:
         stale = self._settle(tasks, self._timeout_ms)
         if stale:
             what = "the message's time was" if stale == 1 else f"the time of {stale} messages was"
-            raise ReceiptStale(f"{what} over: somebody else gets it; ask for more time at receive(), or extend() it while you work", stale)
+            raise ReceiptStale(
+                f"{what} over: somebody else gets it; ask for more time at receive(), or "
+                f"extend() it while you work",
+                stale,
+            )
 
     def settle_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``; acknowledgements only."""
@@ -90,10 +115,19 @@ class BrokerSettler:
         except RmqError as error:
             count = sum(task.mask.bit_count() for task in tasks)
             self.counters.unanswered += count
-            log.warning("%d acknowledgements of group %s got no answer, the messages may come again: %s", count, self._group, error)
+            log.warning(
+                "%d acknowledgements of group %s got no answer, the messages may come again: %s",
+                count,
+                self._group,
+                error,
+            )
             return
         if stale:
-            log.warning("%d acknowledgements of group %s came too late: the messages come again", stale, self._group)
+            log.warning(
+                "%d acknowledgements of group %s came too late: the messages come again",
+                stale,
+                self._group,
+            )
 
     def close(self) -> None:
         """What waits for a broker gives up within its current request."""
@@ -113,9 +147,24 @@ class BrokerSettler:
         )
 
     def _settle_at(self, broker_name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
-        rows = [Settlement(task.lease.topic, task.lease.queue_id, task.lease.id, int(task.action), mask_bytes(task.mask), task.delay_ms) for task in tasks]
+        rows = [
+            Settlement(
+                task.lease.topic,
+                task.lease.queue_id,
+                task.lease.id,
+                int(task.action),
+                mask_bytes(task.mask),
+                task.delay_ms,
+            )
+            for task in tasks
+        ]
         body = pack_settle(self._group, rows)
-        stale = [mask_of(mask) for mask in self._until_answered(broker_name, rows[0].topic, body, len(rows), deadline_ms)]
+        stale = [
+            mask_of(mask)
+            for mask in self._until_answered(
+                broker_name, rows[0].topic, body, len(rows), deadline_ms
+            )
+        ]
         total = sum(mask.bit_count() for mask in stale)
         settled = sum(task.mask.bit_count() for task in tasks) - total
         self.counters.stale += total
@@ -125,10 +174,14 @@ class BrokerSettler:
             self.counters.returned += settled
         for task, mask in zip(tasks, stale, strict=True):
             if task.action is Settle.CHANGE:
-                task.lease.own_deadlines.update(dict.fromkeys(bits(task.mask & ~mask), self._clock.now_ms() + task.delay_ms))
+                task.lease.own_deadlines.update(
+                    dict.fromkeys(bits(task.mask & ~mask), self._clock.now_ms() + task.delay_ms)
+                )
         return total
 
-    def _until_answered(self, broker_name: str, topic: str, body: bytes, count: int, deadline_ms: float) -> list[bytes]:
+    def _until_answered(
+        self, broker_name: str, topic: str, body: bytes, count: int, deadline_ms: float
+    ) -> list[bytes]:
         wait_ms, last = FIRST_WAIT_MS, None
         while True:  # ends: at the deadline
             left_ms = deadline_ms - self._clock.monotonic_ms()
@@ -149,9 +202,18 @@ class BrokerSettler:
         address = self._client.broker_address(broker_name)
         if address is None:
             raise ConnectFailed(f"no address of broker {broker_name} is known; nothing was sent")
-        answer = self._client.invoke(address, Command(RequestCode.SETTLE_POPPED, body=body, serialize=BINARY), timeout_ms)
+        answer = self._client.invoke(
+            address, Command(RequestCode.SETTLE_POPPED, body=body, serialize=BINARY), timeout_ms
+        )
         if answer.code == ResponseCode.SUCCESS:
             return unpack_stale(answer.body, count)
         if answer.code in TRY_AGAIN:
-            raise ConnectFailed(f"broker {broker_name} is not ready: {answer.remark or answer.code}; nothing was done")
-        raise ConsumeError(f"broker {broker_name} refused to settle messages of group {self._group}: code {answer.code} {answer.remark or ''}", answer.code)
+            raise ConnectFailed(
+                f"broker {broker_name} is not ready: {answer.remark or answer.code}; nothing "
+                f"was done"
+            )
+        raise ConsumeError(
+            f"broker {broker_name} refused to settle messages of group {self._group}: code "
+            f"{answer.code} {answer.remark or ''}",
+            answer.code,
+        )

@@ -1,10 +1,12 @@
-"""Asks brokers for messages: one pop, what its answer means, and waiting at several brokers at once (protocol-behaviour 26).
+"""Asks brokers for messages: one pop, what its answer means, and waiting at several brokers at once
+(protocol-behaviour 26).
 
     one broker        a pop that the broker holds until there is something
     several           a pop at each in turn; nothing anywhere: "tell me when" at each, a pop where the first one says so
 
-Decides what an answer's code means. Called by ``simple_consumer``. Invariants: at most one "tell me when" is out at a broker; it takes
-nothing, so that no message waits for a worker who has gone. Each pop has a number of its own; one whose answer got lost is asked for again.
+Decides what an answer's code means. Called by ``simple_consumer``. Invariants: at most one "tell me
+when" is out at a broker; it takes nothing, so that no message waits for a worker who has gone. Each
+pop has a number of its own; one whose answer got lost is asked for again.
 """
 
 from __future__ import annotations
@@ -16,9 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.pop.receipts import ClientLease, ReceivedMessage, Settler, SettleTask, messages_of
 from rmq_ray.client.consumer.received import Page, whole_bytes
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.pop.receipts import (
+    ClientLease,
+    ReceivedMessage,
+    Settler,
+    SettleTask,
+    messages_of,
+)
 from rmq_ray.errors import (
     ConnectFailed,
     ConsumeError,
@@ -37,9 +45,15 @@ from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.pops import LeasedRecords, PopRecords, Settle, pack_pop, unpack_popped
 
 ANSWER_MS = 5_000  # what a broker may take beyond the asked wait
-MISSED_MAX = 64  # answers of one broker, of as many threads; what the others had comes again when its time is over
+# answers of one broker, of as many threads; what the others had comes again when its time is over
+MISSED_MAX = 64
 NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
-NOT_READY = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING, ResponseCode.TOPIC_NOT_EXIST)
+NOT_READY = (
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.STILL_RECOVERING,
+    ResponseCode.TOPIC_NOT_EXIST,
+)
 REFUSALS = {
     ResponseCode.GROUP_IN_OTHER_USE: GroupInUse,
     ResponseCode.FLOW_CONTROL: TooManyInFlight,
@@ -54,7 +68,13 @@ REFUSALS = {
 class Popper:
     """Of one consumer."""
 
-    def __init__(self, client: ClientInstance, subscription: Subscription, settler: Settler, namespace: str = "") -> None:
+    def __init__(
+        self,
+        client: ClientInstance,
+        subscription: Subscription,
+        settler: Settler,
+        namespace: str = "",
+    ) -> None:
         self._client = client
         self._subscription = subscription
         self._settler = settler
@@ -66,15 +86,19 @@ class Popper:
         self._news = 0
 
     def pop(self, broker_name: str, pop: PopRecords) -> list[ReceivedMessage]:
-        """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is not ready, and ``RemotingError``.
+        """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is
+        not ready, and ``RemotingError``.
 
-        Where the answer to a pop got lost, the next one at that broker asks for the same messages first.
+        Where the answer to a pop got lost, the next one at that broker asks for the same messages
+        first.
         """
         again = self._missed_at(broker_name)
         attempt = next(self._attempts) if again is None else again
         command = _command(replace(pop, attempt=attempt, again=0 if again is None else 1))
         try:
-            answer = self._client.invoke(self._address(broker_name), command, pop.wait_ms + ANSWER_MS)
+            answer = self._client.invoke(
+                self._address(broker_name), command, pop.wait_ms + ANSWER_MS
+            )
         except BaseException as error:
             if again is not None or not isinstance(error, ConnectFailed):
                 self._miss(broker_name, attempt)
@@ -85,7 +109,11 @@ class Popper:
             leases = unpack_popped(answer.body)
             if len(leases) == 1:
                 return self._messages(broker_name, leases[0], *whole_bytes(leases[0].records))
-            return [message for leased in leases for message in self._messages(broker_name, leased, bytes(leased.records), 0)]
+            return [
+                message
+                for leased in leases
+                for message in self._messages(broker_name, leased, bytes(leased.records), 0)
+            ]
         if answer.code in NOTHING:
             return []
         raise _refusal(broker_name, answer)
@@ -102,7 +130,9 @@ class Popper:
         del missed[:-MISSED_MAX]
 
     def watch(self, brokers: Sequence[str], pop: PopRecords, seen: int, timeout_ms: float) -> int:
-        """Wait until one of the brokers has something, or does not hold any longer; the number of the news, to be given the next time."""
+        """Wait until one of the brokers has something, or does not hold any longer; the number of
+        the news, to be given the next time.
+        """
         for broker_name in brokers:
             with self._told:
                 if broker_name in self._watched:
@@ -110,7 +140,12 @@ class Popper:
                 self._watched.add(broker_name)
             try:
                 command = _command(replace(pop, count_max=0))
-                self._client.invoke_async(self._address(broker_name), command, pop.wait_ms + ANSWER_MS, partial(self._tell, broker_name))
+                self._client.invoke_async(
+                    self._address(broker_name),
+                    command,
+                    pop.wait_ms + ANSWER_MS,
+                    partial(self._tell, broker_name),
+                )
             except RemotingError as error:
                 self._tell(broker_name, error)
         with self._told:
@@ -129,15 +164,32 @@ class Popper:
             self._news += 1
             self._told.notify_all()
 
-    def _messages(self, broker_name: str, leased: LeasedRecords, raw: bytes, start: int) -> list[ReceivedMessage]:
+    def _messages(
+        self, broker_name: str, leased: LeasedRecords, raw: bytes, start: int
+    ) -> list[ReceivedMessage]:
         """The messages of a lease whose records are ``raw`` from byte ``start`` on.
 
-        Tags are compared as strings here, because their codes may collide; what does not match is acknowledged.
+        Tags are compared as strings here, because their codes may collide; what does not match is
+        acknowledged.
         """
         head = leased.head
-        page = Page(MessageQueue(head.topic, broker_name, head.queue_id), raw, leased.sizes, start, (head.min_offset, head.max_offset))
+        page = Page(
+            MessageQueue(head.topic, broker_name, head.queue_id),
+            raw,
+            leased.sizes,
+            start,
+            (head.min_offset, head.max_offset),
+        )
         page.namespace = self._namespace
-        lease = ClientLease(broker_name, head.topic, head.queue_id, head.lease_id, head.records, head.deadline_ms, self._settler)
+        lease = ClientLease(
+            broker_name,
+            head.topic,
+            head.queue_id,
+            head.lease_id,
+            head.records,
+            head.deadline_ms,
+            self._settler,
+        )
         tags = self._subscription.tags if head.topic == self._subscription.topic else frozenset()
         indices = page.tagged(tags) if tags else None
         if indices is not None and len(indices) < len(page):
@@ -161,5 +213,9 @@ def _refusal(broker_name: str, answer: Command) -> Exception:
     remark = answer.remark or f"broker {broker_name} answered code {answer.code}"
     if answer.code in NOT_READY:
         return ConnectFailed(f"broker {broker_name} is not ready: {remark}; nothing was done")
-    make: Callable[..., Exception] = REFUSALS.get(ResponseCode(answer.code), ConsumeError) if answer.code in set(ResponseCode) else ConsumeError
+    make: Callable[..., Exception] = (
+        REFUSALS.get(ResponseCode(answer.code), ConsumeError)
+        if answer.code in set(ResponseCode)
+        else ConsumeError
+    )
     return make(remark, broker_name)

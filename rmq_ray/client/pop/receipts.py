@@ -2,10 +2,11 @@
 
     ReceivedMessage ── part of ──> ClientLease (one pop from one queue) ── settled through ──> Settler
 
-Decides what a user may do with a message in which order. Does not talk to brokers (``settling`` does) and knows no deadline better than
-the broker: a receipt is stale when the broker says so.
+Decides what a user may do with a message in which order. Does not talk to brokers (``settling``
+does) and knows no deadline better than the broker: a receipt is stale when the broker says so.
 
-Invariant: settling twice in the same way is allowed and the second time is free; a message that was given back is not acknowledged.
+Invariant: settling twice in the same way is allowed and the second time is free; a message that was
+given back is not acknowledged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Settler(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ClientLease:
-    """One pop from one queue. ``done``, ``returned``: masks of what was settled here; ``own_deadlines``: of messages that were extended."""
+    """One pop from one queue. ``done``, ``returned``: masks of what was settled here;
+    ``own_deadlines``: of messages that were extended.
+    """
 
     broker_name: str
     topic: str
@@ -59,7 +62,8 @@ class SettleTask:
 
 
 class ReceivedMessage(MessageExt):
-    """A message that is yours until ``invisible_until``; then it comes again, to you or another worker.
+    """A message that is yours until ``invisible_until``; then it comes again, to you or another
+    worker.
 
     Pickled, it is a plain ``MessageExt``: only the consumer that received it can settle it.
     """
@@ -74,21 +78,26 @@ class ReceivedMessage(MessageExt):
 
     @property
     def invisible_until(self) -> int:
-        """When it comes again unless it is settled, ms since 1970, by the broker's clock; ``extend`` of this message moves it."""
+        """When it comes again unless it is settled, ms since 1970, by the broker's clock;
+        ``extend`` of this message moves it.
+        """
         lease = self._lease
         return lease.own_deadlines.get(self._i, lease.deadline_ms)
 
     def ack(self, wait: bool = True) -> None:
         """Done: it does not come again.
 
-        On return the broker has written that down: it outlives the broker's process (a host that loses power may deliver it once more).
-        ``wait=False`` returns at once and tells the broker within 5 ms. Raises ``ReceiptStale`` when its time was over and it is somebody
-        else's, ``RemotingError`` when no broker answered: it may be acknowledged, ask again.
+        On return the broker has written that down: it outlives the broker's process (a host that
+        loses power may deliver it once more). ``wait=False`` returns at once and tells the broker
+        within 5 ms. Raises ``ReceiptStale`` when its time was over and it is somebody else's,
+        ``RemotingError`` when no broker answered: it may be acknowledged, ask again.
         """
         ack_messages((self,), wait)
 
     def nack(self, delay: float = 0.0) -> None:
-        """Give it back: it comes again after ``delay`` seconds, with one more in ``reconsume_times``; after the last retry it is a dead letter."""
+        """Give it back: it comes again after ``delay`` seconds, with one more in
+        ``reconsume_times``; after the last retry it is a dead letter.
+        """
         self._give_back(Settle.CHANGE, delay_ms("delay", delay, 0))
 
     def reject(self) -> None:
@@ -96,7 +105,9 @@ class ReceivedMessage(MessageExt):
         self._give_back(Settle.REJECT, 0)
 
     def extend(self, invisible: float) -> None:
-        """It stays yours for ``invisible`` seconds from now on. May be repeated as long as you work. Raises as ``ack``."""
+        """It stays yours for ``invisible`` seconds from now on. May be repeated as long as you
+        work. Raises as ``ack``.
+        """
         self._check_kept()
         span_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         self._lease.settler.settle((SettleTask(self._lease, Settle.CHANGE, 1 << self._i, span_ms),))
@@ -104,19 +115,25 @@ class ReceivedMessage(MessageExt):
     def _give_back(self, action: Settle, after_ms: int) -> None:
         bit = 1 << self._i
         if self._lease.done & bit:
-            raise ClientError("the message was acknowledged before; it cannot be given back", self.message_id)
+            raise ClientError(
+                "the message was acknowledged before; it cannot be given back", self.message_id
+            )
         self._lease.settler.settle((SettleTask(self._lease, action, bit, after_ms),))
         self._lease.returned |= bit
 
     def _check_kept(self) -> None:
         if (self._lease.done | self._lease.returned) >> self._i & 1:
-            raise ClientError("the message was settled before; its time cannot be extended", self.message_id)
+            raise ClientError(
+                "the message was settled before; its time cannot be extended", self.message_id
+            )
 
     def __repr__(self) -> str:
         return super().__repr__().replace("MessageExt", "ReceivedMessage", 1)
 
 
-def messages_of(page: Page, lease: ClientLease, indices: Sequence[int] | None, now_ms: int) -> list[ReceivedMessage]:
+def messages_of(
+    page: Page, lease: ClientLease, indices: Sequence[int] | None, now_ms: int
+) -> list[ReceivedMessage]:
     """The messages of a lease; ``indices`` None = all."""
     chosen = range(len(page)) if indices is None else indices
     return list(map(ReceivedMessage, repeat(page), chosen, repeat(now_ms), repeat(lease)))
@@ -134,12 +151,18 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
             else:
                 indices.append(message._i)
     except (TypeError, AttributeError):
-        raise ClientError(f"ack_all() takes messages that receive() returned, not {messages!r:.80}", repr(messages)[:80]) from None
+        raise ClientError(
+            f"ack_all() takes messages that receive() returned, not {messages!r:.80}",
+            repr(messages)[:80],
+        ) from None
     tasks = []
     for lease, indices in picked.items():
         mask = mask_of_indices(indices, lease.count)
         if mask & lease.returned:
-            raise ClientError("a message was given back before (nack, reject); it cannot be acknowledged", lease.id)
+            raise ClientError(
+                "a message was given back before (nack, reject); it cannot be acknowledged",
+                lease.id,
+            )
         mask &= ~lease.done
         if mask:
             tasks.append(SettleTask(lease, Settle.ACK, mask))
@@ -147,7 +170,10 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
         return
     settler = tasks[0].lease.settler
     if any(task.lease.settler is not settler for task in tasks):
-        raise ClientError("messages of several consumers at once; acknowledge each with the consumer that received it")
+        raise ClientError(
+            "messages of several consumers at once; acknowledge each with the consumer that "
+            "received it"
+        )
     if wait:
         settler.settle(tasks)
     else:
@@ -171,7 +197,17 @@ def mask_of_indices(indices: Sequence[int], count: int) -> int:
 
 
 def delay_ms(name: str, seconds: object, low_ms: int) -> int:
-    """Seconds as ms. Raises ``ClientError``, which names the argument, outside of the limits (12 hours at most)."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not low_ms <= seconds * 1000 <= INVISIBLE_MS_MAX:
-        raise ClientError(f"{name} is {seconds!r:.80}: give {low_ms / 1000:g} to {INVISIBLE_MS_MAX // 1000} seconds", repr(seconds)[:80])
+    """Seconds as ms. Raises ``ClientError``, which names the argument, outside of the limits (12
+    hours at most).
+    """
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not low_ms <= seconds * 1000 <= INVISIBLE_MS_MAX
+    ):
+        raise ClientError(
+            f"{name} is {seconds!r:.80}: give {low_ms / 1000:g} to "
+            f"{INVISIBLE_MS_MAX // 1000} seconds",
+            repr(seconds)[:80],
+        )
     return round(seconds * 1000)

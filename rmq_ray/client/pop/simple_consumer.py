@@ -1,15 +1,18 @@
-"""The simple consumer: a worker takes messages of any queue for a time, and says for each what became of it (protocol-behaviour 26, POP).
+"""The simple consumer: a worker takes messages of any queue for a time, and says for each what
+became of it (protocol-behaviour 26, POP).
 
     with SimpleConsumer("jobs", "workers", discovery=...) as consumer:
         for message in consumer.receive(8, invisible=30, wait=20):
             work(message.body)
             message.ack()
 
-No queue belongs to anybody: a topic of one queue can have a hundred workers. What is not settled within its time comes again, with one
-more in ``reconsume_times``; after ``max_reconsume_times`` it lies in the group's dead letters.
+No queue belongs to anybody: a topic of one queue can have a hundred workers. What is not settled
+within its time comes again, with one more in ``reconsume_times``; after ``max_reconsume_times`` it
+lies in the group's dead letters.
 
-Decides the life cycle, what users may ask, and how long to go on when brokers do not answer. Pops are ``popping``'s, acknowledgements
-``settling``'s. ``ClientInstance`` calls it as a ``ManagedConsumer``. Any thread may call any method.
+Decides the life cycle, what users may ask, and how long to go on when brokers do not answer. Pops
+are ``popping``'s, acknowledgements ``settling``'s. ``ClientInstance`` calls it as a
+``ManagedConsumer``. Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.pop.ack_sender import BrokerSettler
 from rmq_ray.client.pop.pop_client import Popper
 from rmq_ray.client.pop.receipts import ReceivedMessage, ack_messages, delay_ms
-from rmq_ray.client.pop.ack_sender import BrokerSettler
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import ClientError, ConfigError, RemotingError, SubscriptionStale, TopicNotFound
 from rmq_ray.model.filters import Expression
@@ -43,19 +46,26 @@ CLOSE_TIMEOUT_MS = 30_000
 MESSAGES_MAX = 1_024
 PAGE_BYTES = 1 << 20
 HOLD_MS = 30_000  # one request waits this long at a broker at most
-ONE_FAILED_MS = 1_000  # the others are waited for this long, then a broker that failed is asked again
+ONE_FAILED_MS = (
+    1_000  # the others are waited for this long, then a broker that failed is asked again
+)
 FIRST_PAUSE_MS, PAUSE_MS_MAX = 20.0, 200.0
 STALE_TRIES = 5  # heartbeats in a row that a broker forgot
-STARTS = {"first": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, "last": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET}
+STARTS = {
+    "first": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    "last": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+}
 
 
 class SimpleConsumer:
     """A worker of ``group`` on ``topic``. Use it as a context manager, or ``start`` and ``close``.
 
-    ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group. ``start_from``: "first" or "last", where a
-    group begins that never consumed the topic. ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16).
+    ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group.
+    ``start_from``: "first" or "last", where a group begins that never consumed the topic.
+    ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16).
     ``ack_timeout``: seconds that settling a message is tried while its broker does not answer.
-    ``namespace``: put before topic and group, taken off the topics of messages. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``namespace``: put before topic and group, taken off the topics of messages. Raises
+    ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
     def __init__(  # noqa: PLR0913 - settings by keyword
@@ -77,13 +87,24 @@ class SimpleConsumer:
         check_topic(topic)
         check_group(group)
         if start_from not in STARTS:
-            raise ConfigError(f"start_from must be 'first' or 'last', not {start_from!r}", start_from)
+            raise ConfigError(
+                f"start_from must be 'first' or 'last', not {start_from!r}", start_from
+            )
         if not _is_number(max_reconsume_times, -1, (1 << 31) - 1):
-            raise ConfigError(f"max_reconsume_times must be -1 (the group's setting) or more, not {max_reconsume_times!r}", max_reconsume_times)
+            raise ConfigError(
+                f"max_reconsume_times must be -1 (the group's setting) or more, not "
+                f"{max_reconsume_times!r}",
+                max_reconsume_times,
+            )
         self._arguments = {
-            "discovery": discovery, "expression": expression, "start_from": start_from, "max_reconsume_times": max_reconsume_times,
-            "ack_timeout": ack_timeout, "namespace": namespace, "client_id": client_id,
-        }  # fmt: skip
+            "discovery": discovery,
+            "expression": expression,
+            "start_from": start_from,
+            "max_reconsume_times": max_reconsume_times,
+            "ack_timeout": ack_timeout,
+            "namespace": namespace,
+            "client_id": client_id,
+        }
         self._subscription = parse_subscription(topic, expression, clock.now_ms())
         self._namespace = namespace
         self._topic = topic
@@ -100,17 +121,18 @@ class SimpleConsumer:
         self._turn = 0
         self._received = 0
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the group. Raises ``ClientError`` when it was started before, is closed meanwhile, or the group is taken in this client, and what the discovery
-        raises.
+        """Join the group. Raises ``ClientError`` when it was started before, is closed meanwhile,
+        or the group is taken in this client, and what the discovery raises.
         """
         self._life.start(self._connect, self._begin)
 
     def close(self) -> None:
-        """Tell what was acknowledged, then leave the group. What was received and not settled comes again when its time is over. A ``start`` of another thread
-        is waited for up to 30 s, one that a signal handler interrupts is not: it ends by itself.
+        """Tell what was acknowledged, then leave the group. What was received and not settled comes
+        again when its time is over. A ``start`` of another thread is waited for up to 30 s, one
+        that a signal handler interrupts is not: it ends by itself.
         """
         self._life.stop(CLOSE_TIMEOUT_MS)
 
@@ -127,30 +149,49 @@ class SimpleConsumer:
         """Pickles as what it was made from: a new consumer that was not started."""
         return _rebuilt, (*self._given, self._arguments)
 
-    # --- use -----------------------------------------------------------------------------------------------------------
+    # --- use --------------------------------------------------------------------------------------
 
-    def receive(self, max_messages: int = 32, *, invisible: float = 30.0, wait: float = 20.0) -> list[ReceivedMessage]:
-        """Up to ``max_messages`` messages, at once when there are some, else the first to come within ``wait`` seconds; may be empty.
+    def receive(
+        self, max_messages: int = 32, *, invisible: float = 30.0, wait: float = 20.0
+    ) -> list[ReceivedMessage]:
+        """Up to ``max_messages`` messages, at once when there are some, else the first to come
+        within ``wait`` seconds; may be empty.
 
-        Each is yours for ``invisible`` seconds (0.01 s to 12 h): settle or ``extend`` it before that. Nothing is handed out twice within its
-        time, but a message may come again after it, or after a crash: work that must not be done twice needs a memory of its own.
+        Each is yours for ``invisible`` seconds (0.01 s to 12 h): settle or ``extend`` it before
+        that. Nothing is handed out twice within its time, but a message may come again after it, or
+        after a crash: work that must not be done twice needs a memory of its own.
 
-        Raises ``GroupInUse`` (push consumers in the group, or another subscription), ``TooManyInFlight``, ``ClientError`` for wrong
-        arguments and closed consumers, ``TopicNotFound`` and ``RemotingError`` when until the end of ``wait`` no broker could be asked.
+        Raises ``GroupInUse`` (push consumers in the group, or another subscription),
+        ``TooManyInFlight``, ``ClientError`` for wrong arguments and closed consumers,
+        ``TopicNotFound`` and ``RemotingError`` when until the end of ``wait`` no broker could be
+        asked.
         """
         if not _is_number(max_messages, 1, MESSAGES_MAX):
-            raise ClientError(f"max_messages must be 1 to {MESSAGES_MAX}, not {max_messages!r}", repr(max_messages)[:80])
+            raise ClientError(
+                f"max_messages must be 1 to {MESSAGES_MAX}, not {max_messages!r}",
+                repr(max_messages)[:80],
+            )
         invisible_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         deadline_ms = self._clock.monotonic_ms() + delay_ms("wait", wait, 0)
         client = self._running()
         pop = PopRecords(
-            self._group, self._topic, max_messages, PAGE_BYTES, invisible_ms, 0, int(self._start_from is STARTS["first"]), self._retries_max,
-            self._subscription.expression_type, self._subscription.expression,
-        )  # fmt: skip
+            self._group,
+            self._topic,
+            max_messages,
+            PAGE_BYTES,
+            invisible_ms,
+            0,
+            int(self._start_from is STARTS["first"]),
+            self._retries_max,
+            self._subscription.expression_type,
+            self._subscription.expression,
+        )
         return self._receive(client, pop, deadline_ms)
 
     def ack_all(self, messages: Iterable[ReceivedMessage], wait: bool = True) -> None:
-        """Acknowledge many messages with one request to each broker; see ``ReceivedMessage.ack``. All that can be are acknowledged, also when it raises."""
+        """Acknowledge many messages with one request to each broker; see ``ReceivedMessage.ack``.
+        All that can be are acknowledged, also when it raises.
+        """
         self._running()
         ack_messages(messages, wait)
 
@@ -175,14 +216,22 @@ class SimpleConsumer:
         return self._client.client_id if self._client is not None else ""
 
     def stats(self) -> dict[str, Any]:
-        """Messages since ``start``: ``received``, ``acknowledged``, ``returned`` (nack, extend, reject), ``stale``, ``unanswered`` (of ``ack(wait=False)``)."""
-        found = {"group": self._group, "topic": self.topic, "state": self._life.state.name, "client_id": self.client_id, "received": self._received}
+        """Messages since ``start``: ``received``, ``acknowledged``, ``returned`` (nack, extend,
+        reject), ``stale``, ``unanswered`` (of ``ack(wait=False)``).
+        """
+        found = {
+            "group": self._group,
+            "topic": self.topic,
+            "state": self._life.state.name,
+            "client_id": self.client_id,
+            "received": self._received,
+        }
         counters = self._settler.counters if self._client is not None else None
         for name in ("acknowledged", "returned", "stale", "unanswered"):
             found[name] = getattr(counters, name, 0)
         return found
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
@@ -213,7 +262,9 @@ class SimpleConsumer:
         client.release()
         return True
 
-    def _receive(self, client: ClientInstance, pop: PopRecords, deadline_ms: float) -> list[ReceivedMessage]:
+    def _receive(
+        self, client: ClientInstance, pop: PopRecords, deadline_ms: float
+    ) -> list[ReceivedMessage]:
         pause_ms, stale, news = FIRST_PAUSE_MS, 0, 0
         last: Exception | None = None
         while True:  # ends: at the deadline, at the latest
@@ -243,7 +294,9 @@ class SimpleConsumer:
                 self._closing.wait(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
-    def _ask(self, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int) -> tuple[list[ReceivedMessage], int]:
+    def _ask(
+        self, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int
+    ) -> tuple[list[ReceivedMessage], int]:
         """One round: what came, and the number of the news of ``Popper.watch``."""
         left_ms = max(0.0, deadline_ms - self._clock.monotonic_ms())
         hold_ms = round(min(left_ms, HOLD_MS))
@@ -263,14 +316,21 @@ class SimpleConsumer:
             raise failed
         if failed is not None:
             hold_ms = min(hold_ms, ONE_FAILED_MS)
-        return [], self._popper.watch(asked, _waiting(pop, hold_ms), news, hold_ms) if hold_ms else news
+        return [], self._popper.watch(
+            asked, _waiting(pop, hold_ms), news, hold_ms
+        ) if hold_ms else news
 
     def _brokers(self, client: ClientInstance) -> list[str]:
-        """Broker names of the topic, beginning with another one each time. ``TopicNotFound`` while no name server knows it."""
+        """Broker names of the topic, beginning with another one each time. ``TopicNotFound`` while
+        no name server knows it.
+        """
         queues = client.routes.find_subscribe(self._topic)
         names = sorted({queue.broker_name for queue in queues})
         if not names:
-            raise TopicNotFound(f"no name server knows topic {self._topic!r}; create it, or send to it first", self._topic)
+            raise TopicNotFound(
+                f"no name server knows topic {self._topic!r}; create it, or send to it first",
+                self._topic,
+            )
         self._turn += 1
         turn = self._turn % len(names)
         return names[turn:] + names[:turn]
@@ -278,14 +338,24 @@ class SimpleConsumer:
     def _running(self) -> ClientInstance:
         client = self._client
         if client is None or self._life.state is not ServiceState.RUNNING:
-            raise ClientError(f"simple consumer of group {self._group!r} is {self._life.state.value}; use it between start() and close()", self._group)
+            raise ClientError(
+                f"simple consumer of group {self._group!r} is {self._life.state.value}; use "
+                f"it between start() and close()",
+                self._group,
+            )
         return client
 
-    # --- as the client instance sees it ----------------------------------------------------------------------------------
+    # --- as the client instance sees it -----------------------------------------------------------
 
     def consumer_data(self) -> ConsumerData:
         """See ``ManagedConsumer``."""
-        return ConsumerData(self._group, ConsumeType.CONSUME_POP, MessageModel.CLUSTERING, self._start_from, (self._subscription,))
+        return ConsumerData(
+            self._group,
+            ConsumeType.CONSUME_POP,
+            MessageModel.CLUSTERING,
+            self._start_from,
+            (self._subscription,),
+        )
 
     def subscribed_topics(self) -> Collection[str]:
         """See ``ManagedConsumer``."""
@@ -304,7 +374,10 @@ class SimpleConsumer:
         """See ``ManagedConsumer``."""
         if command.is_oneway:
             return None
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
+        return command.answer(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            remark=f"request code {command.code} is not known to this consumer",
+        )
 
 
 def _waiting(pop: PopRecords, wait_ms: int) -> PopRecords:

@@ -3,12 +3,14 @@
     async with AsyncProducer("web", discovery=...) as producer:
         result = await producer.send("orders", b"body")
 
-Sends that are made in the same turn of the loop to the same topic (``asyncio.gather``) travel in one frame; a single one leaves
-at once. Routes, registration and heartbeats are the thread-based ``ClientInstance``'s; only the first send to a topic waits for it.
+Sends that are made in the same turn of the loop to the same topic (``asyncio.gather``) travel in
+one frame; a single one leaves at once. Routes, registration and heartbeats are the thread-based
+``ClientInstance``'s; only the first send to a topic waits for it.
 
-Decides as ``Producer`` does, by the same rules (``protocol.retry``, ``client.outgoing.send_request``). Invariants: belongs to one loop; nothing in
-here blocks it; at most ``frames_in_flight_max`` frames a broker are out; an ordered queue has one; cancelling a send forgets its
-result, not the message.
+Decides as ``Producer`` does, by the same rules (``protocol.retry``,
+``client.outgoing.send_request``). Invariants: belongs to one loop; nothing in here blocks it; at
+most ``frames_in_flight_max`` frames a broker are out; an ordered queue has one; cancelling a send
+forgets its result, not the message.
 """
 
 from __future__ import annotations
@@ -20,23 +22,40 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
+from rmq_ray.client.outgoing.send_request import (
+    Outgoing,
+    Placement,
+    Selector,
+    check_placement,
+    outgoing,
+    placed,
+    timeout_in_ms,
+)
+from rmq_ray.client.outgoing.splitting import split_batch
+from rmq_ray.client.outgoing.timing import when
 from rmq_ray.client.producer.async_frames import AsyncFrames
 from rmq_ray.client.producer.async_request import AsyncRequests
 from rmq_ray.client.producer.async_start import AsyncStart
-from rmq_ray.client.transaction.async_transaction import AsyncHalves, AsyncTransaction, run_in_transaction
-from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
+from rmq_ray.client.producer.cancel_delayed import recall_in_loop
+from rmq_ray.client.producer.request_reply import AskOptions, request_of
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS
 from rmq_ray.client.sending.producer_shell import ProducerShell
-from rmq_ray.client.producer.cancel_delayed import recall_in_loop
-from rmq_ray.client.consumer.received import MessageExt
-from rmq_ray.client.producer.request_reply import AskOptions, request_of
-from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
-from rmq_ray.client.outgoing.splitting import split_batch
-from rmq_ray.client.outgoing.timing import when
+from rmq_ray.client.transaction.async_transaction import (
+    AsyncHalves,
+    AsyncTransaction,
+    run_in_transaction,
+)
 from rmq_ray.client.transaction.transaction import engine_of, required
 from rmq_ray.client.transaction.transaction_checks import Checker
-from rmq_ray.client.transaction.transaction_listener import TransactionListener, TransactionSendResult, check_listener, half_of
+from rmq_ray.client.transaction.transaction_listener import (
+    TransactionListener,
+    TransactionSendResult,
+    check_listener,
+    half_of,
+)
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
@@ -48,9 +67,18 @@ from rmq_ray.remoting.local_address import process_id
 
 
 class AsyncProducer(ProducerShell):
-    """Sends messages of one producer group from one event loop; arguments and settings are ``Producer``'s. Times are seconds."""
+    """Sends messages of one producer group from one event loop; arguments and settings are
+    ``Producer``'s. Times are seconds.
+    """
 
-    def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
+    def _configure(
+        self,
+        discovery: Discovery,
+        config: ProducerConfig,
+        limits: RemotingLimits | None,
+        clock: Clock,
+        client_id: str | None,
+    ) -> None:
         super()._configure(discovery, config, limits, clock, client_id)
         self._frames: AsyncFrames | None = None
         self._transactions: AsyncHalves | None = None
@@ -58,19 +86,26 @@ class AsyncProducer(ProducerShell):
         self._starting: AsyncStart | None = None
         self._process = process_id()
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect. The first send does so too. ``ClientError`` when it was started before or its group is taken."""
+        """Connect. The first send does so too. ``ClientError`` when it was started before or its
+        group is taken.
+        """
         self._look_for_fork()
         starting = self._under_way()
         if self._state is not ServiceState.CREATE_JUST and (starting is None or starting.wanted):
-            raise ClientError(f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one", self.group)
+            raise ClientError(
+                f"producer {self.group!r} cannot start: it is {self._state.value}; make a new one",
+                self.group,
+            )
         await self._start()
 
     async def close(self) -> None:
-        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do nothing. Who is cancelled meanwhile cuts off what is out,
-        which may be stored, and gives up a start that is under way. ``ClientError`` in another loop than its own, unless that one has ended.
+        """Wait for the sends that are out, up to the send time-out, then unregister. Later calls do
+        nothing. Who is cancelled meanwhile cuts off what is out, which may be stored, and gives up
+        a start that is under way. ``ClientError`` in another loop than its own, unless that one has
+        ended.
         """
         self._look_for_fork()
         starting, patience_ms = self._under_way(), self._timeout_ms + CLOSE_SLACK_MS
@@ -106,10 +141,15 @@ class AsyncProducer(ProducerShell):
             await self._ready()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     async def send(  # noqa: PLR0913 - the public signature
         self,
@@ -128,10 +168,18 @@ class AsyncProducer(ProducerShell):
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send one message and wait until the broker has it; see ``Producer.send``. Many at once: ``asyncio.gather``."""
+        """Send one message and wait until the broker has it; see ``Producer.send``. Many at once:
+        ``asyncio.gather``.
+        """
         frames = await self._ready()
         timeout_ms = self._time(timeout)
-        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
+        message = outgoing(
+            topic_or_message,
+            body,
+            (tag, keys, properties),
+            when(delay_level, delay, deliver_at),
+            self._config.body_bytes_max,
+        )
         placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
             self._steps.name(message)
@@ -153,12 +201,22 @@ class AsyncProducer(ProducerShell):
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
     ) -> None:
-        """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when it could not be written."""
+        """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when
+        it could not be written.
+        """
         frames = await self._ready()
-        message = outgoing(topic_or_message, body, (tag, keys, properties), when(delay_level, delay, deliver_at), self._config.body_bytes_max)
+        message = outgoing(
+            topic_or_message,
+            body,
+            (tag, keys, properties),
+            when(delay_level, delay, deliver_at),
+            self._config.body_bytes_max,
+        )
         placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
-            await frames.send_oneway(message, await self._place(message, placement, self._timeout_ms))
+            await frames.send_oneway(
+                message, await self._place(message, placement, self._timeout_ms)
+            )
             return
         self._steps.name(message)
         with self._steps.around(message, ONEWAY):
@@ -166,18 +224,33 @@ class AsyncProducer(ProducerShell):
             self._steps.pack(message)
             await frames.send_oneway(message, left_ms)
 
-    async def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None = None, *, timeout: float | None = None) -> list[SendResult]:
-        """Send messages of one topic to one queue; one result per frame sent. See ``Producer.send_batch``."""
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: MessageQueue | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        """Send messages of one topic to one queue; one result per frame sent. See
+        ``Producer.send_batch``.
+        """
         frames = await self._ready()
         timeout_ms = self._time(timeout)
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
-        topic, queue = with_namespace(namespace, topic), None if queue is None else queue_with_namespace(namespace, queue)
+        topic, queue = (
+            with_namespace(namespace, topic),
+            None if queue is None else queue_with_namespace(namespace, queue),
+        )
         core = self._core
         assert core is not None
         queues, left_ms = await frames.queues(topic, timeout_ms)
-        target = frames.next_queue(queues) if queue is None else core.choose(topic, queue, None, 0.0)
-        return await frames.send_frames(parts, target, queue is not None, left_ms, timeout_ms, self._steps)
+        target = (
+            frames.next_queue(queues) if queue is None else core.choose(topic, queue, None, 0.0)
+        )
+        return await frames.send_frames(
+            parts, target, queue is not None, left_ms, timeout_ms, self._steps
+        )
 
     async def send_arrow(  # noqa: PLR0913 - the public signature
         self,
@@ -191,52 +264,87 @@ class AsyncProducer(ProducerShell):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
-        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``. Encoded in threads: the loop goes on."""
+        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``.
+        Encoded in threads: the loop goes on.
+        """
         frames = await self._ready()
         assert self._core is not None
-        from rmq_ray.client.sending.arrow_sending import ArrowCall  # pyarrow takes 0.15 s to load
         from rmq_ray.client.producer.async_arrow import send_table
+        from rmq_ray.client.sending.arrow_sending import ArrowCall  # pyarrow takes 0.15 s to load
 
         call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
         return await send_table(self._core, frames, self._steps, call)
 
     def transaction(self, checker: Checker, *, timeout: float | None = None) -> AsyncTransaction:
-        """Begin a transaction: ``async with producer.transaction(checker) as tx: await tx.send("orders", b"x")``; see ``Producer.transaction``."""
+        """Begin a transaction: ``async with producer.transaction(checker) as tx: await
+        tx.send("orders", b"x")``; see ``Producer.transaction``.
+        """
         required(checker)
-        return AsyncTransaction(lambda: self._halves(checker), self._time(timeout), self._config.body_bytes_max)
+        return AsyncTransaction(
+            lambda: self._halves(checker), self._time(timeout), self._config.body_bytes_max
+        )
 
     async def send_in_transaction(
-        self, message: Message, listener: TransactionListener, arg: Any = None, *, timeout: float | None = None
+        self,
+        message: Message,
+        listener: TransactionListener,
+        arg: Any = None,
+        *,
+        timeout: float | None = None,
     ) -> TransactionSendResult:
-        """Store the half, run ``listener.execute_local_transaction`` (awaited where it is a coroutine), commit or roll back and wait for the acknowledgement.
+        """Store the half, run ``listener.execute_local_transaction`` (awaited where it is a
+        coroutine), commit or roll back and wait for the acknowledgement.
 
-        See ``TransactionProducer.send_in_transaction``; the listener of the last call answers the brokers' questions.
+        See ``TransactionProducer.send_in_transaction``; the listener of the last call answers the
+        brokers' questions.
         """
         check_listener(listener)
         half = half_of(message, self._config.body_bytes_max)
-        return await run_in_transaction(await self._halves(listener.check_local_transaction), half, message, listener, arg, self._time(timeout))
+        return await run_in_transaction(
+            await self._halves(listener.check_local_transaction),
+            half,
+            message,
+            listener,
+            arg,
+            self._time(timeout),
+        )
 
-    async def recall_message(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
+    async def recall_message(
+        self, topic: str, recall_handle: str, *, timeout: float | None = None
+    ) -> str:
         """Take back a message that waits for its delivery time; see ``Producer.recall_message``."""
         frames = await self._ready()
         assert self._core is not None
         return await recall_in_loop(self._core, frames, topic, recall_handle, self._time(timeout))
 
-    async def request(self, topic_or_message: str | Message, body: bytes | None = None, *, timeout: float = 3.0, **options: Unpack[AskOptions]) -> MessageExt:
+    async def request(
+        self,
+        topic_or_message: str | Message,
+        body: bytes | None = None,
+        *,
+        timeout: float = 3.0,
+        **options: Unpack[AskOptions],
+    ) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""
         frames, timeout_ms = await self._ready(), timeout_in_ms(timeout)
         assert self._core is not None
-        message, placement = request_of(topic_or_message, body, options, self._config.body_bytes_max)
+        message, placement = request_of(
+            topic_or_message, body, options, self._config.body_bytes_max
+        )
         if self._steps is not None:
             self._steps.name(message)
         if self._requests is None or self._requests.frames is not frames:
             self._requests = AsyncRequests(self._core, frames, partial(self._send, frames))
         return await self._requests.ask(message, placement, timeout_ms)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
-    async def _send(self, frames: AsyncFrames, message: Outgoing, placement: Placement | None, timeout_ms: float) -> SendResult:
-        """A message whose topic has its whole name, through the producer's other steps if it has some."""
+    async def _send(
+        self, frames: AsyncFrames, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> SendResult:
+        """A message whose topic has its whole name, through the producer's other steps if it has
+        some.
+        """
         if self._steps is None:
             timeout_ms = await self._place(message, placement, timeout_ms)
             return await frames.send(message, timeout_ms)
@@ -254,7 +362,9 @@ class AsyncProducer(ProducerShell):
             self._transactions = AsyncHalves(self._core, frames, self._steps, self._place)
         return self._transactions
 
-    async def _place(self, message: Outgoing, placement: Placement | None, timeout_ms: float) -> float:
+    async def _place(
+        self, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> float:
         """Give the message its queue; what is left of the time."""
         if placement is None:
             return timeout_ms
@@ -262,7 +372,9 @@ class AsyncProducer(ProducerShell):
         if core is None or frames is None:
             raise ClientError(f"producer {self.group!r} was closed; nothing was sent", self.group)
         check_placement(placement[0], placement[1], placement[3])
-        _, left_ms = await frames.queues(message.topic, timeout_ms)  # the route is known from here on: what follows does not block
+        _, left_ms = await frames.queues(
+            message.topic, timeout_ms
+        )  # the route is known from here on: what follows does not block
         core.place(message, placement, 0.0)
         return left_ms
 
@@ -273,11 +385,15 @@ class AsyncProducer(ProducerShell):
             frames.check_loop()
             return frames
         if self._under_way() is None and self._state is not ServiceState.CREATE_JUST:
-            raise ClientError(f"producer {self.group!r} is {self._state.value}; make a new one", self.group)
+            raise ClientError(
+                f"producer {self.group!r} is {self._state.value}; make a new one", self.group
+            )
         return await self._start()
 
     def _look_for_fork(self) -> None:
-        """In a forked child, one that was not started yet is as good as new; connections and frame numbers of any other are the parent's."""
+        """In a forked child, one that was not started yet is as good as new; connections and frame
+        numbers of any other are the parent's.
+        """
         if self._process == process_id():
             return
         self._process = process_id()
@@ -287,7 +403,9 @@ class AsyncProducer(ProducerShell):
             self._state = ServiceState.INHERITED
 
     def _under_way(self) -> AsyncStart | None:
-        """The start that others wait for. ``ClientError`` when another loop runs it; one whose loop has ended never was."""
+        """The start that others wait for. ``ClientError`` when another loop runs it; one whose loop
+        has ended never was.
+        """
         starting = self._starting
         if starting is None:
             return None
@@ -299,8 +417,8 @@ class AsyncProducer(ProducerShell):
         return starting
 
     async def _start(self) -> AsyncFrames:
-        """Calls that come while another starts wait for it, and go on when that one is cancelled. A start for which nobody waits when it ends was none: what it
-        made is closed.
+        """Calls that come while another starts wait for it, and go on when that one is cancelled. A
+        start for which nobody waits when it ends was none: what it made is closed.
         """
         while True:  # ends: each round ends a start
             starting = self._under_way()
@@ -315,7 +433,9 @@ class AsyncProducer(ProducerShell):
                 return self._frames
 
     async def _begin(self, starting: AsyncStart) -> None:
-        """A group that is taken, a loop that ends meanwhile, or waiters who are all cancelled leave the state as it was."""
+        """A group that is taken, a loop that ends meanwhile, or waiters who are all cancelled leave
+        the state as it was.
+        """
         try:
             await asyncio.to_thread(starting.run)
             if starting.wanted:
@@ -342,11 +462,17 @@ class AsyncProducer(ProducerShell):
         self._state = ServiceState.RUNNING
 
     def _forget(self, starting: AsyncStart) -> None:
-        """It leaves the producer as it was before. Not so when its loop was closed, and this is what remains of it."""
+        """It leaves the producer as it was before. Not so when its loop was closed, and this is
+        what remains of it.
+        """
         if self._starting is starting:
             self._starting = None
             if self._state is ServiceState.START_FAILED:
                 self._state = ServiceState.CREATE_JUST
 
     def _closed_meanwhile(self) -> ClientError:
-        return ClientError(f"producer {self.group!r} was closed while it started; nothing was sent, make a new one", self.group)
+        return ClientError(
+            f"producer {self.group!r} was closed while it started; nothing was sent, make a "
+            f"new one",
+            self.group,
+        )

@@ -1,10 +1,12 @@
-"""Requests of an event loop (protocol-behaviour 25): asked over the loop's own connections, answered through ``client.producer.request_reply``.
+"""Requests of an event loop (protocol-behaviour 25): asked over the loop's own connections,
+answered through ``client.producer.request_reply``.
 
     ask ──route──> introduced? ──no──> heartbeat, in a thread: one for all topics that wait ──> send (task) ──> reply, or the end of the time
 
-Decides who waits for what, so that no request holds a thread while a topic has no master or a broker does not answer. What a request is, and which reply
-belongs to it, is ``client.producer.request_reply``'s. Belongs to one loop; called by ``AsyncProducer.request``. Invariant: a request ends within its time-out, which
-includes the wait for a route.
+Decides who waits for what, so that no request holds a thread while a topic has no master or a
+broker does not answer. What a request is, and which reply belongs to it, is
+``client.producer.request_reply``'s. Belongs to one loop; called by ``AsyncProducer.request``.
+Invariant: a request ends within its time-out, which includes the wait for a route.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rmq_ray.client.producer.async_frames import AsyncFrames
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.outgoing.send_request import Outgoing, Placement
+from rmq_ray.client.producer.async_frames import AsyncFrames
 from rmq_ray.client.producer.request_reply import INTRODUCE_MS, INTRODUCE_PARTS, Asked, requests_of
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import SendResult
 
@@ -37,20 +39,32 @@ class AsyncRequests:
         self._closed = False
         frames.before_close.append(self._close)
 
-    async def ask(self, message: Outgoing, placement: Placement | None, timeout_ms: float) -> MessageExt:
-        """The reply. Raises ``RequestTimeout``, what the send raised, and ``ClientError`` when the producer is closed before the send."""
+    async def ask(
+        self, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> MessageExt:
+        """The reply. Raises ``RequestTimeout``, what the send raised, and ``ClientError`` when the
+        producer is closed before the send.
+        """
         core, started_ms = self._core, self._core.clock.monotonic_ms()
         _, left_ms = await self.frames.queues(message.topic, timeout_ms)
         if not self._closed and not self._requests.knows(message.topic):
             await self._introduce(message.topic, left_ms)
         if self._closed:
-            raise ClientError(f"producer {core.group!r} was closed before the request to topic {message.topic!r} left; nothing was sent", message.topic)
+            raise ClientError(
+                f"producer {core.group!r} was closed before the request to topic "
+                f"{message.topic!r} left; nothing was sent",
+                message.topic,
+            )
         self.frames.check_open()
         asked = self._requests.begin(message, timeout_ms, started_ms)
-        self.frames.start(self._ship(asked, message, placement, core.left_ms(timeout_ms, started_ms)))
+        self.frames.start(
+            self._ship(asked, message, placement, core.left_ms(timeout_ms, started_ms))
+        )
         return await asked.answer_in_loop()
 
-    async def _ship(self, asked: Asked, message: Outgoing, placement: Placement | None, timeout_ms: float) -> None:
+    async def _ship(
+        self, asked: Asked, message: Outgoing, placement: Placement | None, timeout_ms: float
+    ) -> None:
         try:
             await self._send(message, placement, timeout_ms)
             asked.pending.sent = True

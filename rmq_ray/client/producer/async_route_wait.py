@@ -1,8 +1,11 @@
-"""The waits of an event loop for the queues of topics: one for each topic, however many callers want to know.
+"""The waits of an event loop for the queues of topics: one for each topic, however many callers
+want to know.
 
-Decides who waits for how long: each caller for its own time-out. What is asked again is ``client.sending.route_wait``'s. Belongs to one loop; called by
-``client.producer.async_frames``. Invariants: callers go on in the order in which they came; attempts have one thread of their own (one at a time reaches a name
-server anyway), so that no outage takes threads from anybody else, and a wait between attempts takes none; a wait ends when nobody wants to know any more.
+Decides who waits for how long: each caller for its own time-out. What is asked again is
+``client.sending.route_wait``'s. Belongs to one loop; called by ``client.producer.async_frames``.
+Invariants: callers go on in the order in which they came; attempts have one thread of their own
+(one at a time reaches a name server anyway), so that no outage takes threads from anybody else, and
+a wait between attempts takes none; a wait ends when nobody wants to know any more.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rmq_ray.client.sending.route_wait import Finding
 from rmq_ray.client.sending.producer_core import ProducerCore
+from rmq_ray.client.sending.route_wait import Finding
 from rmq_ray.model.ids import MessageQueue
 
 ATTEMPT_MS = 3_000.0  # of one attempt: others wait for the thread meanwhile
 
 
 class _Lookup:
-    """Of one topic. ``found``: what it comes to; ``waiters``: of those who want to know, in the order in which they came."""
+    """Of one topic. ``found``: what it comes to; ``waiters``: of those who want to know, in the
+    order in which they came.
+    """
 
     __slots__ = ("finding", "found", "waiters")
 
@@ -41,9 +46,11 @@ class AsyncFinding:
         self._closed = False
 
     async def queues(self, topic: str, timeout_ms: float) -> tuple[Sequence[MessageQueue], float]:
-        """The topic's queues, and what is left of the time. Only the first calls for a topic wait, and those while it has no master.
+        """The topic's queues, and what is left of the time. Only the first calls for a topic wait,
+        and those while it has no master.
 
-        Raises ``NoRoute``, ``TopicNotWritable``, ``BrokerUnreachable``, and ``ClientError`` when the producer is closed meanwhile.
+        Raises ``NoRoute``, ``TopicNotWritable``, ``BrokerUnreachable``, and ``ClientError`` when
+        the producer is closed meanwhile.
         """
         lookup = self._lookups.get(topic)
         if lookup is None:
@@ -52,7 +59,9 @@ class AsyncFinding:
                 return known, timeout_ms
             lookup = self._begin(topic)
         began_ms = self._core.clock.monotonic_ms()
-        while lookup.found.done() and self._lookups.get(topic) is lookup:  # those who waited longer come first
+        while (
+            lookup.found.done() and self._lookups.get(topic) is lookup
+        ):  # those who waited longer come first
             await asyncio.sleep(0)
         queues = await (lookup.found if lookup.found.done() else self._wait(lookup, timeout_ms))
         return queues, self._core.left_ms(timeout_ms, began_ms)
@@ -67,10 +76,12 @@ class AsyncFinding:
         for topic, lookup in lookups.items():
             _end(lookup, self._core.closed_while_finding(topic))
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     async def _wait(self, lookup: _Lookup, timeout_ms: float) -> Sequence[MessageQueue]:
-        mine: asyncio.Future[Sequence[MessageQueue]] = self._loop.create_future()  # its own: woken at once, before anybody who comes now
+        mine: asyncio.Future[Sequence[MessageQueue]] = (
+            self._loop.create_future()
+        )  # its own: woken at once, before anybody who comes now
         lookup.waiters.append(mine)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -83,7 +94,9 @@ class AsyncFinding:
     def _begin(self, topic: str) -> _Lookup:
         if self._closed:
             raise self._core.closed_while_finding(topic)
-        lookup = self._lookups[topic] = _Lookup(self._core.finding(topic), self._loop.create_future())
+        lookup = self._lookups[topic] = _Lookup(
+            self._core.finding(topic), self._loop.create_future()
+        )
         task = self._loop.create_task(self._look_up(topic, lookup))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -91,7 +104,9 @@ class AsyncFinding:
 
     async def _look_up(self, topic: str, lookup: _Lookup) -> None:
         try:
-            while (queues := await self._loop.run_in_executor(self._thread, self._attempt, lookup)) is None:  # ends: found, refused, or nobody waits any more
+            while (
+                queues := await self._loop.run_in_executor(self._thread, self._attempt, lookup)
+            ) is None:  # ends: found, refused, or nobody waits any more
                 await asyncio.sleep(lookup.finding.pause_ms() / 1000)
                 if not lookup.waiters:
                     del self._lookups[topic]
@@ -99,7 +114,9 @@ class AsyncFinding:
             _end(lookup, queues)
         except Exception as error:  # noqa: BLE001 - every caller gets it
             _end(lookup, error)
-        self._loop.call_soon(self._lookups.pop, topic, None)  # behind the callers that are being woken
+        self._loop.call_soon(
+            self._lookups.pop, topic, None
+        )  # behind the callers that are being woken
 
     def _attempt(self, lookup: _Lookup) -> Sequence[MessageQueue] | None:
         """In the thread."""

@@ -3,9 +3,10 @@
     thread: make ──> run() ──lock──> left for the loop ──> take(), by the first who waits
                           └──given up──> closed
 
-Decides that a core which nobody takes is closed, whichever of the thread and the loop ends first, also when all who waited for it were cancelled. Does not
-decide what a start means for the producer's state (``client.producer.async_producer`` does, which makes one for each attempt). Invariant: a core is taken once, or
-closed once.
+Decides that a core which nobody takes is closed, whichever of the thread and the loop ends first,
+also when all who waited for it were cancelled. Does not decide what a start means for the
+producer's state (``client.producer.async_producer`` does, which makes one for each attempt).
+Invariant: a core is taken once, or closed once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from rmq_ray.errors import ClientError
 
 
 class AsyncStart:
-    """Belongs to the loop in which it was made. ``make``: connects, in a thread; ``begin(self)``: the start, a task of that loop."""
+    """Belongs to the loop in which it was made. ``make``: connects, in a thread; ``begin(self)``:
+    the start, a task of that loop.
+    """
 
-    def __init__(self, group: str, make: Callable[[], ProducerCore], begin: Callable[[AsyncStart], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self,
+        group: str,
+        make: Callable[[], ProducerCore],
+        begin: Callable[[AsyncStart], Coroutine[Any, Any, None]],
+    ) -> None:
         self._group = group
         self._make = make
         self._lock = threading.Lock()
@@ -33,7 +41,9 @@ class AsyncStart:
 
     @property
     def over(self) -> bool:
-        """Whether nobody gets anything from it: it was given up, or its loop was closed, or cancelled it before its first step."""
+        """Whether nobody gets anything from it: it was given up, or its loop was closed, or
+        cancelled it before its first step.
+        """
         return self._given_up or self.task.cancelled() or self.task.get_loop().is_closed()
 
     @property
@@ -49,10 +59,16 @@ class AsyncStart:
     def check_loop(self) -> None:
         """``ClientError`` when another loop is running than the one in which it goes on."""
         if self.task.get_loop() is not asyncio.get_running_loop():
-            raise ClientError(f"producer {self._group!r} is being started by another event loop; make one per loop", self._group)
+            raise ClientError(
+                f"producer {self._group!r} is being started by another event loop; make one "
+                f"per loop",
+                self._group,
+            )
 
     async def wait(self) -> None:
-        """Until it has ended; what it raises. Who is cancelled and was the last to wait leaves a core that is made already to nobody."""
+        """Until it has ended; what it raises. Who is cancelled and was the last to wait leaves a
+        core that is made already to nobody.
+        """
         self._waiting += 1
         try:
             await asyncio.shield(self.task)
@@ -90,4 +106,6 @@ class AsyncStart:
             self._given_up = True
             made, self._made = self._made, None
         if made is not None:
-            threading.Thread(target=made.close, name=f"rmq-given-up-{self._group}", daemon=True).start()
+            threading.Thread(
+                target=made.close, name=f"rmq-given-up-{self._group}", daemon=True
+            ).start()

@@ -4,10 +4,12 @@
          │ waits                                                                                    │
          └<── PUSH_REPLY_MESSAGE_TO_CLIENT 326, over the connection that sends heartbeats ── broker <──┘
 
-Decides which reply belongs to which request, and when a request is over. Called by both producers; the broker's pushes come in by
-``ProducerCore.handle_request``. A request is answered by whichever consumer got it first; further replies are dropped.
+Decides which reply belongs to which request, and when a request is over. Called by both producers;
+the broker's pushes come in by ``ProducerCore.handle_request``. A request is answered by whichever
+consumer got it first; further replies are dropped.
 
-Invariants: a pending request ends once: with its reply, ``RequestTimeout``, or what its send raised. At most ``PENDING_MAX`` wait.
+Invariants: a pending request ends once: with its reply, ``RequestTimeout``, or what its send
+raised. At most ``PENDING_MAX`` wait.
 """
 
 from __future__ import annotations
@@ -21,24 +23,27 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypedDict
 
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector, outgoing, placed
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.consumer.received import MessageExt, restored
 from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector, outgoing, placed
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import Clock
+from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import BrokerBusy, ClientError, ConsumeError, RequestTimeout
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult, decode_properties
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
-from rmq_ray.codec.record import Record, encode_record
 
 CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
 SCAN_FIRST_MS, SCAN_MS = 3_000, 1_000
 SETTLE_S = 5.0
 PENDING_MAX = 65_536
-INTRODUCE_MS, INTRODUCE_PARTS = 3_000.0, 4  # a quarter of a request's time for its turn, another one for the answers
+INTRODUCE_MS, INTRODUCE_PARTS = (
+    3_000.0,
+    4,
+)  # a quarter of a request's time for its turn, another one for the answers
 
 Reply = Future[MessageExt]
 _making = threading.Lock()
@@ -66,10 +71,15 @@ class PendingRequests:
     def add(self, correlation_id: str, topic: str, timeout_ms: float, started_ms: float) -> Pending:
         """A request whose time began to run then (monotonic). ``BrokerBusy`` when too many wait."""
         pending = Pending(topic, started_ms + timeout_ms, timeout_ms, Future())
-        pending.reply.set_running_or_notify_cancel()  # so that cancel() is False: the request may be on its way
+        # so that cancel() is False: the request may be on its way
+        pending.reply.set_running_or_notify_cancel()
         with self._lock:
             if len(self._waiting) >= PENDING_MAX:
-                raise BrokerBusy(f"{PENDING_MAX} requests wait for their replies; nothing was sent, ask again later", topic)
+                raise BrokerBusy(
+                    f"{PENDING_MAX} requests wait for their replies; nothing was sent, ask "
+                    f"again later",
+                    topic,
+                )
             self._waiting[correlation_id] = pending
         return pending
 
@@ -96,7 +106,9 @@ class PendingRequests:
     def close(self) -> None:
         """End all that wait."""
         for correlation_id in list(self._waiting):
-            self.failed(correlation_id, ClientError("the producer was closed before the reply came"))
+            self.failed(
+                correlation_id, ClientError("the producer was closed before the reply came")
+            )
 
     def orphan(self, error: ClientError) -> None:
         """In a forked child only: locks may be held by threads that do not exist here."""
@@ -127,12 +139,22 @@ class Requests:
         core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
 
     def begin(self, message: Outgoing, timeout_ms: float, started_ms: float) -> Asked:
-        """Make ``message`` a request that waits until ``timeout_ms`` after then (monotonic); the caller sends it."""
+        """Make ``message`` a request that waits until ``timeout_ms`` after then (monotonic); the
+        caller sends it.
+        """
         correlation_id = str(uuid.uuid4())
-        own = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: self._core.instance.client_id, TTL: str(int(timeout_ms))}
+        own = {
+            CORRELATION_ID: correlation_id,
+            REPLY_TO_CLIENT: self._core.instance.client_id,
+            TTL: str(int(timeout_ms)),
+        }
         message.text += "".join(f"{name}\x01{value}\x02" for name, value in own.items())
         message.special = True
-        return Asked(self, correlation_id, self._pending.add(correlation_id, message.topic, timeout_ms, started_ms))
+        return Asked(
+            self,
+            correlation_id,
+            self._pending.add(correlation_id, message.topic, timeout_ms, started_ms),
+        )
 
     def abandon(self, correlation_id: str, error: BaseException) -> None:
         """The request was not sent."""
@@ -145,13 +167,17 @@ class Requests:
         except TimeoutError:
             self._introduced.discard(pending.topic)
             self._pending.failed(correlation_id, timed_out(pending))
-            return pending.reply.result(SETTLE_S)  # another thread may have taken it a moment ago, and writes its end down just now
+            return pending.reply.result(
+                SETTLE_S
+            )  # another thread may have taken it a moment ago, and writes its end down just now
 
     def pushed(self, command: Command, _address: Address) -> Command:
         """326, in a reader thread."""
         header = PushReplyHeader.from_fields(command.fields)
         message = _message(header, command.body_bytes())
-        self._pending.replied(decode_properties(header.properties or "").get(CORRELATION_ID, ""), message)
+        self._pending.replied(
+            decode_properties(header.properties or "").get(CORRELATION_ID, ""), message
+        )
         return command.answer(ResponseCode.SUCCESS)
 
     def left_s(self, pending: Pending) -> float:
@@ -163,7 +189,9 @@ class Requests:
         return topic in self._introduced
 
     def introduce(self, topics: Iterable[str], timeout_ms: float) -> None:
-        """Brokers push replies to clients that they know: tell those of new topics, whose routes are known, who is here. Blocks for half of the time."""
+        """Brokers push replies to clients that they know: tell those of new topics, whose routes
+        are known, who is here. Blocks for half of the time.
+        """
         part_ms = min(INTRODUCE_MS, timeout_ms / INTRODUCE_PARTS)
         self._core.instance.heartbeat(part_ms / 1000, part_ms)
         self._introduced.update(topics)
@@ -172,7 +200,11 @@ class Requests:
 def timed_out(pending: Pending) -> RequestTimeout:
     """The error of a request without a reply."""
     state = "was sent, but no reply came" if pending.sent else "was not answered"
-    return RequestTimeout(f"the request to topic {pending.topic!r} {state} within {pending.timeout_ms:.0f} ms; a consumer may still work on it", pending.topic)
+    return RequestTimeout(
+        f"the request to topic {pending.topic!r} {state} within {pending.timeout_ms:.0f} ms; "
+        f"a consumer may still work on it",
+        pending.topic,
+    )
 
 
 class AskOptions(TypedDict, total=False):
@@ -225,21 +257,44 @@ class Asked:
         return self.answer()
 
 
-def request_of(topic_or_message: str | Message, body: bytes | None, options: AskOptions, body_bytes_max: int) -> tuple[Outgoing, Placement | None]:
-    """The checked message of a request and where it must go. Raises ``ClientError`` and what ``outgoing`` raises."""
+def request_of(
+    topic_or_message: str | Message, body: bytes | None, options: AskOptions, body_bytes_max: int
+) -> tuple[Outgoing, Placement | None]:
+    """The checked message of a request and where it must go. Raises ``ClientError`` and what
+    ``outgoing`` raises.
+    """
     if unknown := options.keys() - AskOptions.__annotations__.keys():
-        raise ClientError(f"a request takes no {', '.join(sorted(unknown))}; it takes timeout, {', '.join(AskOptions.__annotations__)}")
+        raise ClientError(
+            f"a request takes no {', '.join(sorted(unknown))}; it takes timeout, "
+            f"{', '.join(AskOptions.__annotations__)}"
+        )
     labels = (options.get("tag"), options.get("keys", ()), options.get("properties"))
     message = outgoing(topic_or_message, body, labels, 0, body_bytes_max)
     if message.special:
-        raise ClientError("a request cannot be delayed, sent without waiting for the store, or sent to a retry topic", message.topic)
-    return message, placed(options.get("queue"), options.get("selector"), options.get("arg"), options.get("message_group"))
+        raise ClientError(
+            "a request cannot be delayed, sent without waiting for the store, or sent to a "
+            "retry topic",
+            message.topic,
+        )
+    return message, placed(
+        options.get("queue"),
+        options.get("selector"),
+        options.get("arg"),
+        options.get("message_group"),
+    )
 
 
 def ask(  # noqa: PLR0913 - a call
-    core: ProducerCore, steps: SendSteps | None, topic_or_message: str | Message, body: bytes | None, timeout_ms: float, options: AskOptions
+    core: ProducerCore,
+    steps: SendSteps | None,
+    topic_or_message: str | Message,
+    body: bytes | None,
+    timeout_ms: float,
+    options: AskOptions,
 ) -> Asked:
-    """Check and send a request; returns when it is handed to the connection. Its time includes what that waits for."""
+    """Check and send a request; returns when it is handed to the connection. Its time includes what
+    that waits for.
+    """
     started_ms = core.clock.monotonic_ms()
     message, placement = request_of(topic_or_message, body, options, core.config.body_bytes_max)
     if steps is not None:
@@ -268,7 +323,9 @@ def requests_of(core: ProducerCore) -> Requests:
     """The core's requests, made at their first use."""
     if core.request_reply is None:
         with _making:
-            if core.request_reply is None:  # another thread may have made them: replies find only those who wait in one table
+            if (
+                core.request_reply is None
+            ):  # another thread may have made them: replies find only those who wait in one table
                 core.request_reply = Requests(core)
     found = core.request_reply
     assert isinstance(found, Requests)
@@ -280,9 +337,29 @@ def _message(header: PushReplyHeader, body: bytes) -> MessageExt:
     try:
         born, stored = Address.parse(header.born_host), Address.parse(header.store_host)
         record = Record(
-            header.topic, header.queue_id, body, header.properties or "", header.flag, 0, 0, header.sys_flag, header.born_ms, (born.host, born.port),
-            header.store_ms, (stored.host, stored.port), header.reconsume_times or 0,
-        )  # fmt: skip
-        return restored(encode_record(record), (header.topic, "", header.queue_id), (0, 0), 0, header.reconsume_times or 0)
+            header.topic,
+            header.queue_id,
+            body,
+            header.properties or "",
+            header.flag,
+            0,
+            0,
+            header.sys_flag,
+            header.born_ms,
+            (born.host, born.port),
+            header.store_ms,
+            (stored.host, stored.port),
+            header.reconsume_times or 0,
+        )
+        return restored(
+            encode_record(record),
+            (header.topic, "", header.queue_id),
+            (0, 0),
+            0,
+            header.reconsume_times or 0,
+        )
     except ValueError as error:
-        raise ConsumeError(f"a reply with hosts {header.born_host!r} and {header.store_host!r} is no message: {error}") from error
+        raise ConsumeError(
+            f"a reply with hosts {header.born_host!r} and {header.store_host!r} is no "
+            f"message: {error}"
+        ) from error

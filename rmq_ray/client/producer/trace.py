@@ -1,9 +1,11 @@
-"""Message trace as hooks of producers and consumers: each message's Pub, SubBefore, SubAfter and EndTransaction (protocol-behaviour 25).
+"""Message trace as hooks of producers and consumers: each message's Pub, SubBefore, SubAfter and
+EndTransaction (protocol-behaviour 25).
 
     Producer(trace=True)                      PushConsumer(..., hooks=[ConsumeTrace()])
 
-Decides which sends and which calls of a listener make which records. Does not send them (``client.producer.trace_dispatcher``). A send is traced when a
-broker answered it: one that failed on its way has no message to trace, and one-way sends have no answer. A broker that traces nothing
+Decides which sends and which calls of a listener make which records. Does not send them
+(``client.producer.trace_dispatcher``). A send is traced when a broker answered it: one that failed
+on its way has no message to trace, and one-way sends have no answer. A broker that traces nothing
 of its own sees trace messages as any others.
 
 Invariant: a trace message is not traced.
@@ -15,24 +17,34 @@ import threading
 import uuid
 from typing import Any
 
+from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.interceptors.send_hooks import HALF, SendContext
 from rmq_ray.client.producer.trace_dispatcher import TraceDispatcher
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.transaction_checks import TransactionEnd
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.model.message import DELAY, KEYS, TAGS, TIMER_DELAY_MS, TIMER_DELIVER_MS, SendStatus
 from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import TRACE_TOPIC
-from rmq_ray.model.trace import REGION, EndTransaction, Pub, SubAfter, SubBefore, TraceCode, TraceMessageType
+from rmq_ray.model.trace import (
+    REGION,
+    EndTransaction,
+    Pub,
+    SubAfter,
+    SubBefore,
+    TraceCode,
+    TraceMessageType,
+)
 from rmq_ray.protocol.transaction import LocalTransactionState
 
 _CODES = {
-    ConsumeStatus.SUCCESS: TraceCode.SUCCESS, ConsumeStatus.TIME_OUT: TraceCode.TIME_OUT, ConsumeStatus.EXCEPTION: TraceCode.EXCEPTION,
+    ConsumeStatus.SUCCESS: TraceCode.SUCCESS,
+    ConsumeStatus.TIME_OUT: TraceCode.TIME_OUT,
+    ConsumeStatus.EXCEPTION: TraceCode.EXCEPTION,
     ConsumeStatus.FAILED: TraceCode.FAILED,
-}  # fmt: skip
+}
 _REQUEST = "rmq.trace"
 _DELAYED = frozenset((DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS))
 _STATES = {LocalTransactionState.UNKNOWN: "UNKNOW"}
@@ -58,33 +70,70 @@ class SendTrace:
         if result is None or ctx.topic == self._topic:
             return
         namespace = self._core.config.namespace
-        topic, group = without_namespace(namespace, ctx.topic), without_namespace(namespace, ctx.group)
+        topic, group = (
+            without_namespace(namespace, ctx.topic),
+            without_namespace(namespace, ctx.group),
+        )
         address = self._core.instance.broker_address(result.queue.broker_name)
         records: list[Pub] = []
-        for message_id, (properties, body_bytes) in zip(result.message_id.split(","), ctx.each(), strict=False):
-            kind = TraceMessageType.HALF if HALF in ctx.carried else TraceMessageType.NORMAL if _DELAYED.isdisjoint(properties) else TraceMessageType.DELAY
+        for message_id, (properties, body_bytes) in zip(
+            result.message_id.split(","), ctx.each(), strict=False
+        ):
+            kind = (
+                TraceMessageType.HALF
+                if HALF in ctx.carried
+                else TraceMessageType.NORMAL
+                if _DELAYED.isdisjoint(properties)
+                else TraceMessageType.DELAY
+            )
             records.append(
                 Pub(
-                    ctx.started_ms, REGION, group, topic, message_id, properties.get(TAGS, ""), properties.get(KEYS, ""), str(address or ""), body_bytes,
-                    round(ctx.cost_ms), kind, result.offset_message_id, result.status is SendStatus.SEND_OK,
+                    ctx.started_ms,
+                    REGION,
+                    group,
+                    topic,
+                    message_id,
+                    properties.get(TAGS, ""),
+                    properties.get(KEYS, ""),
+                    str(address or ""),
+                    body_bytes,
+                    round(ctx.cost_ms),
+                    kind,
+                    result.offset_message_id,
+                    result.status is SendStatus.SEND_OK,
                 )
-            )  # fmt: skip
+            )
         self.dispatcher.add(*records)
 
     def ended(self, end: TransactionEnd) -> None:
         """A transaction is being ended by this process; see ``TransactionEngine.watch``."""
         core, namespace = self._core, self._core.config.namespace
-        topic, group = without_namespace(namespace, end.topic), without_namespace(namespace, core.group)
+        topic, group = (
+            without_namespace(namespace, end.topic),
+            without_namespace(namespace, core.group),
+        )
         self.dispatcher.add(
             EndTransaction(
-                core.clock.now_ms(), REGION, group, topic, end.key, end.tag, end.keys, str(end.address or ""), TraceMessageType.COMMIT, end.key,
-                _STATES.get(end.state, end.state.name), end.from_check,
+                core.clock.now_ms(),
+                REGION,
+                group,
+                topic,
+                end.key,
+                end.tag,
+                end.keys,
+                str(end.address or ""),
+                TraceMessageType.COMMIT,
+                end.key,
+                _STATES.get(end.state, end.state.name),
+                end.from_check,
             )
-        )  # fmt: skip
+        )
 
 
 class ConsumeTrace(ConsumeHook):
-    """A hook for consumers: ``hooks=[ConsumeTrace()]``. It sends over the consumer's own client, found by the broker that messages come from."""
+    """A hook for consumers: ``hooks=[ConsumeTrace()]``. It sends over the consumer's own client,
+    found by the broker that messages come from.
+    """
 
     def __init__(self, topic: str = TRACE_TOPIC, clock: Clock = SYSTEM_CLOCK) -> None:
         self._topic = topic
@@ -103,7 +152,20 @@ class ConsumeTrace(ConsumeHook):
         request_id = uuid.uuid4().hex.upper()
         context.props[_REQUEST] = (dispatcher, request_id)
         now, group = self._clock.now_ms(), context.group
-        dispatcher.add(*(SubBefore(now, REGION, group, request_id, each.message_id, each.reconsume_times, " ".join(each.keys)) for each in messages))
+        dispatcher.add(
+            *(
+                SubBefore(
+                    now,
+                    REGION,
+                    group,
+                    request_id,
+                    each.message_id,
+                    each.reconsume_times,
+                    " ".join(each.keys),
+                )
+                for each in messages
+            )
+        )
 
     def after(self, context: ConsumeHookContext) -> None:
         """After it: a SubAfter for each message; the call's cost is shared by its messages."""
@@ -112,8 +174,27 @@ class ConsumeTrace(ConsumeHook):
             return
         dispatcher, request_id = found
         messages, now = _messages(context), self._clock.now_ms()
-        cost, code, success, group = round(context.duration_ms / len(messages)), int(_CODES[context.status]), context.success, context.group
-        dispatcher.add(*(SubAfter(request_id, each.message_id, cost, success, " ".join(each.keys), code, now, group) for each in messages))
+        cost, code, success, group = (
+            round(context.duration_ms / len(messages)),
+            int(_CODES[context.status]),
+            context.success,
+            context.group,
+        )
+        dispatcher.add(
+            *(
+                SubAfter(
+                    request_id,
+                    each.message_id,
+                    cost,
+                    success,
+                    " ".join(each.keys),
+                    code,
+                    now,
+                    group,
+                )
+                for each in messages
+            )
+        )
 
     def close(self) -> None:
         """Send what is queued and end; a consumer does not call this: its threads are daemons."""
@@ -137,9 +218,20 @@ class ConsumeTrace(ConsumeHook):
 
 def _messages(context: ConsumeHookContext) -> list[MessageExt]:
     """The messages of the call; none for a call that got an Arrow batch."""
-    return [message for message in context.messages if isinstance(message, MessageExt)] if isinstance(context.messages, list) else []
+    return (
+        [message for message in context.messages if isinstance(message, MessageExt)]
+        if isinstance(context.messages, list)
+        else []
+    )
 
 
 def _client(context: ConsumeHookContext) -> ClientInstance | None:
     """The running client of this process that has the group's consumer."""
-    return next((client for client in ClientInstance.running() if client.consumer(context.group) is not None), None)
+    return next(
+        (
+            client
+            for client in ClientInstance.running()
+            if client.consumer(context.group) is not None
+        ),
+        None,
+    )

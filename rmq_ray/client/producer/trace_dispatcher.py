@@ -1,10 +1,13 @@
-"""Sends trace records beside the work that they are about: a queue, one daemon thread, and one message for up to a hundred records.
+"""Sends trace records beside the work that they are about: a queue, one daemon thread, and one
+message for up to a hundred records.
 
     hooks (``client.producer.trace``) ──add──> queue of 1,024 calls ──thread, every 100 ms──> SEND_MESSAGE_V2 to the trace topic
 
-Decides when records leave and what is dropped: a queue that is full, of calls or of their records, drops the newest, a message that no broker
-takes is dropped after one repeat; both are counted. Tracing never waits for anything in the caller's thread and never fails a send. Called by
-hooks; closed by the client that started it, which waits half a second at most for what is queued; the thread ends with its client in any case.
+Decides when records leave and what is dropped: a queue that is full, of calls or of their records,
+drops the newest, a message that no broker takes is dropped after one repeat; both are counted.
+Tracing never waits for anything in the caller's thread and never fails a send. Called by hooks;
+closed by the client that started it, which waits half a second at most for what is queued; the
+thread ends with its client in any case.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import KEYS, WAIT, encode_properties
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.model.trace import Trace, encode, search_keys
-from rmq_ray.protocol.routing.queue_selection import position
 from rmq_ray.protocol.retry import STATUS_OF_CODE
+from rmq_ray.protocol.routing.queue_selection import position
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
@@ -62,8 +65,12 @@ class TraceDispatcher:
         return self._instance.state is ServiceState.RUNNING
 
     def start(self) -> None:
-        """Start the thread. A thread that cannot be started is only warned of: traces are dropped then."""
-        thread = threading.Thread(target=self._run, name=f"rmq-trace-{self._instance.client_id}", daemon=True)
+        """Start the thread. A thread that cannot be started is only warned of: traces are dropped
+        then.
+        """
+        thread = threading.Thread(
+            target=self._run, name=f"rmq-trace-{self._instance.client_id}", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError as error:
@@ -91,7 +98,7 @@ class TraceDispatcher:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
 
-    # --- in the thread -------------------------------------------------------------------------------------------------
+    # --- in the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -133,12 +140,16 @@ class TraceDispatcher:
         self._send(chunk, "".join(texts))
 
     def _send(self, records: list[Trace], body: str) -> None:
-        properties = encode_properties({KEYS: " ".join(search_keys(records))[:KEYS_CHARS_MAX], WAIT: "false"})
+        properties = encode_properties(
+            {KEYS: " ".join(search_keys(records))[:KEYS_CHARS_MAX], WAIT: "false"}
+        )
         failure = ""
         for _ in range(ATTEMPTS):
             try:
                 target, address = self._target()
-                answer = self._instance.invoke(address, self._command(target, body.encode(), properties), SEND_TIMEOUT_MS)
+                answer = self._instance.invoke(
+                    address, self._command(target, body.encode(), properties), SEND_TIMEOUT_MS
+                )
             except RmqError as error:
                 failure = str(error)
                 continue
@@ -158,9 +169,16 @@ class TraceDispatcher:
 
     def _command(self, target: MessageQueue, body: bytes, properties: str) -> Command:
         header = SendHeader(
-            producer_group=GROUP, topic=self._topic, default_topic=DEFAULT_TOPIC, queue_id=target.queue_id, sys_flag=0, flag=0,
-            born_ms=self._instance.clock.now_ms(), properties=properties, broker_name=target.broker_name,
-        )  # fmt: skip
+            producer_group=GROUP,
+            topic=self._topic,
+            default_topic=DEFAULT_TOPIC,
+            queue_id=target.queue_id,
+            sys_flag=0,
+            flag=0,
+            born_ms=self._instance.clock.now_ms(),
+            properties=properties,
+            broker_name=target.broker_name,
+        )
         return Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=body)
 
     def _drop(self, count: int, reason: str) -> None:

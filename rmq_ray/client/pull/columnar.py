@@ -2,11 +2,13 @@
 
     page:  record 0 | record 1 | record 2 | ...  ──a run of records──>  store.arrow_reader  ──>  pyarrow.RecordBatch
 
-Decides which bytes of a page become rows, and what a row of a retry topic says: its topic is the original one, and what this client
-has tried again by itself counts as reconsumed. How bytes become columns is ``codec.arrow_reader``'s.
+Decides which bytes of a page become rows, and what a row of a retry topic says: its topic is the
+original one, and what this client has tried again by itself counts as reconsumed. How bytes become
+columns is ``codec.arrow_reader``'s.
 
-Called by the push consumer with ``batch="arrow"`` and by ``PulledBatch.to_arrow``. Imported by those who want columns only: pyarrow
-takes 0.15 s to load. Invariant: row i is message i of the same batch.
+Called by the push consumer with ``batch="arrow"`` and by ``PulledBatch.to_arrow``. Imported by
+those who want columns only: pyarrow takes 0.15 s to load. Invariant: row i is message i of the same
+batch.
 """
 
 from __future__ import annotations
@@ -19,55 +21,94 @@ import pyarrow as pa
 
 from rmq_ray.client.consumer.assigned_queue import ReadyBatch
 from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.codec.arrow_reader import to_batch
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.namespaces import without_namespace
-from rmq_ray.codec.arrow_reader import to_batch
 
 TOPIC = "topic"
 RECONSUME_TIMES = "reconsume_times"
 
 
 def rows(page: Page, indices: Sequence[int], columns: Sequence[str] | None = None) -> Any:
-    """``pyarrow.RecordBatch`` of these records of a page, in this order. ``ClientError`` for a column that there is not."""
+    """``pyarrow.RecordBatch`` of these records of a page, in this order. ``ClientError`` for a
+    column that there is not.
+    """
     records, sizes = _records(page, indices)
-    found = to_batch(without_namespace(page.namespace, page.queue.topic), page.queue.broker_name, records, sizes, columns)
-    return _replaced(found, TOPIC, [message.topic for message in page.messages(indices)]) if page.retry and TOPIC in found.schema.names else found
+    found = to_batch(
+        without_namespace(page.namespace, page.queue.topic),
+        page.queue.broker_name,
+        records,
+        sizes,
+        columns,
+    )
+    return (
+        _replaced(found, TOPIC, [message.topic for message in page.messages(indices)])
+        if page.retry and TOPIC in found.schema.names
+        else found
+    )
 
 
 def rows_of(messages: Sequence[MessageExt], columns: Sequence[str] | None = None) -> Any:
-    """``pyarrow.RecordBatch`` of messages of one page that were tried before: their own count of tries is told."""
+    """``pyarrow.RecordBatch`` of messages of one page that were tried before: their own count of
+    tries is told.
+    """
     found = rows(messages[0].place[0], [message.place[1] for message in messages], columns)
-    return _replaced(found, RECONSUME_TIMES, [message.reconsume_times for message in messages]) if RECONSUME_TIMES in found.schema.names else found
+    return (
+        _replaced(found, RECONSUME_TIMES, [message.reconsume_times for message in messages])
+        if RECONSUME_TIMES in found.schema.names
+        else found
+    )
 
 
 def take(batch: ReadyBatch, columns: Sequence[str] | None) -> Any:
-    """What a listener gets with ``batch="arrow"``: the messages of ``batch`` as one ``pyarrow.RecordBatch``."""
-    return rows(batch.page, batch.indices, columns) if batch.messages is None else rows_of(batch.messages, columns)
+    """What a listener gets with ``batch="arrow"``: the messages of ``batch`` as one
+    ``pyarrow.RecordBatch``.
+    """
+    return (
+        rows(batch.page, batch.indices, columns)
+        if batch.messages is None
+        else rows_of(batch.messages, columns)
+    )
 
 
-def as_columns(listener: Callable[[Any, Any], Any], columns: Sequence[str] | None) -> Callable[[Any, Any], Any]:
-    """For consumption that keeps messages: a listener of messages that hands columns to ``listener``."""
+def as_columns(
+    listener: Callable[[Any, Any], Any], columns: Sequence[str] | None
+) -> Callable[[Any, Any], Any]:
+    """For consumption that keeps messages: a listener of messages that hands columns to
+    ``listener``.
+    """
     return lambda messages, ctx: listener(rows_of(messages, columns), ctx)
 
 
-def table(pieces: Iterable[tuple[Page, Sequence[int]]], columns: Sequence[str] | None = None) -> Any:
-    """``pyarrow.Table`` of records of several pages, one after the other; no row is copied twice."""
+def table(
+    pieces: Iterable[tuple[Page, Sequence[int]]], columns: Sequence[str] | None = None
+) -> Any:
+    """``pyarrow.Table`` of records of several pages, one after the other; no row is copied
+    twice.
+    """
     batches = [rows(page, indices, columns) for page, indices in pieces]
     return pa.Table.from_batches(batches or [to_batch("", "", b"", [], columns)])
 
 
 def _records(page: Page, indices: Sequence[int]) -> tuple[Any, Any]:
-    """(records back to back, their sizes): a view of the page when they lie together, as they do unless a filter or a retry chose."""
+    """(records back to back, their sizes): a view of the page when they lie together, as they do
+    unless a filter or a retry chose.
+    """
     if not indices:
         return b"", []
     first, last = indices[0], indices[-1]
     if last - first + 1 == len(indices):
-        return memoryview(page.raw)[page.at[first] : page.at[last + 1]], page.sizes[first : last + 1]
+        return memoryview(page.raw)[page.at[first] : page.at[last + 1]], page.sizes[
+            first : last + 1
+        ]
     raw, at = page.raw, page.at
     return b"".join([raw[at[i] : at[i + 1]] for i in indices]), page.sizes[np.asarray(indices)]
 
 
 def _replaced(batch: Any, name: str, values: list[Any]) -> Any:
     place = batch.schema.get_field_index(name)
-    columns = [pa.array(values, SCHEMA.field(name).type) if i == place else column for i, column in enumerate(batch.columns)]
+    columns = [
+        pa.array(values, SCHEMA.field(name).type) if i == place else column
+        for i, column in enumerate(batch.columns)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -1,14 +1,17 @@
-"""What was pulled and not polled yet: batches of all queues in the order in which they came (protocol-behaviour 24).
+"""What was pulled and not polled yet: batches of all queues in the order in which they came
+(protocol-behaviour 24).
 
     Puller ── batches ──> [a page of queue 0 | a page of queue 2 | ...] ── take(max) ──> PulledBatch
                                                                               └─> process queues: these are finished
 
-Decides what a poll gets: what came first, cut at ``max`` messages; nothing of paused queues; nothing of queues that were given up or sought
-elsewhere. Does not pull; whoever takes asks the puller to go on. ``Prefetch`` is the flow control: the limits of a queue, and those
-of all queues together.
+Decides what a poll gets: what came first, cut at ``max`` messages; nothing of paused queues;
+nothing of queues that were given up or sought elsewhere. Does not pull; whoever takes asks the
+puller to go on. ``Prefetch`` is the flow control: the limits of a queue, and those of all queues
+together.
 
-Invariants: messages of one queue leave in the order of their offsets, each once. A queue's process queue holds exactly its batches here,
-so its commit offset is the queue's position. Locks: this one, then the queue's.
+Invariants: messages of one queue leave in the order of their offsets, each once. A queue's process
+queue holds exactly its batches here, so its commit offset is the queue's position. Locks: this one,
+then the queue's.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ WAIT_SLICE_S = 1.0
 
 
 class Prefetched:
-    """See the module. Any thread puts; polls may come from any thread, one is served after the other."""
+    """See the module. Any thread puts; polls may come from any thread, one is served after the
+    other.
+    """
 
     def __init__(self, pauses: PauseTable, clock: Clock) -> None:
         self._pauses = pauses
@@ -54,7 +59,9 @@ class Prefetched:
             self._changed.notify()
 
     def take(self, count: int, timeout_ms: float) -> tuple[PulledBatch, list[AssignedQueue]]:
-        """Up to ``count`` messages: what is there, else what comes first within ``timeout_ms``. With the queues they came from."""
+        """Up to ``count`` messages: what is there, else what comes first within ``timeout_ms``.
+        With the queues they came from.
+        """
         deadline = self._clock.monotonic_ms() + timeout_ms
         with self._changed:
             while True:
@@ -84,7 +91,7 @@ class Prefetched:
             self.messages = self.body_bytes = 0
             self._changed.notify_all()
 
-    # --- inside, under the lock ------------------------------------------------------------------------------------------
+    # --- inside, under the lock -------------------------------------------------------------------
 
     def _take_now(self, count: int) -> tuple[PulledBatch, list[AssignedQueue]]:
         pieces: list[Piece] = []
@@ -100,10 +107,14 @@ class Prefetched:
                 pieces.append(piece)
                 left -= len(piece.indices)
         self._ready.extendleft(reversed(aside))
-        return PulledBatch(pieces, {work.queue: offset for work, offset in owners.items()}), list(owners)
+        return PulledBatch(pieces, {work.queue: offset for work, offset in owners.items()}), list(
+            owners
+        )
 
     def _cut(self, batch: ReadyBatch, count: int) -> tuple[Piece, int] | None:
-        """The first ``count`` messages of a batch, whose rest stays; and where their queue goes on. None when the queue is given up."""
+        """The first ``count`` messages of a batch, whose rest stays; and where their queue goes on.
+        None when the queue is given up.
+        """
         work, page = batch.owner, batch.page
         with work.lock:
             if work.process.dropped:
@@ -116,7 +127,9 @@ class Prefetched:
                 return Piece(page, batch.indices), work.process.commit_offset
             taken, batch.indices = batch.indices[:count], batch.indices[count:]
             size = sum(page.body_end[i] - page.body_at[i] for i in taken)
-            goes_on = work.process.keep(batch, page.offsets[batch.indices[0]], len(batch.indices), batch.body_bytes - size)
+            goes_on = work.process.keep(
+                batch, page.offsets[batch.indices[0]], len(batch.indices), batch.body_bytes - size
+            )
             work.counters.consumed_ok += count
         self._ready.appendleft(batch)
         self.messages -= count
@@ -129,7 +142,9 @@ class Prefetched:
 
 
 class Prefetch(FlowControl):
-    """The limits of each queue, and those of everything that lies in ``ready``. ``starved``: some queue was held back by the latter."""
+    """The limits of each queue, and those of everything that lies in ``ready``. ``starved``: some
+    queue was held back by the latter.
+    """
 
     def __init__(self, config: ConsumerConfig, ready: Prefetched, messages: int, mib: int) -> None:
         super().__init__(config)

@@ -1,4 +1,5 @@
-"""The pull consumer: messages are fetched when the program asks for them (protocol-behaviour 24, lite pull).
+"""The pull consumer: messages are fetched when the program asks for them (protocol-behaviour 24,
+lite pull).
 
     with PullConsumer("reader", discovery=...) as pc:
         pc.assign(pc.fetch_message_queues("orders"))          # or pc.subscribe("orders", "paid || refund")
@@ -6,11 +7,13 @@
             ...
             pc.commit(batch)
 
-Decides what may be asked when, and what a commit covers. Its life is in ``client.pull.pull_life``, pulling ahead in ``client.pull.pull_engine``,
-questions to brokers in ``client.pull.queue_questions``.
+Decides what may be asked when, and what a commit covers. Its life is in ``client.pull.pull_life``,
+pulling ahead in ``client.pull.pull_engine``, questions to brokers in
+``client.pull.queue_questions``.
 
-Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit covers what was returned by polls
-before the latest one, so that a killed program gets its last batch again. ``assign`` and ``subscribe`` exclude each other.
+Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit
+covers what was returned by polls before the latest one, so that a killed program gets its last
+batch again. ``assign`` and ``subscribe`` exclude each other.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.consumer_options import as_ms, check_subscriptions
 from rmq_ray.client.consumer.filter_check import check_filters
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.consumer.pausing import Pausable
+from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pull_life import PullLife
 from rmq_ray.client.pull.pulled_batch import PulledBatch
@@ -40,32 +43,46 @@ PULL_WAIT_MAX_S = 60.0
 
 
 class PullConsumer(PullLife):
-    """Reads topics at its own pace, as a member of a group or queue by queue. Use it as a context manager, or ``start`` and ``close``.
+    """Reads topics at its own pace, as a member of a group or queue by queue. Use it as a context
+    manager, or ``start`` and ``close``.
 
-    ``config`` has the rarer settings; options (``PullOptions``) are put over it. Any thread may call it; with several polling threads
-    commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``config`` has the rarer settings; options (``PullOptions``) are put over it. Any thread may
+    call it; with several polling threads commit by ``commit(batch)``. Raises ``ConfigError`` or
+    ``ClientError`` for wrong arguments.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as what it was made from: a new consumer that was not started and has no queues."""
+        """Pickles as what it was made from: a new consumer that was not started and has no
+        queues.
+        """
         return _rebuilt, (self._given_group, self._arguments)
 
-    # --- which queues --------------------------------------------------------------------------------------------------
+    # --- which queues -----------------------------------------------------------------------------
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """The topic's queues. ``TopicNotFound`` when no name server knows it."""
         return self._questions().queues(self._whole(topic))
 
     def assign(self, queues: Iterable[MessageQueue], expression: Any = "*") -> None:
-        """Read exactly these queues, each from its committed offset, else from where ``start_from`` says, until a ``seek``.
+        """Read exactly these queues, each from its committed offset, else from where ``start_from``
+        says, until a ``seek``.
 
-        ``expression`` filters the queues' topics, as in ``subscribe``. ``ClientError`` after ``subscribe``.
+        ``expression`` filters the queues' topics, as in ``subscribe``. ``ClientError`` after
+        ``subscribe``.
         """
         if not isinstance(queues, Iterable):
-            raise ClientError(f"assign() takes a list of MessageQueue, not {queues!r:.80}; take them from fetch_message_queues(topic)", repr(queues)[:80])
+            raise ClientError(
+                f"assign() takes a list of MessageQueue, not {queues!r:.80}; take them from "
+                f"fetch_message_queues(topic)",
+                repr(queues)[:80],
+            )
         chosen = frozenset(map(self._whole_queue, queues))
         if self._subscribing:
-            raise ClientError("assign() after subscribe(): a pull consumer does one or the other; make another one", self._group)
+            raise ClientError(
+                "assign() after subscribe(): a pull consumer does one or the other; make "
+                "another one",
+                self._group,
+            )
         topics = {queue.topic for queue in chosen}
         if topics:
             self._put(dict.fromkeys(topics, expression))
@@ -74,9 +91,15 @@ class PullConsumer(PullLife):
             self._running().assign(chosen)
 
     def subscribe(self, topic: str, expression: Any = "*") -> None:
-        """Read a topic together with the other subscribed members of the group, who divide its queues. ``ClientError`` after ``assign``."""
+        """Read a topic together with the other subscribed members of the group, who divide its
+        queues. ``ClientError`` after ``assign``.
+        """
         if self._assigned:
-            raise ClientError("subscribe() after assign(): a pull consumer does one or the other; make another one", self._group)
+            raise ClientError(
+                "subscribe() after assign(): a pull consumer does one or the other; make "
+                "another one",
+                self._group,
+            )
         self._put({self._whole(topic): expression})
         self._subscribing = True
         if self._engine is not None:
@@ -94,20 +117,27 @@ class PullConsumer(PullLife):
             return sorted(self._assigned)
         return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
 
-    # --- messages ------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def poll(self, max_messages: int = 1_000, timeout: float = 5.0) -> PulledBatch:
-        """Up to ``max_messages`` messages: at once when some are here, else the first to come within ``timeout`` seconds; may be empty.
+        """Up to ``max_messages`` messages: at once when some are here, else the first to come
+        within ``timeout`` seconds; may be empty.
 
         ``NotAssigned`` before ``assign`` or ``subscribe``.
         """
         _check_whole("max_messages", max_messages)
         if not 1 <= max_messages <= POLL_MAX:
-            raise ClientError(f"max_messages must be 1 to {POLL_MAX}, not {max_messages}", max_messages)
+            raise ClientError(
+                f"max_messages must be 1 to {POLL_MAX}, not {max_messages}", max_messages
+            )
         _check_wait(timeout)
         engine = self._running()
         if not self._subscribing and not self._assigned:
-            raise NotAssigned(f"pull consumer of group {self._group!r} has no queues: assign([...]) or subscribe(topic) first", self._group)
+            raise NotAssigned(
+                f"pull consumer of group {self._group!r} has no queues: assign([...]) or "
+                f"subscribe(topic) first",
+                self._group,
+            )
         with self._polling:
             if self._settings.auto_commit:
                 self._auto_commit(engine)
@@ -118,33 +148,64 @@ class PullConsumer(PullLife):
             self._running()
         return batch
 
-    def pull(self, queue: MessageQueue, expression: Any = "*", offset: int = 0, max_messages: int = 32, *, wait: float = 0.0) -> PullResult:
-        """One pull of any queue, without assignment: what lies at ``offset`` now, or comes within ``wait`` seconds.
+    def pull(
+        self,
+        queue: MessageQueue,
+        expression: Any = "*",
+        offset: int = 0,
+        max_messages: int = 32,
+        *,
+        wait: float = 0.0,
+    ) -> PullResult:
+        """One pull of any queue, without assignment: what lies at ``offset`` now, or comes within
+        ``wait`` seconds.
 
-        The result's ``status`` says what was found, its ``next_offset`` where to go on: behind what was looked at, or, for OFFSET_ILLEGAL,
-        where the queue can be read. Raises ``TopicNotFound``, ``SubscriptionInvalid``, ``ResponseError``, ``RemotingError``.
+        The result's ``status`` says what was found, its ``next_offset`` where to go on: behind what
+        was looked at, or, for OFFSET_ILLEGAL, where the queue can be read. Raises
+        ``TopicNotFound``, ``SubscriptionInvalid``, ``ResponseError``, ``RemotingError``.
         """
         _check_whole("offset", offset)
         if offset < 0 or not 1 <= max_messages <= POLL_MAX or not 0 <= wait <= PULL_WAIT_MAX_S:
             what = f"offset {offset}, max_messages {max_messages}, wait {wait}"
-            raise ClientError(f"{what}: offset must be 0 or more, max_messages 1 to {POLL_MAX}, wait 0 to {PULL_WAIT_MAX_S} s", offset)
+            raise ClientError(
+                f"{what}: offset must be 0 or more, max_messages 1 to {POLL_MAX}, wait 0 to "
+                f"{PULL_WAIT_MAX_S} s",
+                offset,
+            )
         queue = self._whole_queue(queue)
-        subscription = parse_subscription(queue.topic, check_subscriptions({queue.topic: expression})[queue.topic], self._clock.now_ms())
-        return self._questions().pull(queue, subscription, OnePull(offset, max_messages, self._settings.config.pull_bytes, int(wait * 1000)))
+        subscription = parse_subscription(
+            queue.topic,
+            check_subscriptions({queue.topic: expression})[queue.topic],
+            self._clock.now_ms(),
+        )
+        return self._questions().pull(
+            queue,
+            subscription,
+            OnePull(offset, max_messages, self._settings.config.pull_bytes, int(wait * 1000)),
+        )
 
-    # --- where ---------------------------------------------------------------------------------------------------------
+    # --- where ------------------------------------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
-        """Offset of the next message that ``poll`` returns. ``NotAssigned``; ``ConsumeError`` when the broker tells no start within 10 s."""
+        """Offset of the next message that ``poll`` returns. ``NotAssigned``; ``ConsumeError`` when
+        the broker tells no start within 10 s.
+        """
         return self._held(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset``. ``OffsetOutOfRange`` outside the queue's bounds (its end included), ``NotAssigned`` for others' queues."""
+        """Go on at ``offset``. ``OffsetOutOfRange`` outside the queue's bounds (its end included),
+        ``NotAssigned`` for others' queues.
+        """
         self._must_hold(queue)
         _check_whole("offset", offset)
         low, high = self._questions().bounds(queue)
         if not low <= offset <= high:
-            raise OffsetOutOfRange(f"offset {offset} of {queue} lies outside {low}..{high}; seek within", offset, low, high)
+            raise OffsetOutOfRange(
+                f"offset {offset} of {queue} lies outside {low}..{high}; seek within",
+                offset,
+                low,
+                high,
+            )
         self._running().seek(queue, offset)
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -158,24 +219,38 @@ class PullConsumer(PullLife):
         self._running().seek(queue, self._questions().bounds(queue)[1])
 
     def watermark_offsets(self, queue: MessageQueue) -> tuple[int, int]:
-        """(offset of the first message that is there, offset of the next one to come), of any queue."""
+        """(offset of the first message that is there, offset of the next one to come), of any
+        queue.
+        """
         return self._questions().bounds(queue)
 
-    def offsets_for_times(self, times: Mapping[MessageQueue, datetime | int]) -> dict[MessageQueue, int]:
-        """Of each queue the first message stored at or after its time (datetime, or ms since 1970)."""
+    def offsets_for_times(
+        self, times: Mapping[MessageQueue, datetime | int]
+    ) -> dict[MessageQueue, int]:
+        """Of each queue the first message stored at or after its time (datetime, or ms since
+        1970).
+        """
         if not isinstance(times, Mapping):
-            raise ClientError(f"offsets_for_times() takes {{queue: time}}, not {times!r:.80}", repr(times)[:80])
+            raise ClientError(
+                f"offsets_for_times() takes {{queue: time}}, not {times!r:.80}", repr(times)[:80]
+            )
         asked = {queue: as_ms(moment) for queue, moment in times.items()}
-        return {queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()}
+        return {
+            queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()
+        }
 
-    # --- commits -------------------------------------------------------------------------------------------------------
+    # --- commits ----------------------------------------------------------------------------------
 
-    def commit(self, batch: PulledBatch | Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or queue -> next offset), and wait.
+    def commit(
+        self, batch: PulledBatch | Mapping[MessageQueue, int] | None = None
+    ) -> dict[MessageQueue, int]:
+        """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or
+        queue -> next offset), and wait.
 
-        Returns what was committed; a queue that left this consumer meanwhile is not in it: its messages come again to its new owner. An offset
-        below what was committed before is not taken (after a ``seek`` it is). ``OffsetOutOfRange`` beyond a queue's end (nothing is committed then),
-        ``CommitFailed`` when a broker did not take it.
+        Returns what was committed; a queue that left this consumer meanwhile is not in it: its
+        messages come again to its new owner. An offset below what was committed before is not taken
+        (after a ``seek`` it is). ``OffsetOutOfRange`` beyond a queue's end (nothing is committed
+        then), ``CommitFailed`` when a broker did not take it.
         """
         engine = self._running()
         held = engine.parts.assigned.snapshot()
@@ -184,7 +259,11 @@ class PullConsumer(PullLife):
         elif isinstance(batch, PulledBatch | Mapping):
             offsets = dict(batch.next_offsets if isinstance(batch, PulledBatch) else batch)
         else:
-            raise ClientError(f"commit() takes what poll() returned, or {{queue: next offset}}, not {batch!r:.80}", repr(batch)[:80])
+            raise ClientError(
+                f"commit() takes what poll() returned, or {{queue: next offset}}, not "
+                f"{batch!r:.80}",
+                repr(batch)[:80],
+            )
         taken = {queue: offset for queue, offset in offsets.items() if queue in held}
         if isinstance(batch, Mapping):
             for queue, offset in taken.items():
@@ -193,18 +272,26 @@ class PullConsumer(PullLife):
             engine.offsets.commit(queue, offset)
         failed = engine.persist(taken)
         if failed:
-            raise CommitFailed(f"{len(failed)} of {len(taken)} offsets were not taken, like that of {failed[0]}; commit again", *map(str, failed))
+            raise CommitFailed(
+                f"{len(failed)} of {len(taken)} offsets were not taken, like that of "
+                f"{failed[0]}; commit again",
+                *map(str, failed),
+            )
         return taken
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset of any queue, from this consumer's memory or else the broker; None when there is none."""
+        """The group's committed offset of any queue, from this consumer's memory or else the
+        broker; None when there is none.
+        """
         known = self._running().offsets.read(queue, ReadOffset.MEMORY)
         return known if known >= 0 else self._questions().committed(queue)
 
-    # --- pausing -------------------------------------------------------------------------------------------------------
+    # --- pausing ----------------------------------------------------------------------------------
 
     def pause(self, queues: Iterable[Pausable] | Pausable) -> None:
-        """No messages of these queues (or topics) until ``resume``. What was pulled of them is given back and pulled again then."""
+        """No messages of these queues (or topics) until ``resume``. What was pulled of them is
+        given back and pulled again then.
+        """
         engine = self._running()
         engine.parts.pauses.add(self._whole_of(queues))
         for queue in engine.parts.assigned.snapshot():
@@ -214,7 +301,9 @@ class PullConsumer(PullLife):
     def resume(self, queues: Iterable[Pausable] | Pausable | None = None) -> None:
         """Go on with these, None = with all."""
         engine = self._running()
-        paused = [queue for queue in engine.parts.assigned.snapshot() if engine.parts.pauses.covers(queue)]
+        paused = [
+            queue for queue in engine.parts.assigned.snapshot() if engine.parts.pauses.covers(queue)
+        ]
         if queues is None:
             engine.parts.pauses.clear()
         else:
@@ -225,10 +314,12 @@ class PullConsumer(PullLife):
         """Topics and queues that are paused."""
         return self._running().parts.pauses.all()
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _auto_commit(self, engine: PullEngine) -> None:
-        """A poll begins: what earlier ones returned is done. All queues, and word to the brokers, every ``auto_commit_interval_ms``."""
+        """A poll begins: what earlier ones returned is done. All queues, and word to the brokers,
+        every ``auto_commit_interval_ms``.
+        """
         now = self._clock.monotonic_ms()
         if now < self._auto_due_ms:
             self._commit_polled(engine, self._returned)
@@ -243,7 +334,11 @@ class PullConsumer(PullLife):
         checked = check_subscriptions(expressions)
         if self._engine is not None:
             self._running()
-            check_filters(self._engine.client, self._group, [parse_subscription(topic, given) for topic, given in checked.items()])
+            check_filters(
+                self._engine.client,
+                self._group,
+                [parse_subscription(topic, given) for topic, given in checked.items()],
+            )
         for topic, given in checked.items():
             self._subscriptions.put(topic, given, self._clock.now_ms())
 
@@ -258,7 +353,10 @@ class PullConsumer(PullLife):
 
     def _whole_queue(self, queue: MessageQueue) -> MessageQueue:
         if not isinstance(queue, MessageQueue):
-            raise ClientError(f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)", repr(queue)[:80])
+            raise ClientError(
+                f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)",
+                repr(queue)[:80],
+            )
         return queue_with_namespace(self._settings.config.namespace, queue)
 
     def _questions(self) -> QueueQuestions:
@@ -267,26 +365,46 @@ class PullConsumer(PullLife):
     def _must_hold(self, queue: MessageQueue) -> None:
         engine = self._running()
         if queue not in engine.wanted() and queue not in engine.parts.assigned.snapshot():
-            raise NotAssigned(f"{queue} is not assigned to this consumer; its queues are those of assignment()", str(queue))
+            raise NotAssigned(
+                f"{queue} is not assigned to this consumer; its queues are those of assignment()",
+                str(queue),
+            )
 
     def _check_bounds(self, queue: MessageQueue, offset: int, pulled: int) -> None:
         """An offset to commit; what was ``pulled`` is there, further ones are asked for."""
         _check_whole("offset", offset)
         high = pulled if 0 <= offset <= pulled else self._questions().bounds(queue)[1]
         if not 0 <= offset <= high:
-            raise OffsetOutOfRange(f"offset {offset} of {queue} cannot be committed: it lies outside 0..{high}", offset, 0, high)
+            raise OffsetOutOfRange(
+                f"offset {offset} of {queue} cannot be committed: it lies outside 0..{high}",
+                offset,
+                0,
+                high,
+            )
 
     def _held(self, queue: MessageQueue) -> AssignedQueue:
         self._must_hold(queue)
         found = self._running().work_of(queue, RESOLVE_TIMEOUT_MS)
         if found is None:
-            raise ConsumeError(f"no broker told where the group begins in {queue} in time; is {queue.broker_name} up?", str(queue))
+            raise ConsumeError(
+                f"no broker told where the group begins in {queue} in time; is "
+                f"{queue.broker_name} up?",
+                str(queue),
+            )
         return found
 
 
 def _check_wait(timeout: object) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout < TIMEOUT_S_MAX:
-        raise ClientError(f"timeout must be 0 to {TIMEOUT_S_MAX:.0f} seconds, not {timeout!r:.80}; poll again to wait on", repr(timeout)[:80])
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, int | float)
+        or not timeout < TIMEOUT_S_MAX
+    ):
+        raise ClientError(
+            f"timeout must be 0 to {TIMEOUT_S_MAX:.0f} seconds, not {timeout!r:.80}; poll "
+            f"again to wait on",
+            repr(timeout)[:80],
+        )
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -1,14 +1,16 @@
-"""The parts of a running pull consumer: the same puller and rebalancer as a push consumer's, with a buffer in place of a listener.
+"""The parts of a running pull consumer: the same puller and rebalancer as a push consumer's, with a
+buffer in place of a listener.
 
     assign ──> offsets are looked up beside ──┐
     subscribe ──> Rebalancer ── takes, leaves ┴─> AssignedQueues ──> Puller ── batches ──> Prefetched ──> poll
                                                        commit ──> CommittedOffsets ──> brokers
 
-Decides what assigning, seeking, pausing and a moved offset do to a queue: it becomes another ``AssignedQueue``, so that an answer under
-way to the old one is thrown away. Does not check arguments (``client.pull.pull_consumer``).
+Decides what assigning, seeking, pausing and a moved offset do to a queue: it becomes another
+``AssignedQueue``, so that an answer under way to the old one is thrown away. Does not check
+arguments (``client.pull.pull_consumer``).
 
-Invariants: a queue's position is its process queue's commit offset: the next message that a poll returns. What is told to brokers is
-only what was committed, never what was merely pulled or polled.
+Invariants: a queue's position is its process queue's commit offset: the next message that a poll
+returns. What is told to brokers is only what was committed, never what was merely pulled or polled.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from functools import partial
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.pausing import PauseTable
-from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
-from rmq_ray.client.pull.pull_options import PullSettings
 from rmq_ray.client.consumer.puller import Pace, Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.reconnector import Reconnector
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
+from rmq_ray.client.pull.pull_options import PullSettings
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData, MessageModel
 from rmq_ray.model.ids import MessageQueue
@@ -45,7 +47,9 @@ class CommittedOffsets(RemoteOffsetStore):
     """Offsets that the user, or auto-commit, has committed; progress of pulls is none."""
 
     def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
-        """Only what a broker told or what is corrected is taken; ``increase_only`` marks the puller's own progress."""
+        """Only what a broker told or what is corrected is taken; ``increase_only`` marks the
+        puller's own progress.
+        """
         if not increase_only:
             super().update(queue, offset, False)
 
@@ -55,9 +59,18 @@ class CommittedOffsets(RemoteOffsetStore):
 
 
 class PullEngine:
-    """Of one started pull consumer. ``data``: what the heartbeat says of it. Is the puller's ``PullEvents``."""
+    """Of one started pull consumer. ``data``: what the heartbeat says of it. Is the puller's
+    ``PullEvents``.
+    """
 
-    def __init__(self, client: ClientInstance, group: str, settings: PullSettings, subscriptions: SubscriptionTable, data: Callable[[], ConsumerData]) -> None:
+    def __init__(
+        self,
+        client: ClientInstance,
+        group: str,
+        settings: PullSettings,
+        subscriptions: SubscriptionTable,
+        data: Callable[[], ConsumerData],
+    ) -> None:
         config, pauses = settings.config, PauseTable()
         self.client = client
         self.offsets_moved = 0
@@ -65,16 +78,29 @@ class PullEngine:
         self.ready = Prefetched(pauses, client.clock)
         self.flow = Prefetch(config, self.ready, settings.prefetch_messages, settings.prefetch_mib)
         delayed = DelayedCalls(client.clock, f"rmq-later-{group}")
-        self.parts = ConsumerParts(group, config, client.clock, client, self.offsets, delayed, self.flow, subscriptions, AssignedQueues(), pauses)
+        self.parts = ConsumerParts(
+            group,
+            config,
+            client.clock,
+            client,
+            self.offsets,
+            delayed,
+            self.flow,
+            subscriptions,
+            AssignedQueues(),
+            pauses,
+        )
         self.puller = Puller(self.parts, self, inline=True)
         member = Membership(group, client.client_id, MessageModel.CLUSTERING, settings.strategy)
-        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, lambda: 0, passive=False)
+        self.rebalancer = Rebalancer(
+            self.parts, member, settings.start_from, self._taken, lambda: 0, passive=False
+        )
         self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
         self._table = threading.Condition()
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._rebalancing = False
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """After the client instance started."""
@@ -106,7 +132,7 @@ class PullEngine:
         self.client.unregister_consumer(self.parts.group)
         self.client.release()
 
-    # --- queues that the user chose ------------------------------------------------------------------------------------
+    # --- queues that the user chose ---------------------------------------------------------------
 
     def assign(self, queues: Collection[MessageQueue]) -> None:
         """Hold exactly these. Where to begin is looked up beside, so that a seek may come first."""
@@ -124,10 +150,14 @@ class PullEngine:
         return self._wanted
 
     def work_of(self, queue: MessageQueue, timeout_ms: float) -> AssignedQueue | None:
-        """The queue as it is held; an assigned one is waited for until its offset is known. None: not held."""
+        """The queue as it is held; an assigned one is waited for until its offset is known. None:
+        not held.
+        """
         deadline = self.parts.clock.monotonic_ms() + timeout_ms
         with self._table:
-            while (found := self.parts.assigned.snapshot().get(queue)) is None and queue in self._wanted:
+            while (
+                found := self.parts.assigned.snapshot().get(queue)
+            ) is None and queue in self._wanted:
                 left_ms = deadline - self.parts.clock.monotonic_ms()
                 if left_ms <= 0 or self.ready.closed:
                     return None
@@ -135,7 +165,9 @@ class PullEngine:
             return found
 
     def _resolve(self) -> None:
-        """Where assigned queues begin; in the thread of delayed calls. What a broker does not tell is asked again in a second."""
+        """Where assigned queues begin; in the thread of delayed calls. What a broker does not tell
+        is asked again in a second.
+        """
         missing = sorted(self._wanted - self.parts.assigned.snapshot().keys())
         if not missing:
             return
@@ -167,10 +199,12 @@ class PullEngine:
             self._table.notify_all()
             return held
 
-    # --- changes of held queues ----------------------------------------------------------------------------------------
+    # --- changes of held queues -------------------------------------------------------------------
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset``; what was pulled is forgotten. Nothing when the queue was given away meanwhile."""
+        """Go on at ``offset``; what was pulled is forgotten. Nothing when the queue was given away
+        meanwhile.
+        """
         with self._table:
             old = self.parts.assigned.snapshot().get(queue)
             if old is None and queue not in self._wanted:
@@ -189,7 +223,9 @@ class PullEngine:
             self.puller.pull(work)
         self.unblock(())
 
-    def _renew(self, queue: MessageQueue, old: AssignedQueue | None, offset: int | None) -> AssignedQueue:
+    def _renew(
+        self, queue: MessageQueue, old: AssignedQueue | None, offset: int | None
+    ) -> AssignedQueue:
         """Hold the queue anew, from ``offset`` or else from its position on."""
         if old is not None:
             with old.lock:
@@ -212,15 +248,19 @@ class PullEngine:
         self.ready.discard(work)
 
     def unblock(self, works: Iterable[AssignedQueue]) -> None:
-        """Messages were taken from these queues: pull them again, and all others that had to wait for room."""
+        """Messages were taken from these queues: pull them again, and all others that had to wait
+        for room.
+        """
         starved, self.flow.starved = self.flow.starved, False
         for work in list(self.parts.assigned.snapshot().values()) if starved else works:
             self.puller.resume_if_drained(work)
 
-    # --- commits -------------------------------------------------------------------------------------------------------
+    # --- commits ----------------------------------------------------------------------------------
 
     def persist(self, offsets: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Tell the brokers and wait; the queues whose broker did not take it. One that fails is not asked for its other queues."""
+        """Tell the brokers and wait; the queues whose broker did not take it. One that fails is not
+        asked for its other queues.
+        """
         failed: list[MessageQueue] = []
         brokers: set[str] = set()
         for queue in sorted(offsets):
@@ -229,7 +269,7 @@ class PullEngine:
                 failed.append(queue)
         return failed
 
-    # --- what the puller asks and tells (PullEvents) -------------------------------------------------------------------
+    # --- what the puller asks and tells (PullEvents) ----------------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """See ``PullEvents``."""
@@ -248,8 +288,9 @@ class PullEngine:
         self.rebalancer.beat()
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
-        """See ``PullEvents``: at once. Forward (messages expired): what was pulled is still handed out. Back (the log was cut): it is not,
-        for other messages have these offsets now, and a committed offset beyond the cut goes back too.
+        """See ``PullEvents``: at once. Forward (messages expired): what was pulled is still handed
+        out. Back (the log was cut): it is not, for other messages have these offsets now, and a
+        committed offset beyond the cut goes back too.
         """
         self.offsets_moved += 1
         queue = work.queue
@@ -266,7 +307,7 @@ class PullEngine:
                     self.offsets.update(queue, offset, increase_only=False)
         self.puller.pull(work)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _taken(self, work: AssignedQueue) -> None:
         """The rebalancer holds another queue."""
@@ -298,7 +339,9 @@ class PullEngine:
                 self.parts.delayed.after(0, partial(self.puller.pull, held[queue]))
 
     def stats(self) -> dict[str, Any]:
-        """Messages: ``pulled, filtered, polled, prefetched`` (bytes of bodies: ``prefetched_bytes``), ``lag``; ``queues``: one entry each."""
+        """Messages: ``pulled, filtered, polled, prefetched`` (bytes of bodies:
+        ``prefetched_bytes``), ``lag``; ``queues``: one entry each.
+        """
         works = self.parts.assigned.snapshot()
         total = self.parts.assigned.total()
         return {
@@ -313,7 +356,13 @@ class PullEngine:
             "held_back": {pressure.value: count for pressure, count in self.flow.held_back.items()},
             "paused": [str(item) for item in self.parts.pauses.all()],
             "queues": [
-                {"topic": q.topic, "broker": q.broker_name, "queue_id": q.queue_id, "position": work.position, "lag": work.lag}
+                {
+                    "topic": q.topic,
+                    "broker": q.broker_name,
+                    "queue_id": q.queue_id,
+                    "position": work.position,
+                    "lag": work.lag,
+                }
                 for q, work in sorted(works.items())
             ],
         }

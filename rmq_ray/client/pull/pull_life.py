@@ -1,9 +1,11 @@
 """Life of a pull consumer, and how its client instance sees it (protocol-behaviour 24, 27).
 
-Decides when it may be used, what closing commits, and what the heartbeat says. What users may ask of a running one is
-``client.pull.pull_consumer``'s, which derives from this. ``ClientInstance`` calls it as a ``ManagedConsumer``.
+Decides when it may be used, what closing commits, and what the heartbeat says. What users may ask
+of a running one is ``client.pull.pull_consumer``'s, which derives from this. ``ClientInstance``
+calls it as a ``ManagedConsumer``.
 
-Invariant: created, running, closed, in this order and once each; nothing runs before ``start`` and after ``close``.
+Invariant: created, running, closed, in this order and once each; nothing runs before ``start`` and
+after ``close``.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Collection, Iterable
 from typing import Any, Self, Unpack
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
 from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.filter_check import check_filters
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pull_operations import PullOperations
@@ -47,14 +49,21 @@ class PullLife:
         **options: Unpack[PullOptions],
     ) -> None:
         self._settings = pull_settings(group, config, options)
-        self._arguments = {"discovery": discovery, "config": config, "client_id": client_id, **options}
+        self._arguments = {
+            "discovery": discovery,
+            "config": config,
+            "client_id": client_id,
+            **options,
+        }
         self._given_group = group
         self._group = self._settings.config.group
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
         self._life = ConsumerLife("pull consumer", self._group, clock, self._end)
-        self._polling = threading.RLock()  # a signal handler that closes may have interrupted a poll
+        self._polling = (
+            threading.RLock()
+        )  # a signal handler that closes may have interrupted a poll
         self._commits = True
         self._subscriptions = SubscriptionTable()
         self._subscribing = False
@@ -63,22 +72,27 @@ class PullLife:
         self._returned: list[AssignedQueue] = []  # queues of the latest poll
         self._auto_due_ms = clock.monotonic_ms()
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect. Raises ``ClientError`` when it was started before, is closed meanwhile or its group is taken here, and what the discovery raises."""
+        """Connect. Raises ``ClientError`` when it was started before, is closed meanwhile or its
+        group is taken here, and what the discovery raises.
+        """
         self._life.start(self._connect, self._begin)
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group. With auto-commit everything that was polled counts as consumed, unless ``commit`` is false. A ``start`` of another thread is waited
-        for up to 30 s, one that a signal handler interrupts is not: it ends by itself.
+        """Leave the group. With auto-commit everything that was polled counts as consumed, unless
+        ``commit`` is false. A ``start`` of another thread is waited for up to 30 s, one that a
+        signal handler interrupts is not: it ends by itself.
         """
         self._commits = self._commits and commit
         self._life.stop(CLOSE_TIMEOUT_MS)
 
     def _connect(self) -> None:
         client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-        engine = PullEngine(client, self._group, self._settings, self._subscriptions, self.consumer_data)
+        engine = PullEngine(
+            client, self._group, self._settings, self._subscriptions, self.consumer_data
+        )
         client.register_consumer(self)
         self._life.state = ServiceState.START_FAILED
         try:
@@ -117,7 +131,9 @@ class PullLife:
         self.close(commit=kind is None)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since ``start``, and the queues held now; see ``PullEngine.stats`` for the names."""
+        """Counters since ``start``, and the queues held now; see ``PullEngine.stats`` for the
+        names.
+        """
         found = {"group": self._group, "state": self._life.state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})
 
@@ -136,12 +152,18 @@ class PullLife:
         """This member of the group; empty before ``start``."""
         return self._engine.client.client_id if self._engine is not None else ""
 
-    # --- as the client instance sees it ----------------------------------------------------------------------------------
+    # --- as the client instance sees it -----------------------------------------------------------
 
     def consumer_data(self) -> ConsumerData:
         """See ``ManagedConsumer``. Assigned queues are no subscription: nobody divides them."""
         subscriptions = self._subscriptions.all() if self._subscribing else ()
-        return ConsumerData(self._group, ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, self._settings.start_from, subscriptions)
+        return ConsumerData(
+            self._group,
+            ConsumeType.CONSUME_ACTIVELY,
+            MessageModel.CLUSTERING,
+            self._settings.start_from,
+            subscriptions,
+        )
 
     def subscribed_topics(self) -> Collection[str]:
         """See ``ManagedConsumer``."""
@@ -164,10 +186,17 @@ class PullLife:
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """See ``ManagedConsumer``."""
         if self._engine is None:
-            return None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"group {self._group} is {self._life.state.value}")
+            return (
+                None
+                if command.is_oneway
+                else command.answer(
+                    ResponseCode.SYSTEM_ERROR,
+                    remark=f"group {self._group} is {self._life.state.value}",
+                )
+            )
         return PullOperations(self._engine).handle(command)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _commit_polled(self, engine: PullEngine, works: Iterable[AssignedQueue]) -> None:
         for work in works:
@@ -176,6 +205,13 @@ class PullLife:
 
     def _running(self) -> PullEngine:
         if self._engine is None or self._life.state is not ServiceState.RUNNING:
-            what = "start it, or use it as a context manager" if self._life.state is ServiceState.CREATE_JUST else "make a new one"
-            raise ClientError(f"pull consumer of group {self._group!r} is {self._life.state.value}: {what}", self._group)
+            what = (
+                "start it, or use it as a context manager"
+                if self._life.state is ServiceState.CREATE_JUST
+                else "make a new one"
+            )
+            raise ClientError(
+                f"pull consumer of group {self._group!r} is {self._life.state.value}: {what}",
+                self._group,
+            )
         return self._engine

@@ -4,8 +4,8 @@
     batch.to_arrow()                                pyarrow.Table, without an object per message
     batch.next_offsets                              queue -> offset to commit once the batch is done
 
-Decides nothing: what was polled stays as it was. Messages of one queue are in the order of their offsets. Invariant: ``to_arrow`` row i
-is message i.
+Decides nothing: what was polled stays as it was. Messages of one queue are in the order of their
+offsets. Invariant: ``to_arrow`` row i is message i.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ class Piece(NamedTuple):
 
 
 class PulledBatch(Sequence[MessageExt]):
-    """See the module. Keeps its pages in memory (up to 1 MiB each) as long as it lives; pickles as its messages."""
+    """See the module. Keeps its pages in memory (up to 1 MiB each) as long as it lives; pickles as
+    its messages.
+    """
 
-    def __init__(self, pieces: Sequence[Piece] = (), next_offsets: Mapping[MessageQueue, int] | None = None) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece] = (), next_offsets: Mapping[MessageQueue, int] | None = None
+    ) -> None:
         self._pieces = tuple(pieces)
         self._messages: list[MessageExt] | None = None
         self.next_offsets: dict[MessageQueue, int] = dict(next_offsets or {})
@@ -42,11 +46,14 @@ class PulledBatch(Sequence[MessageExt]):
     def messages(self) -> list[MessageExt]:
         """All messages, in a list that is made once."""
         if self._messages is None:
-            self._messages = [message for piece in self._pieces for message in piece.page.messages(piece.indices)]
+            self._messages = [
+                message for piece in self._pieces for message in piece.page.messages(piece.indices)
+            ]
         return self._messages
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
-        """``pyarrow.Table`` with the columns of ``rmq_ray.model.arrow.SCHEMA``, or some of them in this order.
+        """``pyarrow.Table`` with the columns of ``rmq_ray.model.arrow.SCHEMA``, or some of them in
+        this order.
 
         ``ClientError`` for a column that there is not.
         """
@@ -74,6 +81,10 @@ class PulledBatch(Sequence[MessageExt]):
         return f"PulledBatch({len(self)} messages of {len(self.queues)} queues)"
 
 
-def _restored(messages: Sequence[MessageExt], next_offsets: Mapping[MessageQueue, int]) -> PulledBatch:
+def _restored(
+    messages: Sequence[MessageExt], next_offsets: Mapping[MessageQueue, int]
+) -> PulledBatch:
     """Each unpickled message has a page of its own."""
-    return PulledBatch([Piece(page, (i,)) for page, i in (message.place for message in messages)], next_offsets)
+    return PulledBatch(
+        [Piece(page, (i,)) for page, i in (message.place for message in messages)], next_offsets
+    )

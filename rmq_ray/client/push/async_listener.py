@@ -1,14 +1,17 @@
-"""Listeners that are coroutine functions: they run on an event loop of the consumer's own, as many at once as ``concurrency`` says.
+"""Listeners that are coroutine functions: they run on an event loop of the consumer's own, as many
+at once as ``concurrency`` says.
 
     consuming thread ── call ──> LoopListener ── task ──> loop thread: await listener(messages, ctx)
            ^                                                    │
            └────────────── answer or exception <────────────────┘
 
-Decides nothing about answers: to the consuming thread a coroutine function looks like any listener, so that retries, order, hooks, time-outs
-and stopping are those of plain ones. A thread waits for each call that runs; what waits costs 30 KB, no time.
+Decides nothing about answers: to the consuming thread a coroutine function looks like any listener,
+so that retries, order, hooks, time-outs and stopping are those of plain ones. A thread waits for
+each call that runs; what waits costs 30 KB, no time.
 
-Invariants: after ``close`` no call runs: tasks that are left are cancelled, and a call that comes later is answered by ``ClientError``. Nothing but ``close``
-ends the loop: ``SystemExit`` and ``KeyboardInterrupt`` of a listener are raised in the consuming thread, as those of a plain one are.
+Invariants: after ``close`` no call runs: tasks that are left are cancelled, and a call that comes
+later is answered by ``ClientError``. Nothing but ``close`` ends the loop: ``SystemExit`` and
+``KeyboardInterrupt`` of a listener are raised in the consuming thread, as those of a plain one are.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ log = logging.getLogger("rmq_ray.client.consume")
 
 def is_async(listener: object) -> bool:
     """A coroutine function, or an object whose ``__call__`` is one."""
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004 - the method itself is asked for
+    method = getattr(listener, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
 
 
 class LoopListener:
@@ -51,7 +55,9 @@ class LoopListener:
         """Run the coroutine in the loop and wait for what it returns or raises."""
         with self._lock:  # what is handed over here is in the loop's line before ``close`` ends it
             loop = self._started()
-            running: Future[Any] = asyncio.run_coroutine_threadsafe(self._listener(messages, ctx), loop)
+            running: Future[Any] = asyncio.run_coroutine_threadsafe(
+                self._listener(messages, ctx), loop
+            )
         while True:
             try:
                 return running.result(WAIT_SLICE_S)
@@ -82,7 +88,9 @@ class LoopListener:
             raise ClientError("the consumer was stopped")
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name=self._name, daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._loop,), name=self._name, daemon=True
+            )
             self._thread.start()
         return self._loop
 
@@ -94,10 +102,14 @@ class LoopListener:
         asyncio.set_event_loop(loop)
         try:
             while not self._ending:
-                with contextlib.suppress(SystemExit, KeyboardInterrupt):  # asyncio raises them here, too; the task of the call has them
+                with contextlib.suppress(
+                    SystemExit, KeyboardInterrupt
+                ):  # asyncio raises them here, too; the task of the call has them
                     loop.run_forever()
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                loop.run_until_complete(asyncio.sleep(0))  # calls that ended in the last turn tell it in the next one
+                loop.run_until_complete(
+                    asyncio.sleep(0)
+                )  # calls that ended in the last turn tell it in the next one
             left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()

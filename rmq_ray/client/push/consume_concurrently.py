@@ -1,14 +1,17 @@
-"""Concurrent consumption: threads that hand batches to the listener and settle what it answers (protocol-behaviour 15).
+"""Concurrent consumption: threads that hand batches to the listener and settle what it answers
+(protocol-behaviour 15).
 
     ready queue ─> thread ─> listener ─> judge ─┬─ done ───────────────> finish: commit offset = smallest unfinished
                                                 └─ failed ─ send back ─┬─ taken by a broker, or dropped ─> finish
                                                                        └─ no ─> kept, again in 5 s, reconsume times + 1
 
-Decides the settlement of results. Does not pull, and does not decide what an answer of the listener means (``listener.judge``).
+Decides the settlement of results. Does not pull, and does not decide what an answer of the listener
+means (``listener.judge``).
 
-Invariants: a batch of a dropped queue is not handed out, and its result is ignored. The commit offset moves only when every
-message of a batch is done or stored again. A thread never dies of its listener. On stop, batches that no listener has seen are
-left to the next owner, except those before one that was seen: nothing is lost and nothing comes twice.
+Invariants: a batch of a dropped queue is not handed out, and its result is ignored. The commit
+offset moves only when every message of a batch is done or stored again. A thread never dies of its
+listener. On stop, batches that no listener has seen are left to the next owner, except those before
+one that was seen: nothing is lost and nothing comes twice.
 """
 
 from __future__ import annotations
@@ -20,20 +23,22 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.discard_on_failure import DropFailed
 from rmq_ray.client.push.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.push.send_back import SendBack
 
-OVERDUE_DELAY_LEVEL = 3  # level of a message whose listener takes longer than consume_timeout_minutes
+OVERDUE_DELAY_LEVEL = (
+    3  # level of a message whose listener takes longer than consume_timeout_minutes
+)
 
 log = logging.getLogger("rmq_ray.client.consume")
 
 
 class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
-    """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished, without a lock; ``take``: what of a
-    batch the listener gets, messages unless given.
+    """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished,
+    without a lock; ``take``: what of a batch the listener gets, messages unless given.
     """
 
     def __init__(
@@ -54,13 +59,15 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         """Queue batches; those of one queue of messages in the order of their offsets."""
         self._ready.put_all(batches)
 
-    # --- one batch -----------------------------------------------------------------------------------------------------
+    # --- one batch --------------------------------------------------------------------------------
 
     def _handle(self, item: ReadyBatch) -> None:
         try:
             self.consume(item)
-        except Exception:  # noqa: BLE001 - a fault of settling one batch must not end the thread; the batch stays unfinished
-            log.exception("a batch of %s from offset %d could not be settled", item.owner.queue, item.first)
+        except Exception:  # noqa: BLE001
+            log.exception(
+                "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
+            )
 
     def consume(self, batch: ReadyBatch) -> None:
         """Call the listener and settle the result, in the calling thread."""
@@ -76,7 +83,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         ctx = ConsumeContext(self._parts.group, work.queue)
         try:
             answer = self._listener(self._take(batch, now_ms), ctx)
-        except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
+        except BaseException as error:  # noqa: BLE001
             answer = error
         if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
@@ -92,7 +99,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         work = batch.owner
         with work.lock:
             if not work.process.dropped:
-                self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
+                self._parts.offsets.update(
+                    work.queue, work.process.finish(batch), increase_only=True
+                )
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
             self._count_back(work, failed)
@@ -126,27 +135,40 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         with work.lock:
             if not work.process.dropped:
                 size = sum(len(message.stored_body) for message in kept)
-                parts.offsets.update(work.queue, work.process.keep(batch, kept[0].queue_offset, len(kept), size), increase_only=True)
+                parts.offsets.update(
+                    work.queue,
+                    work.process.keep(batch, kept[0].queue_offset, len(kept), size),
+                    increase_only=True,
+                )
             work.counters.consumed_ok += done
             work.counters.consumed_failed += failed
             work.counters.sent_back += failed - len(kept)
         batch.messages = kept
-        log.warning("%d messages of %s are kept and tried again in %d ms: no broker took them back", len(kept), work.queue, parts.config.send_back_retry_ms)
+        log.warning(
+            "%d messages of %s are kept and tried again in %d ms: no broker took them back",
+            len(kept),
+            work.queue,
+            parts.config.send_back_retry_ms,
+        )
         parts.delayed.after(parts.config.send_back_retry_ms, partial(self.submit, (batch,)))
 
-    # --- listeners that hang -------------------------------------------------------------------------------------------
+    # --- listeners that hang ----------------------------------------------------------------------
 
     def clean_overdue(self) -> int:
-        """Send back what a listener has had for more than ``consume_timeout_minutes``, so that the commit offset can move on.
+        """Send back what a listener has had for more than ``consume_timeout_minutes``, so that the
+        commit offset can move on.
 
-        Up to 16 messages a queue; returns how many. Blocks for the requests: not for consuming or reader threads.
+        Up to 16 messages a queue; returns how many. Blocks for the requests: not for consuming or
+        reader threads.
         """
         now_ms = self._parts.clock.now_ms()
         timeout_ms = self._parts.config.consume_timeout_minutes * 60_000
         cleaned = 0
         for work in self._parts.assigned.snapshot().values():
             with work.lock:
-                overdue = work.process.overdue(now_ms, timeout_ms) if not work.process.dropped else []
+                overdue = (
+                    work.process.overdue(now_ms, timeout_ms) if not work.process.dropped else []
+                )
             for batch in overdue:
                 if isinstance(batch, ReadyBatch) and self._give_up(batch):
                     cleaned += batch.count
@@ -155,13 +177,19 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def _give_up(self, batch: ReadyBatch) -> bool:
         work = batch.owner
         log.warning(
-            "listener of group %s has had %d messages of %s from offset %d for too long: sent back", self._parts.group, batch.count, work.queue, batch.first
+            "listener of group %s has had %d messages of %s from offset %d for too long: sent back",
+            self._parts.group,
+            batch.count,
+            work.queue,
+            batch.first,
         )
         if self._send_back.send_back_all(batch.take(batch.started_ms), OVERDUE_DELAY_LEVEL):
             return False
         with work.lock:
             if not work.process.dropped:
-                self._parts.offsets.update(work.queue, work.process.finish(batch), increase_only=True)
+                self._parts.offsets.update(
+                    work.queue, work.process.finish(batch), increase_only=True
+                )
             self._count_back(work, batch.count)
         return True
 

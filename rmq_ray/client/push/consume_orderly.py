@@ -1,16 +1,19 @@
-"""Ordered consumption: each queue is worked on by one thread at a time, message after message (protocol-behaviour 16).
+"""Ordered consumption: each queue is worked on by one thread at a time, message after message
+(protocol-behaviour 16).
 
     pulled ─> queue is not busy? ─> ready ─> thread ─> lock held? ─> next batch ─> listener ─> judge ─┬─ done ────> commit, next batch
                                       ^          │ no                                                 ├─ again ───> counted, pause
                                       │          └─ refresh it, 10 ms or 3 s ─┐                       └─ too often ─> dead letter, next batch
                                       └──── later: pause, 60 s are over ──────┴────────────────────────────┘
 
-Decides when a queue's next messages are handed out and what becomes of the result. Does not decide what an answer of the listener means
-(``orderly_listener``) or who holds the queue (``queue_leases``).
+Decides when a queue's next messages are handed out and what becomes of the result. Does not decide
+what an answer of the listener means (``orderly_listener``) or who holds the queue
+(``queue_leases``).
 
-Invariants: a batch is handed out only while the queue's lock is trusted, by one thread, under the queue's gate; nothing of a queue is handed
-out before everything before it is done or dead. Retries are counted in this consumer only: another one begins to count anew. A thread never
-dies of its listener, and no queue rests because of a fault.
+Invariants: a batch is handed out only while the queue's lock is trusted, by one thread, under the
+queue's gate; nothing of a queue is handed out before everything before it is done or dead. Retries
+are counted in this consumer only: another one begins to count anew. A thread never dies of its
+listener, and no queue rests because of a fault.
 """
 
 from __future__ import annotations
@@ -21,11 +24,18 @@ from functools import partial
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.push.consuming_threads import ConsumingThreads
-from rmq_ray.client.push.orderly_listener import OrderlyContext, OrderlyListener, OrderlyVerdict, Step, judge_orderly, pause_ms
 from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.push.consuming_threads import ConsumingThreads
+from rmq_ray.client.push.orderly_listener import (
+    OrderlyContext,
+    OrderlyListener,
+    OrderlyVerdict,
+    Step,
+    judge_orderly,
+    pause_ms,
+)
 from rmq_ray.client.push.send_back import SendBack
 
 RELOCK_FIRST_MS = 100
@@ -39,12 +49,19 @@ log = logging.getLogger("rmq_ray.client.orderly")
 
 
 class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
-    """The consuming threads of one consumer. ``drained(work)``: called after a commit; ``idle(work)``: a queue that is to leave has ended."""
+    """The consuming threads of one consumer. ``drained(work)``: called after a commit;
+    ``idle(work)``: a queue that is to leave has ended.
+    """
 
     def __init__(  # noqa: PLR0913 - what a result may lead to
-        self, parts: ConsumerParts, listener: OrderlyListener, send_back: SendBack, leases: QueueLeases, drained: Callable[[AssignedQueue], None],
+        self,
+        parts: ConsumerParts,
+        listener: OrderlyListener,
+        send_back: SendBack,
+        leases: QueueLeases,
+        drained: Callable[[AssignedQueue], None],
         idle: Callable[[AssignedQueue], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(parts, log)
         self._listener = listener
         self._send_back = send_back
@@ -67,22 +84,30 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         self._ready.put(work)
 
     def clean_overdue(self) -> int:
-        """Nothing: a message that is worked on in order is not taken away from its listener (protocol-behaviour 15 is for concurrent consumption)."""
+        """Nothing: a message that is worked on in order is not taken away from its listener
+        (protocol-behaviour 15 is for concurrent consumption).
+        """
         return 0
 
     def _handle(self, item: AssignedQueue) -> None:
         try:
             self.work_off(item)
-        except Exception:  # noqa: BLE001 - a fault of settling one batch must neither end the thread nor stop the queue
-            log.exception("messages of %s could not be settled, once more in %d ms", item.queue, self._parts.config.suspend_queue_ms)
+        except Exception:  # noqa: BLE001
+            log.exception(
+                "messages of %s could not be settled, once more in %d ms",
+                item.queue,
+                self._parts.config.suspend_queue_ms,
+            )
             if item.lease is not None:
                 item.lease.in_work.clear()
             self._later(item, self._parts.config.suspend_queue_ms)
 
-    # --- one queue -----------------------------------------------------------------------------------------------------
+    # --- one queue --------------------------------------------------------------------------------
 
     def work_off(self, work: AssignedQueue) -> None:
-        """Hand out batch after batch until there is none, the queue pauses, or its turn of 60 s is over. In the calling thread."""
+        """Hand out batch after batch until there is none, the queue pauses, or its turn of 60 s is
+        over. In the calling thread.
+        """
         clock, lease = self._parts.clock, work.lease
         assert lease is not None
         began_ms = clock.monotonic_ms()
@@ -126,7 +151,9 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         self._later(work, RESUME_MS if granted else self._parts.config.lock_retry_ms)
 
     def _next(self, work: AssignedQueue, lease: QueueLease) -> float | None:
-        """The next batch through the listener: 0 = go on, ms = pause, None = there is none. Under the gate."""
+        """The next batch through the listener: 0 = go on, ms = pause, None = there is none. Under
+        the gate.
+        """
         now_ms = self._parts.clock.now_ms()
         with work.lock:
             batch = work.process.head(len(lease.in_work))
@@ -140,16 +167,23 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         ctx = OrderlyContext(self._parts.group, work.queue)
         try:
             answer = self._listener(batch.take(now_ms), ctx)
-        except BaseException as error:  # noqa: BLE001 - whatever a listener raises is an answer: try again later
+        except BaseException as error:  # noqa: BLE001
             answer = error
         if answer is None and ctx.auto_commit:
             self._commit(work, lease, batch.count)
             return 0.0
         return self._settle(work, lease, batch, judge_orderly(answer, ctx), ctx)
 
-    # --- results -------------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
-    def _settle(self, work: AssignedQueue, lease: QueueLease, batch: ReadyBatch, verdict: OrderlyVerdict, ctx: OrderlyContext) -> float:
+    def _settle(
+        self,
+        work: AssignedQueue,
+        lease: QueueLease,
+        batch: ReadyBatch,
+        verdict: OrderlyVerdict,
+        ctx: OrderlyContext,
+    ) -> float:
         if verdict.fault is not None:
             self._report(batch, verdict.fault)
         if verdict.step is Step.COMMIT:
@@ -173,19 +207,25 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         return 0.0
 
     def _commit(self, work: AssignedQueue, lease: QueueLease, ok: int) -> None:
-        """Everything in work is done: the commit offset moves behind it. ``ok``: messages of the last call."""
+        """Everything in work is done: the commit offset moves behind it. ``ok``: messages of the
+        last call.
+        """
         with work.lock:
             work.counters.consumed_ok += ok
             if not work.process.dropped:
                 for batch in lease.in_work:
                     work.process.finish(batch)
-                self._parts.offsets.update(work.queue, work.process.commit_offset, increase_only=False)
+                self._parts.offsets.update(
+                    work.queue, work.process.commit_offset, increase_only=False
+                )
             lease.in_work.clear()
         if work.held_back:
             self._drained(work)
 
     def _kept(self, work: AssignedQueue, batch: ReadyBatch, reject: bool) -> bool:
-        """Count a failure of each message, make dead letters of those that failed too often. False = none is left to be tried again."""
+        """Count a failure of each message, make dead letters of those that failed too often. False
+        = none is left to be tried again.
+        """
         configured = self._parts.config.max_reconsume_times
         retries_max = RETRIES_WITHOUT_END if configured == -1 else configured
         now_ms = self._parts.clock.now_ms()
@@ -194,7 +234,9 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         messages = batch.messages
         kept: list[MessageExt] = []
         for message in messages:
-            if (reject or message.reconsume_times >= retries_max) and self._send_back.dead_letter(message):
+            if (reject or message.reconsume_times >= retries_max) and self._send_back.dead_letter(
+                message
+            ):
                 continue
             message.failed_here(now_ms)
             kept.append(message)
@@ -204,7 +246,12 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
             return False
         if len(kept) < len(messages):
             with work.lock:
-                work.process.keep(batch, kept[0].queue_offset, len(kept), sum(len(message.stored_body) for message in kept))
+                work.process.keep(
+                    batch,
+                    kept[0].queue_offset,
+                    len(kept),
+                    sum(len(message.stored_body) for message in kept),
+                )
             batch.messages = kept
         return True
 

@@ -6,13 +6,15 @@
         │ lost        drained, resume │    │ done
     Reconnector                       └    RemoteOffsetStore, or LocalFileOffsetStore
 
-Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer asks before it takes a queue.
+Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer
+asks before it takes a queue.
 
-Decides the order in which parts start and stop; every rule lies in one of them. Implements ``PullEvents``, so that the puller
-knows neither threads nor rebalancing. Called by ``client.push.push_consumer``.
+Decides the order in which parts start and stop; every rule lies in one of them. Implements
+``PullEvents``, so that the puller knows neither threads nor rebalancing. Called by
+``client.push.push_consumer``.
 
-Invariant: ``end`` stops pulls first, then waits for listeners, then hands the offsets over, and only then leaves the group: the
-next owner of a queue finds everything that was finished.
+Invariant: ``end`` stops pulls first, then waits for listeners, then hands the offsets over, and
+only then leaves the group: the next owner of a queue finds everything that was finished.
 """
 
 from __future__ import annotations
@@ -24,16 +26,9 @@ from math import inf
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.consumer.consumer_options import PushSettings
 from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
-from rmq_ray.client.push.delivery import Delivery
-from rmq_ray.client.push.discard_on_failure import DropFailed
 from rmq_ray.client.consumer.flow_control import FlowControl
-from rmq_ray.client.push.listener import Listener
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.pausing import Pausable
@@ -41,6 +36,13 @@ from rmq_ray.client.consumer.puller import Pace, Puller
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.reconnector import Reconnector
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.push.delivery import Delivery
+from rmq_ray.client.push.discard_on_failure import DropFailed
+from rmq_ray.client.push.listener import Listener
 from rmq_ray.client.push.send_back import SendBack
 from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData
@@ -49,21 +51,35 @@ from rmq_ray.protocol.rebalance import Membership
 
 PERSIST_TIMEOUT_MS = 10_000
 ADJUSTABLE = (
-    "concurrency", "max_span", "threshold_messages", "threshold_messages_group", "threshold_messages_topic", "threshold_mib", "threshold_mib_group",
+    "concurrency",
+    "max_span",
+    "threshold_messages",
+    "threshold_messages_group",
+    "threshold_messages_topic",
+    "threshold_mib",
+    "threshold_mib_group",
     "threshold_mib_topic",
-)  # fmt: skip
+)
 """Settings of ``ConsumerConfig`` that a running consumer takes."""
 
 log = logging.getLogger("rmq_ray.client.consumer")
 
 
 class ConsumerEngine:
-    """Of one started consumer. ``data``: what the heartbeat says of it; ``local``: keeps the offsets of a broadcasting consumer."""
+    """Of one started consumer. ``data``: what the heartbeat says of it; ``local``: keeps the
+    offsets of a broadcasting consumer.
+    """
 
     def __init__(  # noqa: PLR0913 - what a consumer is made of
-        self, client: ClientInstance, group: str, settings: PushSettings, subscriptions: SubscriptionTable, listener: Listener,
-        data: Callable[[], ConsumerData], local: LocalFileOffsetStore | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        client: ClientInstance,
+        group: str,
+        settings: PushSettings,
+        subscriptions: SubscriptionTable,
+        listener: Listener,
+        data: Callable[[], ConsumerData],
+        local: LocalFileOffsetStore | None = None,
+    ) -> None:
         config, clock, orderly = settings.config, client.clock, settings.orderly
         self.client = client
         self.offsets_moved = 0
@@ -74,7 +90,12 @@ class ConsumerEngine:
             config,
             clock,
             client,
-            local or (RemoteOffsetStore(group, client, self._lock_epoch) if orderly else RemoteOffsetStore(group, client)),
+            local
+            or (
+                RemoteOffsetStore(group, client, self._lock_epoch)
+                if orderly
+                else RemoteOffsetStore(group, client)
+            ),
             DelayedCalls(clock, f"rmq-later-{group}"),
             FlowControl(config, inf if orderly else None),
             subscriptions,
@@ -84,15 +105,35 @@ class ConsumerEngine:
         send_back = SendBack(client, group, self.parts.retries_max, clock)
         drained = self.puller.resume_if_drained
         self.delivery = delivery = Delivery(group, listener, settings, clock)
-        self.leases = (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost) if orderly else None
+        self.leases = (
+            (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost)
+            if orderly
+            else None
+        )
         self.consumption: ConcurrentConsumption | OrderlyConsumption
         if self.leases is None:
             failed = DropFailed(group) if settings.broadcasting else send_back
-            self.consumption = ConcurrentConsumption(self.parts, delivery.call, failed, drained, delivery.take)
+            self.consumption = ConcurrentConsumption(
+                self.parts, delivery.call, failed, drained, delivery.take
+            )
         else:
-            self.consumption = OrderlyConsumption(self.parts, delivery.of_messages, send_back, self.leases, drained, lambda _work: self.rebalancer.wake())
+            self.consumption = OrderlyConsumption(
+                self.parts,
+                delivery.of_messages,
+                send_back,
+                self.leases,
+                drained,
+                lambda _work: self.rebalancer.wake(),
+            )
         member = Membership(group, client.client_id, settings.model, settings.strategy)
-        self.rebalancer = Rebalancer(self.parts, member, settings.start_from, self._taken, self.consumption.clean_overdue, leases=self.leases)
+        self.rebalancer = Rebalancer(
+            self.parts,
+            member,
+            settings.start_from,
+            self._taken,
+            self.consumption.clean_overdue,
+            leases=self.leases,
+        )
         self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
 
     def begin(self) -> None:
@@ -111,7 +152,9 @@ class ConsumerEngine:
         self.rebalancer.start()
 
     def end(self, timeout_ms: int) -> bool:
-        """Stop the parts in the order in which messages flow; True when every listener ended in time. Called again, it waits for listeners only."""
+        """Stop the parts in the order in which messages flow; True when every listener ended in
+        time. Called again, it waits for listeners only.
+        """
         if self._left:
             return self.consumption.stop(timeout_ms)
         self.puller.pace = Pace.STOPPED
@@ -128,10 +171,14 @@ class ConsumerEngine:
         self.client.release()
         self._left = True
         if not ended:
-            log.warning("listeners of group %s still ran after %d ms: their messages come again", self.parts.group, timeout_ms)
+            log.warning(
+                "listeners of group %s still ran after %d ms: their messages come again",
+                self.parts.group,
+                timeout_ms,
+            )
         return ended
 
-    # --- while it runs -----------------------------------------------------------------------------------------------------
+    # --- while it runs ----------------------------------------------------------------------------
 
     def pause(self, what: Collection[Pausable]) -> None:
         """No further pulls of these, or of anything when nothing is named."""
@@ -156,7 +203,11 @@ class ConsumerEngine:
         """Other limits; see ``PushConsumer.adjust``."""
         for name in limits:
             if name not in ADJUSTABLE:
-                raise ConfigError(f"{name!r} cannot be changed while the consumer runs; these can: {', '.join(ADJUSTABLE)}", name)
+                raise ConfigError(
+                    f"{name!r} cannot be changed while the consumer runs; these can: "
+                    f"{', '.join(ADJUSTABLE)}",
+                    name,
+                )
         self._limits = self._limits.but(**limits)
         self.parts.flow.adjust(self._limits)
         if "concurrency" in limits:
@@ -169,17 +220,24 @@ class ConsumerEngine:
         return self.consumption.owns_current_thread() or self.delivery.owns_current_thread()
 
     def _hand_offsets_over(self) -> None:
-        """Every held queue's offset, answered; a broker that fails once is not asked for its other queues."""
+        """Every held queue's offset, answered; a broker that fails once is not asked for its other
+        queues.
+        """
         deadline = self.parts.clock.monotonic_ms() + PERSIST_TIMEOUT_MS
         failed: set[str] = set()
         for queue, work in sorted(self.parts.assigned.snapshot().items()):
             with work.lock:
                 work.process.drop()
             known = queue in self.parts.offsets.clone(queue.topic)
-            if known and queue.broker_name not in failed and self.parts.clock.monotonic_ms() < deadline and not self.parts.offsets.persist(queue):
+            if (
+                known
+                and queue.broker_name not in failed
+                and self.parts.clock.monotonic_ms() < deadline
+                and not self.parts.offsets.persist(queue)
+            ):
                 failed.add(queue.broker_name)
 
-    # --- queues that come, stay, and are lost ----------------------------------------------------------------------------
+    # --- queues that come, stay, and are lost -----------------------------------------------------
 
     def _taken(self, work: AssignedQueue) -> None:
         self.puller.pull(work)
@@ -192,14 +250,16 @@ class ConsumerEngine:
         return work.lease.epoch if work is not None and work.lease is not None else -1
 
     def _lock_lost(self, work: AssignedQueue) -> None:
-        """Another consumer may have come further: the queue is taken anew, from the offset that the broker has."""
+        """Another consumer may have come further: the queue is taken anew, from the offset that the
+        broker has.
+        """
         with work.lock:
             work.process.drop()
         self.parts.offsets.remove(work.queue)
         self.parts.assigned.remove(work)
         self.rebalancer.wake()
 
-    # --- what the puller asks and tells (PullEvents) ----------------------------------------------------------------------------------------------------
+    # --- what the puller asks and tells (PullEvents) ----------------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """See ``PullEvents``."""
@@ -218,17 +278,22 @@ class ConsumerEngine:
         self.rebalancer.beat()
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
-        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset beyond a cut of the log is not told
-        to anybody meanwhile: what is stored behind the cut was not consumed.
+        """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset
+        beyond a cut of the log is not told to anybody meanwhile: what is stored behind the cut was
+        not consumed.
         """
         self.offsets_moved += 1
         self.move(work, offset)
 
     def move(self, work: AssignedQueue, offset: int) -> None:
-        """A queue that was dropped goes on at ``offset`` in 10 s. What is told meanwhile is never beyond it."""
+        """A queue that was dropped goes on at ``offset`` in 10 s. What is told meanwhile is never
+        beyond it.
+        """
         if self.parts.offsets.read(work.queue, ReadOffset.MEMORY) > offset:
             self.parts.offsets.update(work.queue, offset, increase_only=False)
-        self.parts.delayed.after(self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset))
+        self.parts.delayed.after(
+            self.parts.config.offset_illegal_delay_ms, partial(self._correct, work, offset)
+        )
 
     def _correct(self, work: AssignedQueue, offset: int) -> None:
         parts = self.parts
@@ -248,11 +313,12 @@ class ConsumerEngine:
             self.puller.pull(work)
         self.rebalancer.wake()
 
-    # --- counters ------------------------------------------------------------------------------------------------------
+    # --- counters ---------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight`` (pulled and not finished), ``lag``
-        (to the queues' ends as last told); ``held_back``: pulls by threshold; ``queues``: one entry for each held queue.
+        """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight``
+        (pulled and not finished), ``lag`` (to the queues' ends as last told); ``held_back``: pulls
+        by threshold; ``queues``: one entry for each held queue.
         """
         assigned = self.parts.assigned
         works = assigned.snapshot()
@@ -280,6 +346,8 @@ class ConsumerEngine:
             "rebalances": self.rebalancer.runs,
             "offsets_moved": self.offsets_moved,
             "listener_faults": self.consumption.listener_faults,
-            "held_back": {pressure.value: count for pressure, count in self.parts.flow.held_back.items()},
+            "held_back": {
+                pressure.value: count for pressure, count in self.parts.flow.held_back.items()
+            },
             "queues": queues,
         }

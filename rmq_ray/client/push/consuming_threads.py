@@ -1,7 +1,8 @@
-"""The threads that call listeners, whatever they are handed: batches (concurrent consumption) or queues (ordered consumption).
+"""The threads that call listeners, whatever they are handed: batches (concurrent consumption) or
+queues (ordered consumption).
 
-Decides how many run, how they end, and how a listener's fault is told. Does not decide what is done with an item: each kind of consumption says so
-in ``_handle``.
+Decides how many run, how they end, and how a listener's fault is told. Does not decide what is done
+with an item: each kind of consumption says so in ``_handle``.
 
 Invariant: a thread ends by ``stop`` or ``resize`` only; ``_handle`` must not raise.
 """
@@ -42,10 +43,14 @@ class ConsumingThreads(ABC, Generic[T]):
         self.resize(self._parts.config.concurrency)
 
     def resize(self, concurrency: int) -> None:
-        """From now on so many threads; those that are too many end after what they are working on."""
+        """From now on so many threads; those that are too many end after what they are
+        working on.
+        """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for number in range(self._size, concurrency):
-            thread = threading.Thread(target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True)
+            thread = threading.Thread(
+                target=self._run, name=f"rmq-consume-{self._parts.group}-{number}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
         for _ in range(concurrency, self._size):
@@ -86,4 +91,6 @@ class ConsumingThreads(ABC, Generic[T]):
         if isinstance(fault, ConsumeError):
             self._log.error("listener of group %s, %s: %s", self._parts.group, place, fault)
         else:
-            self._log.warning("listener of group %s failed with %s", self._parts.group, place, exc_info=fault)
+            self._log.warning(
+                "listener of group %s failed with %s", self._parts.group, place, exc_info=fault
+            )

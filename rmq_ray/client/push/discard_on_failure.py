@@ -1,7 +1,9 @@
-"""What becomes of messages that a broadcasting consumer's listener could not process: nothing (protocol-behaviour 15).
+"""What becomes of messages that a broadcasting consumer's listener could not process: nothing
+(protocol-behaviour 15).
 
-Every member of the group has the message; sent back, it would come to one of them only. So it is dropped, with a line in the log. Stands
-in for ``SendBack``; called by ``client.push.consume_concurrently``.
+Every member of the group has the message; sent back, it would come to one of them only. So it is
+dropped, with a line in the log. Stands in for ``SendBack``; called by
+``client.push.consume_concurrently``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ class DropFailed:
     def send_back(self, message: MessageExt, delay_level: int) -> bool:
         """The message is done with; always true."""
         place = f"{message.queue}, offset {message.queue_offset}"
-        log.warning("message %s (%s) failed in broadcasting group %s and is dropped: nobody gets it again", message.message_id, place, self._group)
+        log.warning(
+            "message %s (%s) failed in broadcasting group %s and is dropped: nobody gets it again",
+            message.message_id,
+            place,
+            self._group,
+        )
         return True
 
     def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:

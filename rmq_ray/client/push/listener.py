@@ -5,10 +5,12 @@
         return RECONSUME_LATER          try all of them again later; so does any exception
         return Reject / raise Reject()  dead letter now, no further try
 
-``ctx.ack_index`` makes a success partial: messages after it are tried again. ``ctx.delay_level_when_next_consume`` chooses the
-delay of the next try (0 = the broker decides by the number of failures, -1 = dead letter).
+``ctx.ack_index`` makes a success partial: messages after it are tried again.
+``ctx.delay_level_when_next_consume`` chooses the delay of the next try (0 = the broker decides by
+the number of failures, -1 = dead letter).
 
-Decides what an answer means (``judge``). Does not decide what happens to failed messages: ``client.push.consume_concurrently`` does.
+Decides what an answer means (``judge``). Does not decide what happens to failed messages:
+``client.push.consume_concurrently`` does.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ RECONSUME_LATER = ConsumeResult.RECONSUME_LATER
 
 
 class Reject(Exception):  # noqa: N818 - a listener's answer, not an error of ours
-    """Returned (the class or an object) or raised by a listener: these messages go to the dead-letter topic now."""
+    """Returned (the class or an object) or raised by a listener: these messages go to the
+    dead-letter topic now.
+    """
 
 
 class ConsumeContext:
-    """One call of the listener. ``queue`` is where the messages come from; the other two may be set by the listener."""
+    """One call of the listener. ``queue`` is where the messages come from; the other two may be set
+    by the listener.
+    """
 
     __slots__ = ("ack_index", "delay_level_when_next_consume", "group", "queue")
 
@@ -55,18 +61,24 @@ class ConsumeContext:
         self.ack_index = ACK_ALL
         """With SUCCESS: index of the last message that is done; those after it count as failed."""
         self.delay_level_when_next_consume = BROKER_DECIDES
-        """Delay level of the next try of failed messages: 0 the broker decides, 1..18, -1 dead letter now."""
+        """Delay level of the next try of failed messages: 0 the broker decides, 1..18, -1 dead
+        letter now.
+        """
 
 
 Listener = Callable[[Any, Any], Any]
-"""Called with a list of ``MessageExt`` (``batch="arrow"``: a ``pyarrow.RecordBatch``) and a ``ConsumeContext`` (orderly: an ``OrderlyContext``)."""
+"""Called with a list of ``MessageExt`` (``batch="arrow"``: a ``pyarrow.RecordBatch``) and a
+``ConsumeContext`` (orderly: an ``OrderlyContext``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``done``: that many messages from the first are finished; the rest is sent back with ``delay_level``.
+    """``done``: that many messages from the first are finished; the rest is sent back with
+    ``delay_level``.
 
-    ``fault``: set when the listener itself is wrong (it raised, or returned something that means nothing).
+    ``fault``: set when the listener itself is wrong (it raised, or returned something that means
+    nothing).
     """
 
     done: int
@@ -75,7 +87,8 @@ class Verdict:
 
 
 def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
-    """What ``answer`` (a return value, or the exception that the listener raised) means for ``count`` messages.
+    """What ``answer`` (a return value, or the exception that the listener raised) means for
+    ``count`` messages.
 
     >>> ctx = ConsumeContext("g", MessageQueue("t", "b", 0))
     >>> judge(None, ctx, 4).done, judge(RECONSUME_LATER, ctx, 4).done, judge(Reject, ctx, 4).delay_level
@@ -85,7 +98,14 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
         try:
             done = min(max(index(ctx.ack_index), -1) + 1, count)
         except TypeError:
-            return _failed(ctx, _wrong(f"set ctx.ack_index = {shown(ctx.ack_index)}", "give the index of the last message that is done", ctx.ack_index))
+            return _failed(
+                ctx,
+                _wrong(
+                    f"set ctx.ack_index = {shown(ctx.ack_index)}",
+                    "give the index of the last message that is done",
+                    ctx.ack_index,
+                ),
+            )
         return Verdict(count) if done == count else _failed(ctx, None, done)
     if answer is RECONSUME_LATER:
         return _failed(ctx, None)
@@ -93,11 +113,18 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
         return Verdict(0, DEAD_LETTER_LEVEL)
     if isinstance(answer, BaseException):
         return _failed(ctx, answer)
-    return _failed(ctx, _wrong(f"returned {shown(answer)}", "return None, SUCCESS, RECONSUME_LATER or Reject", answer))
+    return _failed(
+        ctx,
+        _wrong(
+            f"returned {shown(answer)}", "return None, SUCCESS, RECONSUME_LATER or Reject", answer
+        ),
+    )
 
 
 def shown(value: object) -> str:
-    """What a listener gave us, for a log line: at most 80 characters, whatever its ``repr`` does."""
+    """What a listener gave us, for a log line: at most 80 characters, whatever its ``repr``
+    does.
+    """
     try:
         return repr(value)[:80]
     except Exception:  # noqa: BLE001 - a user's object; its fault must not hide the listener's
@@ -109,7 +136,11 @@ def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> 
     try:
         return Verdict(done, min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX), fault)
     except TypeError:
-        wrong = _wrong(f"set ctx.delay_level_when_next_consume = {shown(level)}", "give 0 (the broker decides), 1 to 18, or -1 (dead letter)", level)
+        wrong = _wrong(
+            f"set ctx.delay_level_when_next_consume = {shown(level)}",
+            "give 0 (the broker decides), 1 to 18, or -1 (dead letter)",
+            level,
+        )
         return Verdict(done, BROKER_DECIDES, fault or wrong)
 
 

@@ -1,12 +1,13 @@
-"""What a broker relays to a running push consumer from operators: 220, 221, 307, 309 (protocol-behaviour 23; remoting 4).
+"""What a broker relays to a running push consumer from operators: 220, 221, 307, 309
+(protocol-behaviour 23; remoting 4).
 
     220 reset     queues that are held are dropped at once and go on at the given offsets about 10 s later, when listeners are through
     221 status    where this member is in each queue of a topic
     307 info      what this member is and how its queues stand
     309 directly  the listener gets one message, in a thread of its own; what it did is told, and nothing is committed
 
-Called by ``push_consumer`` in a reader thread: returns at once, later answers go through ``client.link``. Invariant: one message is consumed
-directly at a time, a second request is refused.
+Called by ``push_consumer`` in a reader thread: returns at once, later answers go through
+``client.link``. Invariant: one message is consumed directly at a time, a second request is refused.
 """
 
 from __future__ import annotations
@@ -19,18 +20,24 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.client.consumer.offset_store import ReadOffset
+from rmq_ray.client.consumer.received import MessageExt, Page
 from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.client.push.listener import ConsumeContext, Reject, judge
-from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, OrderlyContext, Step, judge_orderly
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.push.orderly_listener import (
+    COMMIT,
+    ROLLBACK,
+    OrderlyContext,
+    Step,
+    judge_orderly,
+)
+from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire import bodies_groups
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers_groups import ConsumeDirectlyHeader, ConsumerStatusHeader
-from rmq_ray.codec.record import decode_record
 
 REMARK_CHARS_MAX = 2_000
 CLIENT_VERSION = "V4_9_7"
@@ -46,9 +53,11 @@ class Operations:
         self._orderly = orderly
         self._direct = threading.Lock()
         self._handlers: dict[int, Callable[[Command, Address], Command | None]] = {
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._info, RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
-        }  # fmt: skip
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
 
     def handle(self, command: Command, address: Address) -> Command | None:
         """The answer; None where it comes later or there is none."""
@@ -57,7 +66,10 @@ class Operations:
             return handler(command, address)
         if command.is_oneway:
             return None
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not known to this consumer")
+        return command.answer(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            remark=f"request code {command.code} is not known to this consumer",
+        )
 
     def _reset(self, command: Command, address: Address) -> None:
         offsets = bodies_groups.decode_offsets(command.body_bytes())
@@ -66,62 +78,106 @@ class Operations:
             work = held.get(queue)
             if work is None:
                 continue
-            log.info("an operator moves group %s on %s to offset %d", self._engine.parts.group, queue, offset)
+            log.info(
+                "an operator moves group %s on %s to offset %d",
+                self._engine.parts.group,
+                queue,
+                offset,
+            )
             with work.lock:
                 work.process.drop()
             self._engine.move(work, offset)
 
     def _status(self, command: Command, address: Address) -> Command:
         topic = ConsumerStatusHeader.from_fields(command.fields).topic
-        return command.answer(fields={}, body=bodies_groups.encode_client_status(self._engine.parts.offsets.clone(topic)))
+        return command.answer(
+            fields={},
+            body=bodies_groups.encode_client_status(self._engine.parts.offsets.clone(topic)),
+        )
 
     def _info(self, command: Command, address: Address) -> Command:
         engine, parts = self._engine, self._engine.parts
         properties = {
-            "PROP_NAMESERVER_ADDR": ";".join(map(str, engine.client.link.name_server_addresses)), "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-            "PROP_CONSUMEORDERLY": str(self._orderly).lower(), "PROP_THREADPOOL_CORE_SIZE": str(parts.config.concurrency),
+            "PROP_NAMESERVER_ADDR": ";".join(map(str, engine.client.link.name_server_addresses)),
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(parts.config.concurrency),
             "PROP_CLIENT_VERSION": CLIENT_VERSION,
-        }  # fmt: skip
+        }
         queues: dict[MessageQueue, dict[str, Any]] = {}
         for queue, work in parts.assigned.snapshot().items():
             process, committed = work.process, parts.offsets.read(queue, ReadOffset.MEMORY)
             queues[queue] = {
-                "cachedMsgCount": process.count, "cachedMsgMaxOffset": max(0, process.next_offset - 1), "cachedMsgMinOffset": process.commit_offset,
-                "cachedMsgSizeInMiB": process.body_bytes >> 20, "commitOffset": max(0, committed), "droped": process.dropped,
-                "lastConsumeTimestamp": 0, "lastLockTimestamp": 0, "lastPullTimestamp": process.last_pull_ms, "locked": work.lease is not None,
-                "transactionMsgCount": 0, "transactionMsgMaxOffset": 0, "transactionMsgMinOffset": 0, "tryUnlockTimes": 0,
-            }  # fmt: skip
-        return command.answer(fields={}, body=bodies_groups.encode_running_info(properties, queues, {}))
+                "cachedMsgCount": process.count,
+                "cachedMsgMaxOffset": max(0, process.next_offset - 1),
+                "cachedMsgMinOffset": process.commit_offset,
+                "cachedMsgSizeInMiB": process.body_bytes >> 20,
+                "commitOffset": max(0, committed),
+                "droped": process.dropped,
+                "lastConsumeTimestamp": 0,
+                "lastLockTimestamp": 0,
+                "lastPullTimestamp": process.last_pull_ms,
+                "locked": work.lease is not None,
+                "transactionMsgCount": 0,
+                "transactionMsgMaxOffset": 0,
+                "transactionMsgMinOffset": 0,
+                "tryUnlockTimes": 0,
+            }
+        return command.answer(
+            fields={}, body=bodies_groups.encode_running_info(properties, queues, {})
+        )
 
     def _consume_directly(self, command: Command, address: Address) -> Command | None:
         broker = ConsumeDirectlyHeader.from_fields(command.fields).broker_name or ""
         message = _message(command.body_bytes(), broker, self._engine.parts.config.namespace)
         if not self._direct.acquire(blocking=False):
-            return command.answer(ResponseCode.SYSTEM_BUSY, remark="this consumer is consuming another message directly; ask again later")
-        later = Command(command.code, command.opaque, command.flag, command.fields, serialize=command.serialize)
-        threading.Thread(target=self._run_directly, args=(later, address, message), name="rmq-consume-directly", daemon=True).start()
+            return command.answer(
+                ResponseCode.SYSTEM_BUSY,
+                remark="this consumer is consuming another message directly; ask again later",
+            )
+        later = Command(
+            command.code, command.opaque, command.flag, command.fields, serialize=command.serialize
+        )
+        threading.Thread(
+            target=self._run_directly,
+            args=(later, address, message),
+            name="rmq-consume-directly",
+            daemon=True,
+        ).start()
         return None
 
     def _run_directly(self, command: Command, address: Address, message: MessageExt) -> None:
         clock, group = self._engine.parts.clock, self._engine.parts.group
-        ctx = OrderlyContext(group, message.queue) if self._orderly else ConsumeContext(group, message.queue)
+        ctx = (
+            OrderlyContext(group, message.queue)
+            if self._orderly
+            else ConsumeContext(group, message.queue)
+        )
         began_ms, remark = clock.monotonic_ms(), None
         try:
             answer = self._engine.delivery.of_messages([message], ctx)
         except Reject as rejection:
             answer = rejection
-        except BaseException as error:  # noqa: BLE001 - the listener's fault is what the operator wants to see
+        except BaseException as error:  # noqa: BLE001
             answer, remark = error, traceback.format_exc()[-REMARK_CHARS_MAX:]
         finally:
             self._direct.release()
         outcome, fault = _outcome(answer, ctx)
         body = bodies_groups.encode_direct_result(
-            outcome, int(clock.monotonic_ms() - began_ms), remark or fault, order=self._orderly, auto_commit=bool(getattr(ctx, "auto_commit", True))
+            outcome,
+            int(clock.monotonic_ms() - began_ms),
+            remark or fault,
+            order=self._orderly,
+            auto_commit=bool(getattr(ctx, "auto_commit", True)),
         )
         try:
             self._engine.client.link.answer(address, command.answer(fields={}, body=body))
         except RmqError as error:
-            log.warning("what became of message %s, consumed directly, was not told: %s", message.message_id, error)
+            log.warning(
+                "what became of message %s, consumed directly, was not told: %s",
+                message.message_id,
+                error,
+            )
 
 
 def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str, str | None]:
@@ -130,11 +186,15 @@ def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str,
         return "CR_THROW_EXCEPTION", None
     if isinstance(ctx, ConsumeContext):
         verdict = judge(answer, ctx, 1)
-        return ("CR_SUCCESS" if verdict.done else "CR_LATER"), None if verdict.fault is None else str(verdict.fault)
+        return (
+            "CR_SUCCESS" if verdict.done else "CR_LATER"
+        ), None if verdict.fault is None else str(verdict.fault)
     if answer is COMMIT or answer is ROLLBACK:
         return ("CR_COMMIT" if answer is COMMIT else "CR_ROLLBACK"), None
     found = judge_orderly(answer, ctx)
-    return ("CR_SUCCESS" if found.step in (Step.COMMIT, Step.KEEP) else "CR_LATER"), None if found.fault is None else str(found.fault)
+    return (
+        "CR_SUCCESS" if found.step in (Step.COMMIT, Step.KEEP) else "CR_LATER"
+    ), None if found.fault is None else str(found.fault)
 
 
 def _message(raw: bytes, broker_name: str, namespace: str) -> MessageExt:

@@ -3,11 +3,13 @@
     with PushConsumer("billing", listener=handle, subscriptions={"orders": "paid || refund"}, discovery=...):
         ...
 
-Decides the life cycle and what users may ask; the work is done by the parts that ``client.push.consumer_engine`` wires together.
-``ClientInstance`` calls it as a ``ManagedConsumer``.
+Decides the life cycle and what users may ask; the work is done by the parts that
+``client.push.consumer_engine`` wires together. ``ClientInstance`` calls it as a
+``ManagedConsumer``.
 
-Invariants: a message counts as consumed when the listener is done with it or a broker stored it for another try. ``stop`` waits
-for running listeners and hands the offsets over: what was finished does not come again, what was not comes to the next owner.
+Invariants: a message counts as consumed when the listener is done with it or a broker stored it for
+another try. ``stop`` waits for running listeners and hands the offsets over: what was finished does
+not come again, what was not comes to the next owner.
 """
 
 from __future__ import annotations
@@ -16,20 +18,26 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any, Self, Unpack
 
-from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
-from rmq_ray.client.consumer.consumer_options import PushOptions, check_listener, check_subscriptions, push_settings
+from rmq_ray.client.consumer.consumer_options import (
+    PushOptions,
+    check_listener,
+    check_subscriptions,
+    push_settings,
+)
 from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.filter_check import check_filters
-from rmq_ray.client.push.listener import Listener
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, LocalPlace
-from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.push.operations import Operations
 from rmq_ray.client.consumer.pausing import Pausable
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.push.consumer_engine import ConsumerEngine
+from rmq_ray.client.push.listener import Listener
+from rmq_ray.client.push.operations import Operations
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
+from rmq_ray.files import FileSystem
 from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import Address, MessageQueue
@@ -39,7 +47,6 @@ from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.files import FileSystem
 
 STOP_TIMEOUT_MS = 30_000
 PERSIST_TIMEOUT_MS = 10_000
@@ -48,11 +55,13 @@ log = logging.getLogger("rmq_ray.client.consumer")
 
 
 class PushConsumer:
-    """Consumes topics of a cluster as a member of a group. Use it as a context manager, or ``start`` and ``stop``.
+    """Consumes topics of a cluster as a member of a group. Use it as a context manager, or
+    ``start`` and ``stop``.
 
-    ``listener(messages, ctx)`` is called by ``concurrency`` threads; see ``rmq_ray.client.push.listener`` for what it may return.
-    ``subscriptions``: topic -> ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings; options are put over it.
-    Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``listener(messages, ctx)`` is called by ``concurrency`` threads; see
+    ``rmq_ray.client.push.listener`` for what it may return. ``subscriptions``: topic -> ``"*"``,
+    ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings; options
+    are put over it. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
     def __init__(
@@ -69,7 +78,14 @@ class PushConsumer:
     ) -> None:
         self._settings = push_settings(group, config, options)
         check_listener(listener)
-        self._arguments = {"listener": listener, "subscriptions": subscriptions, "discovery": discovery, "config": config, "client_id": client_id, **options}
+        self._arguments = {
+            "listener": listener,
+            "subscriptions": subscriptions,
+            "discovery": discovery,
+            "config": config,
+            "client_id": client_id,
+            **options,
+        }
         self._group = group = self._settings.config.group
         self._listener = listener
         self._discovery = discovery
@@ -85,23 +101,30 @@ class PushConsumer:
         self._engine: ConsumerEngine | None = None
         self._operations: Operations | None = None
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the group and begin to consume; the first messages come when the first rebalance is through.
+        """Join the group and begin to consume; the first messages come when the first rebalance is
+        through.
 
-        Raises ``ClientError`` when it was started before, is stopped meanwhile, or the group name is taken in this client, and what the discovery raises.
+        Raises ``ClientError`` when it was started before, is stopped meanwhile, or the group name
+        is taken in this client, and what the discovery raises.
         """
         self._life.start(self._connect, self._begin)
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> bool:
-        """Leave the group: no further pulls, running listeners end, offsets are handed over. False when a listener still ran after
-        ``timeout_ms``: its messages come again; or when another thread was still starting it, and in a signal handler that interrupted its ``start``: that ends
-        it, and raises ``ClientError``. ``ClientError`` when called by the listener itself.
+        """Leave the group: no further pulls, running listeners end, offsets are handed over. False
+        when a listener still ran after ``timeout_ms``: its messages come again; or when another
+        thread was still starting it, and in a signal handler that interrupted its ``start``: that
+        ends it, and raises ``ClientError``. ``ClientError`` when called by the listener itself.
         """
         engine = self._engine
         if engine is not None and engine.owns_current_thread():
-            raise ClientError("stop() was called by the listener, which it would wait for; call it from another thread", self._group)
+            raise ClientError(
+                "stop() was called by the listener, which it would wait for; call it from "
+                "another thread",
+                self._group,
+            )
         return self._life.stop(timeout_ms)
 
     close = stop
@@ -116,7 +139,15 @@ class PushConsumer:
 
     def _join(self, client_id: str | None, local: LocalFileOffsetStore | None) -> None:
         client = ClientInstance.get_or_create(self._discovery, client_id, clock=self._clock)
-        engine = ConsumerEngine(client, self._group, self._settings, self._subscriptions, self._listener, self.consumer_data, local)
+        engine = ConsumerEngine(
+            client,
+            self._group,
+            self._settings,
+            self._subscriptions,
+            self._listener,
+            self.consumer_data,
+            local,
+        )
         client.register_consumer(self)
         self._life.state = ServiceState.START_FAILED
         self._engine = engine
@@ -143,7 +174,13 @@ class PushConsumer:
         if not self._settings.broadcasting:
             return self._client_id, None
         files = FileSystem()
-        place = LocalPlace.claim(self._settings.config.offsets_root, self._discovery.lookup(), self._group, self._client_id, files)
+        place = LocalPlace.claim(
+            self._settings.config.offsets_root,
+            self._discovery.lookup(),
+            self._group,
+            self._client_id,
+            files,
+        )
         local = LocalFileOffsetStore(place.directory, files)
         try:
             local.load()
@@ -169,7 +206,7 @@ class PushConsumer:
         """Pickles as what it was made from: a new consumer that was not started."""
         return _rebuilt, (self._group, self._arguments)
 
-    # --- use -----------------------------------------------------------------------------------------------------------
+    # --- use --------------------------------------------------------------------------------------
 
     @property
     def group(self) -> str:
@@ -196,7 +233,9 @@ class PushConsumer:
         return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Add a topic, or change its filter; a running consumer rebalances at once. ``SubscriptionInvalid`` changes nothing."""
+        """Add a topic, or change its filter; a running consumer rebalances at once.
+        ``SubscriptionInvalid`` changes nothing.
+        """
         check_subscriptions({topic: expression})
         topic = self._whole(topic)
         wanted = parse_subscription(topic, expression)
@@ -215,7 +254,9 @@ class PushConsumer:
         self.rebalance_now()
 
     def pause(self, *what: Pausable) -> None:
-        """No further pulls of these topics and queues (all, when none is named) until ``resume``; what was pulled is still handed out."""
+        """No further pulls of these topics and queues (all, when none is named) until ``resume``;
+        what was pulled is still handed out.
+        """
         if self._engine is not None:
             self._engine.pause([self._whole_of(item) for item in what])
 
@@ -225,15 +266,23 @@ class PushConsumer:
             self._engine.resume([self._whole_of(item) for item in what])
 
     def adjust(self, **limits: int) -> None:
-        """Other limits from now on, while it runs: ``threshold_messages``, ``threshold_mib``, ``threshold_messages_topic``, ``threshold_mib_topic``,
-        ``threshold_messages_group``, ``threshold_mib_group``, ``max_span``, ``concurrency``; see ``ConsumerConfig``. ``ConfigError`` for others.
+        """Other limits from now on, while it runs: ``threshold_messages``, ``threshold_mib``,
+        ``threshold_messages_topic``, ``threshold_mib_topic``, ``threshold_messages_group``,
+        ``threshold_mib_group``, ``max_span``, ``concurrency``; see ``ConsumerConfig``.
+        ``ConfigError`` for others.
         """
         if self._engine is None:
-            raise ClientError(f"consumer of group {self._group!r} is {self._life.state.value}: give limits in its ConsumerConfig", self._group)
+            raise ClientError(
+                f"consumer of group {self._group!r} is {self._life.state.value}: give limits "
+                f"in its ConsumerConfig",
+                self._group,
+            )
         self._engine.adjust(limits)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the names."""
+        """Counters since ``start``, and the queues held now; see ``ConsumerEngine.stats`` for the
+        names.
+        """
         found = {"group": self._group, "state": self._life.state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})
 
@@ -244,12 +293,18 @@ class PushConsumer:
     def _whole_of(self, what: Pausable) -> Pausable:
         return self._whole(what) if isinstance(what, str) else what
 
-    # --- as the client instance sees it ----------------------------------------------------------------------------------
+    # --- as the client instance sees it -----------------------------------------------------------
 
     def consumer_data(self) -> ConsumerData:
         """See ``ManagedConsumer``."""
         settings = self._settings
-        return ConsumerData(self._group, ConsumeType.CONSUME_PASSIVELY, settings.model, settings.start_from, self._subscriptions.all())
+        return ConsumerData(
+            self._group,
+            ConsumeType.CONSUME_PASSIVELY,
+            settings.model,
+            settings.start_from,
+            self._subscriptions.all(),
+        )
 
     def subscribed_topics(self) -> Collection[str]:
         """See ``ManagedConsumer``."""
@@ -274,7 +329,12 @@ class PushConsumer:
         engine = self._engine
         if engine is None:
             return (
-                None if command.is_oneway else command.answer(ResponseCode.SYSTEM_ERROR, remark=f"consumer of group {self._group} is {self._life.state.value}")
+                None
+                if command.is_oneway
+                else command.answer(
+                    ResponseCode.SYSTEM_ERROR,
+                    remark=f"consumer of group {self._group} is {self._life.state.value}",
+                )
             )
         if self._operations is None:
             self._operations = Operations(engine, self._settings.orderly)

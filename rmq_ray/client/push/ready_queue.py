@@ -1,13 +1,17 @@
-"""What waits for a consuming thread, and which sleeping thread gets it: the one that fell asleep last.
+"""What waits for a consuming thread, and which sleeping thread gets it: the one that fell asleep
+last.
 
     put ──> [item item item]                      get: the oldest item; none: asleep, on top of the others
         └─> asleep: [thread thread thread] ──top──> woken; it wakes the next one while items are left
 
-Decides who is woken, and how many: for a lone item one thread, mostly the same one again, whose stack and caches are warm. (``queue.SimpleQueue`` wakes a
-second one each time, which finds nothing, and takes turns through all of them.) Does not decide what an item is. Called by ``consuming_threads``.
+Decides who is woken, and how many: for a lone item one thread, mostly the same one again, whose
+stack and caches are warm. (``queue.SimpleQueue`` wakes a second one each time, which finds nothing,
+and takes turns through all of them.) Does not decide what an item is. Called by
+``consuming_threads``.
 
-Invariants: an item is taken once, in the order of ``put``. No lost wake-up: whoever falls asleep is seen asleep first and then looks for items again;
-whoever puts, puts first and then looks for sleepers. Each of these is one atomic step of a deque or a list, so there is no lock.
+Invariants: an item is taken once, in the order of ``put``. No lost wake-up: whoever falls asleep is
+seen asleep first and then looks for items again; whoever puts, puts first and then looks for
+sleepers. Each of these is one atomic step of a deque or a list, so there is no lock.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ class ReadyQueue(Generic[T]):
         self._items: deque[T] = deque()
         self._asleep: list[threading.Lock] = []
         self._waking = False
-        """A woken thread has not looked yet. It wakes the next one if there is more than it takes, so nobody else is woken for that."""
+        """A woken thread has not looked yet. It wakes the next one if there is more than it takes,
+        so nobody else is woken for that.
+        """
         self._mine = _Mine()
 
     def empty(self) -> bool:
@@ -54,7 +60,9 @@ class ReadyQueue(Generic[T]):
             self._wake()
 
     def get(self, timeout: float) -> T:
-        """The oldest item; ``queue.Empty`` when ``timeout`` seconds went by in which nobody woke this thread."""
+        """The oldest item; ``queue.Empty`` when ``timeout`` seconds went by in which nobody woke
+        this thread.
+        """
         while True:  # ends: an item, or the time is over
             try:
                 return self.get_nowait()
@@ -75,7 +83,9 @@ class ReadyQueue(Generic[T]):
     def _wake(self) -> None:
         try:
             sleeper = self._asleep.pop()
-        except IndexError:  # somebody else has just woken the last one: it looks, as does whoever falls asleep
+        except (
+            IndexError
+        ):  # somebody else has just woken the last one: it looks, as does whoever falls asleep
             return
         self._waking = True
         sleeper.release()
@@ -91,10 +101,14 @@ class ReadyQueue(Generic[T]):
         if self._items or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)
-                self._waking = self._waking and in_time  # for so long nobody wakes: it was said after the one to be woken had given up
+                self._waking = (
+                    self._waking and in_time
+                )  # for so long nobody wakes: it was said after the one to be woken had given up
                 return in_time or bool(self._items)
             except ValueError:  # somebody has it in hand and is about to release it
                 if not me.acquire(timeout=HAND_OVER_S):
-                    self._mine.sleeper = None  # never again: a late release must not wake another sleep
+                    self._mine.sleeper = (
+                        None  # never again: a late release must not wake another sleep
+                    )
         self._waking = False
         return True

@@ -18,23 +18,34 @@ def checked_columns(columns: Sequence[str] | None, error: type[RmqError]) -> lis
     if columns is None:
         return list(COLUMNS)
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise error(f"columns must be a list of different names, not {columns!r:.200}; a topic has {', '.join(COLUMNS)}", repr(columns)[:200])
+        raise error(
+            f"columns must be a list of different names, not {columns!r:.200}; a topic has "
+            f"{', '.join(COLUMNS)}",
+            repr(columns)[:200],
+        )
     for name in columns:
         if name not in COLUMNS:
             raise error(f"unknown column {name!r:.80}; a topic has {', '.join(COLUMNS)}", name)
     return list(columns)
 
 
-def topic_or_pattern(topic: str | Sequence[str] | None, pattern: str | None, error: type[RmqError]) -> str | Sequence[str]:
+def topic_or_pattern(
+    topic: str | Sequence[str] | None, pattern: str | None, error: type[RmqError]
+) -> str | Sequence[str]:
     """The one of the two that is given."""
     name = topic if pattern is None else pattern
     if name is None or (topic is not None and pattern is not None):
-        raise error("give either topic= (one name or several) or pattern= (a regular expression)", repr(topic)[:200])
+        raise error(
+            "give either topic= (one name or several) or pattern= (a regular expression)",
+            repr(topic)[:200],
+        )
     return name
 
 
 def frame_timeout_ms(timeout: float, error: type[RmqError]) -> int:
     """``timeout`` of a frame in s, in ms."""
     if not TIMEOUT_S_MIN <= timeout <= TIMEOUT_S_MAX:
-        raise error(f"timeout must be a millisecond to an hour, in seconds, not {timeout!r:.80}", timeout)
+        raise error(
+            f"timeout must be a millisecond to an hour, in seconds, not {timeout!r:.80}", timeout
+        )
     return int(timeout * 1000)

@@ -1,9 +1,11 @@
-"""One partition of a table on its way into a topic: what a worker of a parallel write does, in a process without Ray or Spark.
+"""One partition of a table on its way into a topic: what a worker of a parallel write does, in a
+process without Ray or Spark.
 
     record batches ──Producer.send_arrow──> frames, with ids of their own kind or derived ones ──> brokers
 
-Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not decide which rows a partition has. Called by the
-workers of the Spark and Ray Data sinks. Invariant: rows that were counted are stored.
+Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not
+decide which rows a partition has. Called by the workers of the Spark and Ray Data sinks. Invariant:
+rows that were counted are stored.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.scan.derived_frames import DerivedFrames
@@ -35,8 +37,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames with derived ids, empty without them. ``group``: of the
-    producer.
+    """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames
+    with derived ids, empty without them. ``group``: of the producer.
     """
 
     topic: str
@@ -48,15 +50,36 @@ class Target:
     group: str = SPARK_GROUP
 
 
-def send_partition(target: Target, partition: int, batches: Iterable[Any], stored: Callable[[int], None]) -> int:
-    """Send every ``pyarrow.RecordBatch`` (or table); how many rows were stored. ``stored`` is told after each batch. Raises as ``Producer.send_arrow``."""
+def send_partition(
+    target: Target, partition: int, batches: Iterable[Any], stored: Callable[[int], None]
+) -> int:
+    """Send every ``pyarrow.RecordBatch`` (or table); how many rows were stored. ``stored`` is told
+    after each batch. Raises as ``Producer.send_arrow``.
+    """
     to, frames = target.columns, DerivedFrames(target.write, partition, target.queues)
     rows = sent = 0
-    with Producer(target.group, discovery=Known(target.where), send_timeout_ms=target.timeout_ms, retries=RETRIES) as producer:
+    with Producer(
+        target.group,
+        discovery=Known(target.where),
+        send_timeout_ms=target.timeout_ms,
+        retries=RETRIES,
+    ) as producer:
         for batch in batches:
             if batch.num_rows:
-                place = None if not target.write else lambda number, first=sent: frames.place(first + number)
-                results = producer.send_arrow(target.topic, batch, body=to.body, key=to.key, tag=to.tag, properties=to.properties, place=place)
+                place = (
+                    None
+                    if not target.write
+                    else lambda number, first=sent: frames.place(first + number)
+                )
+                results = producer.send_arrow(
+                    target.topic,
+                    batch,
+                    body=to.body,
+                    key=to.key,
+                    tag=to.tag,
+                    properties=to.properties,
+                    place=place,
+                )
                 sent += len(results)
                 rows += batch.num_rows
                 stored(batch.num_rows)

@@ -1,14 +1,17 @@
-"""At which copy of each broker's log a bulk read is planned: the master, and while that is away one of its slaves.
+"""At which copy of each broker's log a bulk read is planned: the master, and while that is away one
+of its slaves.
 
     the master  ──no answer for 5 s──>  slaves and master in turn, as the name servers tell them by then  ──30 s──>  the last error
     no master in the route: slaves at once
     the end is a time, or a group's position: the master alone  ──30 s──>  ClusterError
 
-Decides: which copy answers for a broker name, and which answers of a slave count. Does not decide what is read (``scan_plan``). A slave's log may be shorter
-than its master's: it counts where it holds every offset that the read names; a read to "latest" ends where the slave's copy does. Where a time or a group's
-position lies nobody can tell by a shorter log: an end of that kind is the master's to say. Nor is a group unknown because a slave's table has not got it yet.
-Called by plans, in their threads; blocking, without an instance's lock. Invariant: one copy of each broker answers for all topics and all of a plan's later
-questions, but for groups that a slave does not know.
+Decides: which copy answers for a broker name, and which answers of a slave count. Does not decide
+what is read (``scan_plan``). A slave's log may be shorter than its master's: it counts where it
+holds every offset that the read names; a read to "latest" ends where the slave's copy does. Where a
+time or a group's position lies nobody can tell by a shorter log: an end of that kind is the
+master's to say. Nor is a group unknown because a slave's table has not got it yet. Called by plans,
+in their threads; blocking, without an instance's lock. Invariant: one copy of each broker answers
+for all topics and all of a plan's later questions, but for groups that a slave does not know.
 """
 
 from __future__ import annotations
@@ -23,27 +26,43 @@ import msgpack
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import PATIENCE_MS, PAUSE_MS, TIMEOUT_MS, ask_patiently
 from rmq_ray.client.pull.queue_questions import QueueQuestions
-from rmq_ray.errors import ClientError, ClusterError, ConnectFailed, ConsumeError, RemotingError, ResponseError, TopicNotFound
+from rmq_ray.errors import (
+    ClientError,
+    ClusterError,
+    ConnectFailed,
+    ConsumeError,
+    RemotingError,
+    ResponseError,
+    TopicNotFound,
+)
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
 log = logging.getLogger("rmq_ray.scan")
 MASTER_ALONE_MS = 5_000
-"""A broker that was killed is back in 1 to 5 s; then it is asked, since it may hold rows that no slave has copied."""
+"""A broker that was killed is back in 1 to 5 s; then it is asked, since it may hold rows that no
+slave has copied.
+"""
 BESIDE_TIMEOUT_MS = 5_000  # of a request, where another copy may answer instead
 
 Bounds = dict[MessageQueue, tuple[int, int]]
 
 
 def planned_at(
-    instance: ClientInstance, topics: Sequence[str], needed: Mapping[MessageQueue, int], alone_ms: float = MASTER_ALONE_MS
+    instance: ClientInstance,
+    topics: Sequence[str],
+    needed: Mapping[MessageQueue, int],
+    alone_ms: float = MASTER_ALONE_MS,
 ) -> tuple[dict[str, Address], Bounds]:
-    """(the copy of each broker name that answers for these topics, [minimum, maximum) of each queue that may be read).
+    """(the copy of each broker name that answers for these topics, [minimum, maximum) of each queue
+    that may be read).
 
-    ``needed``: offsets that a slave must hold to be asked, by queue. ``alone_ms``: how long nobody but a master that is in the route is asked, once for each
-    broker; infinite: slaves never are. Raises ``TopicNotFound``; where no copy answers for 30 s the last error, or ``ClusterError`` if there are slaves that
-    may not; ``ResponseError`` where one refuses, ``ClientError`` for a broker without address.
+    ``needed``: offsets that a slave must hold to be asked, by queue. ``alone_ms``: how long nobody
+    but a master that is in the route is asked, once for each broker; infinite: slaves never are.
+    Raises ``TopicNotFound``; where no copy answers for 30 s the last error, or ``ClusterError`` if
+    there are slaves that may not; ``ResponseError`` where one refuses, ``ClientError`` for a broker
+    without address.
     """
     queues = [queue for topic in topics for queue in _queues(instance, topic)]
     copies: dict[str, Address] = {}
@@ -55,15 +74,23 @@ def planned_at(
     return copies, bounds
 
 
-def group_positions(instance: ClientInstance, group: str, copies: Mapping[str, Address], queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
-    """What the group has committed, None for queues without a position, as ``copies`` tell it. Where they know none at all and one of them is no master,
-    its table may be older than the group: the masters are asked for 30 s, and the copies meanwhile. ``ClusterError`` when that is over.
+def group_positions(
+    instance: ClientInstance,
+    group: str,
+    copies: Mapping[str, Address],
+    queues: Collection[MessageQueue],
+) -> dict[MessageQueue, int | None]:
+    """What the group has committed, None for queues without a position, as ``copies`` tell it.
+    Where they know none at all and one of them is no master, its table may be older than the group:
+    the masters are asked for 30 s, and the copies meanwhile. ``ClusterError`` when that is over.
     """
     give_up = instance.clock.monotonic_ms() + PATIENCE_MS
     while True:  # ends: at give_up
         found = _committed(instance, group, copies, queues)
         masters = {name: instance.routes.addresses(name).get(MASTER_ID) for name in copies}
-        slaves = sorted(str(copies[name]) for name, master in masters.items() if master != copies[name])
+        slaves = sorted(
+            str(copies[name]) for name, master in masters.items() if master != copies[name]
+        )
         if not slaves or any(offset is not None for offset in found.values()):
             return found
         try:
@@ -75,8 +102,10 @@ def group_positions(instance: ClientInstance, group: str, copies: Mapping[str, A
             reason = str(error)
         if instance.clock.monotonic_ms() >= give_up:
             raise ClusterError(
-                f"group {group!r} is not known at {', '.join(slaves)}, which may be because it is new there, and who would know does not answer: {reason}; "
-                "wait for the master, see `rmq-ray status`, or begin at 'earliest', at a time or at offsets",
+                f"group {group!r} is not known at {', '.join(slaves)}, which may be because "
+                f"it is new there, and who would know does not answer: {reason}; "
+                "wait for the master, see `rmq-ray status`, or begin at 'earliest', at a "
+                "time or at offsets",
                 group,
             )
         instance.clock.sleep_ms(PAUSE_MS)
@@ -94,9 +123,17 @@ def named_offsets(positions: Collection[object]) -> dict[MessageQueue, int]:
 
 
 class _Asking:
-    """The copies of one broker name, one after another. ``needed``: its queues, and the offset that each must hold. ``at``: who was asked last."""
+    """The copies of one broker name, one after another. ``needed``: its queues, and the offset that
+    each must hold. ``at``: who was asked last.
+    """
 
-    def __init__(self, instance: ClientInstance, name: str, needed: Mapping[MessageQueue, int], alone_ms: float) -> None:
+    def __init__(
+        self,
+        instance: ClientInstance,
+        name: str,
+        needed: Mapping[MessageQueue, int],
+        alone_ms: float,
+    ) -> None:
         self._instance, self._name, self._needed = instance, name, needed
         self._topics = sorted({queue.topic for queue in needed})
         self._alone_until = instance.clock.monotonic_ms() + alone_ms
@@ -112,30 +149,60 @@ class _Asking:
         try:
             answer = ask_patiently(self._attempt, self._instance.clock, PATIENCE_MS)
         except RemotingError as error:
-            if self._slaves_never and self._slaves() and (error.retriable or isinstance(error, ResponseError)):
+            if (
+                self._slaves_never
+                and self._slaves()
+                and (error.retriable or isinstance(error, ResponseError))
+            ):
                 raise ClusterError(
-                    f"the master of {self._name} does not answer ({error}), and only by its log it is known where a time or a group's position lies: "
-                    "wait for it, see `rmq-ray status`, or end the read at 'latest' or at offsets, for which a slave's copy may do", self._name,
-                ) from error  # fmt: skip
+                    f"the master of {self._name} does not answer ({error}), and only by its "
+                    f"log it is known where a time or a group's position lies: "
+                    "wait for it, see `rmq-ray status`, or end the read at 'latest' or at "
+                    "offsets, for which a slave's copy may do",
+                    self._name,
+                ) from error
             raise
         if answer.code != ResponseCode.SUCCESS:
-            raise ResponseError(f"broker {self.at} refused QUEUE_BOUNDS: {answer.remark}", answer.code)
+            raise ResponseError(
+                f"broker {self.at} refused QUEUE_BOUNDS: {answer.remark}", answer.code
+            )
         master = self._known.get(MASTER_ID)
         if master is not None and self.at != master:
-            log.warning("%s does not answer at %s: the read is planned by its copy at %s, to where that has got", self._name, master, self.at)
+            log.warning(
+                "%s does not answer at %s: the read is planned by its copy at %s, to where "
+                "that has got",
+                self._name,
+                master,
+                self.at,
+            )
         return self.at, self._told(answer)
 
     def _attempt(self, turn: int) -> Command:
         self._choose(turn)
         command = Command(RequestCode.QUEUE_BOUNDS, body=msgpack.packb(self._topics), serialize=1)
-        answer = self._instance.invoke(self.at, command, BESIDE_TIMEOUT_MS if len(self._known) > 1 else TIMEOUT_MS)
-        lacks = answer.code == ResponseCode.SUCCESS and self.at != self._known.get(MASTER_ID) and self._lacks(self._told(answer))
-        return answer.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"the copy of {self._name} at {self.at} lacks planned rows") if lacks else answer
+        answer = self._instance.invoke(
+            self.at, command, BESIDE_TIMEOUT_MS if len(self._known) > 1 else TIMEOUT_MS
+        )
+        lacks = (
+            answer.code == ResponseCode.SUCCESS
+            and self.at != self._known.get(MASTER_ID)
+            and self._lacks(self._told(answer))
+        )
+        return (
+            answer.answer(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                remark=f"the copy of {self._name} at {self.at} lacks planned rows",
+            )
+            if lacks
+            else answer
+        )
 
     def _choose(self, turn: int) -> None:
         """The master while it is asked alone, else the next one."""
         if turn:
-            self._instance.routes.refresh_all({self._topics[0]})  # each tells the broker's addresses
+            self._instance.routes.refresh_all(
+                {self._topics[0]}
+            )  # each tells the broker's addresses
             self._known = dict(self._instance.routes.addresses(self._name)) or self._known
         master = self._known.get(MASTER_ID)
         if master is not None and self._instance.clock.monotonic_ms() < self._alone_until:
@@ -153,20 +220,33 @@ class _Asking:
     def _told(self, answer: Command) -> Bounds:
         found: dict[str, Any] = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
         return {
-            MessageQueue(topic, self._name, int(number)): (int(low), int(high)) for topic, queues in found.items() for number, (low, high) in queues.items()
+            MessageQueue(topic, self._name, int(number)): (int(low), int(high))
+            for topic, queues in found.items()
+            for number, (low, high) in queues.items()
         }
 
     def _lacks(self, told: Bounds) -> bool:
-        return any(queue not in told or told[queue][1] < offset for queue, offset in self._needed.items())
+        return any(
+            queue not in told or told[queue][1] < offset for queue, offset in self._needed.items()
+        )
 
 
 def _queues(instance: ClientInstance, topic: str) -> tuple[MessageQueue, ...]:
     queues = instance.routes.find_subscribe(topic)
     if not queues:
-        raise TopicNotFound(f"topic {topic!r} does not exist in this cluster, or nobody may read it: create it or send to it first", topic)
+        raise TopicNotFound(
+            f"topic {topic!r} does not exist in this cluster, or nobody may read it: create "
+            f"it or send to it first",
+            topic,
+        )
     return queues
 
 
-def _committed(instance: ClientInstance, group: str, copies: Mapping[str, Address], queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
+def _committed(
+    instance: ClientInstance,
+    group: str,
+    copies: Mapping[str, Address],
+    queues: Collection[MessageQueue],
+) -> dict[MessageQueue, int | None]:
     questions = QueueQuestions(instance, group, copies)
     return {queue: questions.position(queue) for queue in queues}

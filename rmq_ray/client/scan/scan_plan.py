@@ -1,12 +1,15 @@
-"""Plans a bulk read of a topic and opens readers for it. Used by Spark, Ray Data and pandas; knows none of them.
+"""Plans a bulk read of a topic and opens readers for it. Used by Spark, Ray Data and pandas; knows
+none of them.
 
-    bounds of every queue  ->  pin what lies from the starts on  ->  where each store is, what of it is visible  ->  cut into splits
+    bounds of every queue  ->  pin what lies from the starts on  ->  where each store is, what of it
+    is visible  ->  cut into splits
 
-A plan fixes the end of every queue when it is made, pins the segments it needs against retention (with a deadline), and
-names for each split both the local files and the scan stream. It pickles: workers need no Ray and no name server.
+A plan fixes the end of every queue when it is made, pins the segments it needs against retention
+(with a deadline), and names for each split both the local files and the scan stream. It pickles:
+workers need no Ray and no name server.
 
-Invariants: the visible end is asked for after the bounds, so every planned row lies below it. Reading a split gives every planned
-row that is not damaged, in order, or raises.
+Invariants: the visible end is asked for after the bounds, so every planned row lies below it.
+Reading a split gives every planned row that is not damaged, in order, or raises.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ import msgpack
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map, ask_name_server, wait_for_brokers
 from rmq_ray.client.pull.queue_questions import QueueQuestions
-from rmq_ray.client.scan.scan_copies import MASTER_ALONE_MS, group_positions, named_offsets, planned_at
+from rmq_ray.client.scan.scan_copies import (
+    MASTER_ALONE_MS,
+    group_positions,
+    named_offsets,
+    planned_at,
+)
 from rmq_ray.client.scan.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
@@ -32,13 +40,19 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
 from rmq_ray.protocol.scan.scan_positions import LikeGroup, Where, group_offsets, normal, of_queues
-from rmq_ray.protocol.scan.scan_splits import ROWS_PER_SPLIT_MAX, Position, cut, resolve, rows_per_split
+from rmq_ray.protocol.scan.scan_splits import (
+    ROWS_PER_SPLIT_MAX,
+    Position,
+    cut,
+    resolve,
+    rows_per_split,
+)
 from rmq_ray.protocol.validators import check_topic
+from rmq_ray.remoting.connection import Connection
+from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.bodies import decode_cluster_info, decode_topic_list
 from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.records import Sizes
 from rmq_ray.store.reading.split_reader import LocalSplitReader, host_id
 
@@ -52,9 +66,11 @@ Bounds = Mapping[MessageQueue, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """``splits``: in the order of queues and offsets. ``secret``: what the scan stream's handshake needs. ``pins``: (broker's address, pin's id).
+    """``splits``: in the order of queues and offsets. ``secret``: what the scan stream's handshake
+    needs. ``pins``: (broker's address, pin's id).
 
-    Whoever knows when the last row was read says ``release``, or reads in a ``with`` block; the others leave the pins to their deadline.
+    Whoever knows when the last row was read says ``release``, or reads in a ``with`` block; the
+    others leave the pins to their deadline.
     """
 
     topic: str
@@ -70,21 +86,32 @@ class ScanPlan:
         self.release()
 
     def release(self) -> None:
-        """Give the pins back: retention may take the segments from now on, so nothing must be read by this plan any more.
+        """Give the pins back: retention may take the segments from now on, so nothing must be read
+        by this plan any more.
 
-        Never raises, and asks each broker once: a pin that cannot be given back ends within the hour. Again is fine.
+        Never raises, and asks each broker once: a pin that cannot be given back ends within the
+        hour. Again is fine.
         """
         credentials = Credentials(self.cluster, "broker", self.secret) if self.secret else None
         for address in dict.fromkeys(address for address, _ in self.pins):
             try:
-                connection = Connection(Address.parse(address), credentials, RemotingLimits(), SYSTEM_CLOCK)
+                connection = Connection(
+                    Address.parse(address), credentials, RemotingLimits(), SYSTEM_CLOCK
+                )
                 try:
                     for pin in [pin for at, pin in self.pins if at == address]:
-                        connection.request(Command(RequestCode.UNPIN_SEGMENTS, body=msgpack.packb([pin]), serialize=1), RELEASE_TIMEOUT_MS)
+                        connection.request(
+                            Command(
+                                RequestCode.UNPIN_SEGMENTS, body=msgpack.packb([pin]), serialize=1
+                            ),
+                            RELEASE_TIMEOUT_MS,
+                        )
                 finally:
                     connection.close()
             except RemotingError as error:
-                log.debug("pins at %s were not given back, they end by themselves: %s", address, error)
+                log.debug(
+                    "pins at %s were not given back, they end by themselves: %s", address, error
+                )
 
     @property
     def rows(self) -> int:
@@ -105,7 +132,9 @@ class ScanReader:
         self._here = host_id()
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Sizes]]:
-        """Yields (records, sizes); see ``ports.SplitReader``. What the files do not give is asked for at the broker."""
+        """Yields (records, sizes); see ``ports.SplitReader``. What the files do not give is asked
+        for at the broker.
+        """
         at = split.start
         if split.host_id == self._here:
             try:
@@ -113,7 +142,12 @@ class ScanReader:
                     yield records, sizes
                     at = next_offset
             except StoreError as error:
-                log.warning("reading %s beside the log ended at offset %d, going on through the broker: %s", split.queue, at, error)
+                log.warning(
+                    "reading %s beside the log ended at offset %d, going on through the broker: %s",
+                    split.queue,
+                    at,
+                    error,
+                )
         if at < split.end:
             yield from self._stream.read(replace(split, start=at), chunk_bytes)
 
@@ -125,16 +159,20 @@ class ScanReader:
 
 def open_reader(plan: ScanPlan) -> ScanReader:
     """A reader for this process; close it."""
-    return ScanReader(LocalSplitReader(), StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK))
+    return ScanReader(
+        LocalSplitReader(), StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
     """How a plan is cut and what it puts up with.
 
-    ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are no longer there are an error, else the read begins
-    or ends at the nearest ones. ``pattern``: the topic is a regular expression that whole names must match. ``master_alone_ms``: how long slaves are not
-    asked while their master does not answer; a read that ends at a time or a group's position never asks them; see ``scan_copies``.
+    ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are
+    no longer there are an error, else the read begins or ends at the nearest ones. ``pattern``: the
+    topic is a regular expression that whole names must match. ``master_alone_ms``: how long slaves
+    are not asked while their master does not answer; a read that ends at a time or a group's
+    position never asks them; see ``scan_copies``.
     """
 
     rows_min: int = 1
@@ -153,13 +191,16 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
     brokers_expected: Collection[str] = (),
     options: ScanOptions | None = None,
 ) -> ScanPlan:
-    """Ask every broker of the topics for its bounds and its store, pin, and cut into about ``splits_wanted`` splits.
+    """Ask every broker of the topics for its bounds and its store, pin, and cut into about
+    ``splits_wanted`` splits.
 
-    ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan.scan_positions``. ``brokers_expected``: must be registered before the topic's
-    route counts, since a name server forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30 s at most.
-    Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
-    ``ClusterError`` where there is no cluster, an expected broker stays away, or a master does that alone can say where the read is to begin or end;
-    ``RemotingError`` where a broker cannot be asked.
+    ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan.scan_positions``.
+    ``brokers_expected``: must be registered before the topic's route counts, since a name server
+    forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30
+    s at most. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError``
+    for wrong arguments, ``ClusterError`` where there is no cluster, an expected broker stays away,
+    or a master does that alone can say where the read is to begin or end; ``RemotingError`` where a
+    broker cannot be asked.
     """
     options = options or ScanOptions()
     begin, finish = normal(start), normal(end)
@@ -170,17 +211,30 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
         assert where is not None  # looked up by start
         wait_for_brokers(instance, brokers_expected, "a read now would lack its queues")
         names = _topics(instance, topic, options.pattern)
-        alone_ms = math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms  # such an end is the master's to say
+        alone_ms = (
+            math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms
+        )  # such an end is the master's to say
         brokers, bounds = planned_at(instance, names, named_offsets((begin, finish)), alone_ms)
-        low, high = (_looked_up(instance, position, brokers, bounds) for position in (begin, finish))
+        low, high = (
+            _looked_up(instance, position, brokers, bounds) for position in (begin, finish)
+        )
         ranges = resolve(low, high, bounds, options.fail_on_data_loss)
         pins = _pin(instance, ranges, brokers)
-        stores = {name: ask_for_map(instance, address, RequestCode.STORE_INFO, []) for name, address in brokers.items()}
+        stores = {
+            name: ask_for_map(instance, address, RequestCode.STORE_INFO, [])
+            for name, address in brokers.items()
+        }
     finally:
         instance.release()
     rows = rows_per_split(ranges, splits_wanted, options.rows_max, options.rows_min)
-    everywhere = {name: _asked_first(address, instance.routes.addresses(name)) for name, address in brokers.items()}
-    splits = tuple(_split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name]) for queue, first, last in cut(ranges, rows))
+    everywhere = {
+        name: _asked_first(address, instance.routes.addresses(name))
+        for name, address in brokers.items()
+    }
+    splits = tuple(
+        _split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name])
+        for queue, first, last in cut(ranges, rows)
+    )
     return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins)
 
 
@@ -188,18 +242,31 @@ def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool)
     """The names that are meant, each once, in their order. ``ClientError`` for none."""
     if pattern:
         if not isinstance(topic, str):
-            raise ClientError("a pattern is one regular expression, not several topics", str(topic)[:80])
+            raise ClientError(
+                "a pattern is one regular expression, not several topics", str(topic)[:80]
+            )
         try:
             wanted = re.compile(topic)
         except re.error as error:
-            raise ClientError(f"pattern {topic!r} is no regular expression: {error}", topic) from None
-        known = decode_topic_list(ask_name_server(instance, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body_bytes())
+            raise ClientError(
+                f"pattern {topic!r} is no regular expression: {error}", topic
+            ) from None
+        known = decode_topic_list(
+            ask_name_server(instance, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body_bytes()
+        )
         info = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
-        own = {name for data in decode_cluster_info(info.body_bytes()) for name in (data.broker_name, data.cluster, f"{data.cluster}{REPLY_SUFFIX}")}
+        own = {
+            name
+            for data in decode_cluster_info(info.body_bytes())
+            for name in (data.broker_name, data.cluster, f"{data.cluster}{REPLY_SUFFIX}")
+        }
         names = sorted(
             name
             for name in known
-            if wanted.fullmatch(name) and name not in own and name not in SYSTEM_TOPICS and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+            if wanted.fullmatch(name)
+            and name not in own
+            and name not in SYSTEM_TOPICS
+            and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
         )
         if not names:
             raise TopicNotFound(f"no topic of this cluster matches {topic!r}", topic)
@@ -212,25 +279,43 @@ def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool)
     return names
 
 
-def _pin(instance: ClientInstance, ranges: Mapping[MessageQueue, tuple[int, int]], brokers: Mapping[str, Address]) -> tuple[tuple[str, int], ...]:
-    """Keep what lies from the starts on; one request for each topic of each broker. Returns (address, pin's id) of each."""
+def _pin(
+    instance: ClientInstance,
+    ranges: Mapping[MessageQueue, tuple[int, int]],
+    brokers: Mapping[str, Address],
+) -> tuple[tuple[str, int], ...]:
+    """Keep what lies from the starts on; one request for each topic of each broker. Returns
+    (address, pin's id) of each.
+    """
     starts: dict[tuple[str, str], dict[int, int]] = {}
     for queue, (low, _) in ranges.items():
         starts.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = low
-    asked = [(brokers[broker], [topic, offsets, PIN_MS]) for (broker, topic), offsets in starts.items()]
-    return tuple((str(address), ask_for_map(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"]) for address, body in asked)
+    asked = [
+        (brokers[broker], [topic, offsets, PIN_MS]) for (broker, topic), offsets in starts.items()
+    ]
+    return tuple(
+        (str(address), ask_for_map(instance, address, RequestCode.PIN_SEGMENTS, body)["pin"])
+        for address, body in asked
+    )
 
 
 def _looked_up(
-    instance: ClientInstance, position: str | int | LikeGroup | Mapping[MessageQueue, int], brokers: Mapping[str, Address], bounds: Bounds
+    instance: ClientInstance,
+    position: str | int | LikeGroup | Mapping[MessageQueue, int],
+    brokers: Mapping[str, Address],
+    bounds: Bounds,
 ) -> Position:
-    """Words and offsets as they are; a time or a group's position as the offset that each queue's broker says."""
+    """Words and offsets as they are; a time or a group's position as the offset that each queue's
+    broker says.
+    """
     if isinstance(position, str):
         return position
     if isinstance(position, Mapping):
         return of_queues(position, bounds)
     if isinstance(position, LikeGroup):
-        found = group_offsets(position.group, group_positions(instance, position.group, brokers, bounds), bounds)
+        found = group_offsets(
+            position.group, group_positions(instance, position.group, brokers, bounds), bounds
+        )
     else:
         questions = QueueQuestions(instance, TOOLS_GROUP, brokers)
         found = {queue: questions.offset_at(queue, position) for queue in bounds}
@@ -238,11 +323,15 @@ def _looked_up(
 
 
 def _asked_first(address: Address, known: Mapping[int, Address]) -> tuple[str, ...]:
-    """Where a split may be read: at the broker that the plan is from, and while it is away at the other copies of its log."""
+    """Where a split may be read: at the broker that the plan is from, and while it is away at the
+    other copies of its log.
+    """
     return tuple(dict.fromkeys(map(str, (address, *known.values()))))
 
 
-def _split(queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], addresses: tuple[str, ...]) -> Split:
+def _split(
+    queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], addresses: tuple[str, ...]
+) -> Split:
     return Split(
         queue=queue,
         start=low,

@@ -1,11 +1,13 @@
-"""What the driver of a stream asks the brokers between batches: bounds of every queue, epochs of the logs, positions of its group.
+"""What the driver of a stream asks the brokers between batches: bounds of every queue, epochs of
+the logs, positions of its group.
 
     bounds ──QUEUE_BOUNDS──┐
     epochs ──STORE_INFO────┴── asked again until the epoch stands still: an offset is told with the epoch that it belongs to
     moved  ──SCAN_RECORDS of one row, with the old epoch──> where a reader from before a cut has to go on
 
-Decides: what counts as the state of a topic at one moment, and that brokers are waited for, 30 s at most. Does not decide what is read or when.
-Called by Spark's batches and streams, in the driver only. Blocking. Invariant: a commit is acknowledged by the broker when ``commit`` returns.
+Decides: what counts as the state of a topic at one moment, and that brokers are waited for, 30 s at
+most. Does not decide what is read or when. Called by Spark's batches and streams, in the driver
+only. Blocking. Invariant: a commit is acknowledged by the broker when ``commit`` returns.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Bounds = dict[MessageQueue, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``bounds``: [smallest, next) of every queue that can be read; ``epochs``: of the logs of their brokers."""
+    """``bounds``: [smallest, next) of every queue that can be read; ``epochs``: of the logs of
+    their brokers.
+    """
 
     bounds: Bounds
     epochs: dict[str, int]
@@ -47,7 +51,9 @@ class State:
 
 
 class TopicState:
-    """Of one or several topics; a context manager. ``TopicNotFound`` from ``now`` where one of them does not exist."""
+    """Of one or several topics; a context manager. ``TopicNotFound`` from ``now`` where one of them
+    does not exist.
+    """
 
     def __init__(self, discovery: Discovery, topics: str | Sequence[str]) -> None:
         self.topics = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
@@ -60,76 +66,125 @@ class TopicState:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connections."""
         self._instance.release()
 
-    # --- where the topics are -------------------------------------------------------------------------------------------
+    # --- where the topics are ---------------------------------------------------------------------
 
     def now(self) -> State:
-        """Bounds and epochs that belong together. ``RemotingError`` when a broker or the name servers stay away for 30 s."""
+        """Bounds and epochs that belong together. ``RemotingError`` when a broker or the name
+        servers stay away for 30 s.
+        """
         bounds: Bounds = {}
         epochs: dict[str, int] = {}
         for topic in self.topics:
             queues = self._queues(topic)
             for broker in sorted({queue.broker_name for queue in queues}):
                 found, epochs[broker] = self._at(topic, broker)
-                bounds.update((queue, found[queue.queue_id]) for queue in queues if queue.broker_name == broker and queue.queue_id in found)
+                bounds.update(
+                    (queue, found[queue.queue_id])
+                    for queue in queues
+                    if queue.broker_name == broker and queue.queue_id in found
+                )
         self._epochs = epochs
         return State(dict(sorted(bounds.items())), epochs)
 
     def wait_for(self, brokers: Collection[str]) -> None:
-        """Until these are registered: a name server forgets the queues of a broker that is down. ``ClusterError`` after 30 s."""
+        """Until these are registered: a name server forgets the queues of a broker that is down.
+        ``ClusterError`` after 30 s.
+        """
         wait_for_brokers(self._instance, brokers, f"{', '.join(self.topics)} may be theirs")
 
     def offsets_of(self, where: Where, state: State) -> dict[MessageQueue, int]:
-        """The offset of every queue that a position means; see ``protocol.scan.scan_positions``. Offsets given outright may lie anywhere."""
+        """The offset of every queue that a position means; see ``protocol.scan.scan_positions``.
+        Offsets given outright may lie anywhere.
+        """
         position = normal(where)
         if isinstance(position, str):
-            return {queue: low if position == "earliest" else high for queue, (low, high) in state.bounds.items()}
+            return {
+                queue: low if position == "earliest" else high
+                for queue, (low, high) in state.bounds.items()
+            }
         if isinstance(position, Mapping):
             given = of_queues(position, state.bounds)
             for queue in given:
                 if queue not in state.bounds:
-                    raise ClientError(f"{queue} is no queue of {', '.join(self.topics)}; there are {', '.join(map(str, state.bounds)) or 'none'}", str(queue))
+                    raise ClientError(
+                        f"{queue} is no queue of {', '.join(self.topics)}; there are "
+                        f"{', '.join(map(str, state.bounds)) or 'none'}",
+                        str(queue),
+                    )
             return {queue: given.get(queue, low) for queue, (low, _) in state.bounds.items()}
         if isinstance(position, LikeGroup):
             questions = QueueQuestions(self._instance, position.group)
-            return group_offsets(position.group, {queue: questions.position(queue) for queue in state.bounds}, state.bounds)
+            return group_offsets(
+                position.group,
+                {queue: questions.position(queue) for queue in state.bounds},
+                state.bounds,
+            )
         questions = QueueQuestions(self._instance, "TOOLS_CONSUMER")
         return {queue: questions.offset_at(queue, position) for queue in state.bounds}
 
     def moved(self, queue: MessageQueue, offset: int, epoch: int) -> int | None:
-        """Where a reader whose next offset was ``offset`` in the log's ``epoch`` has to go on, since the log was cut behind its back; None = at ``offset``."""
+        """Where a reader whose next offset was ``offset`` in the log's ``epoch`` has to go on,
+        since the log was cut behind its back; None = at ``offset``.
+        """
         if epoch <= 0 or offset <= 0 or self._epochs.get(queue.broker_name, epoch) <= epoch:
             return None
         body = pack_scan(ScanRecords(queue.topic, queue.queue_id, offset - 1, offset, 1, epoch))
-        answer = ask_broker(self._instance, self._address(queue.broker_name, queue.topic), Command(RequestCode.SCAN_RECORDS, body=body, serialize=1))
+        answer = ask_broker(
+            self._instance,
+            self._address(queue.broker_name, queue.topic),
+            Command(RequestCode.SCAN_RECORDS, body=body, serialize=1),
+        )
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:
             return None
         page = unpack_pull_answer(answer.body)
-        return None if page.next_offset >= offset or offset - 1 < page.min_offset else page.next_offset
+        return (
+            None if page.next_offset >= offset or offset - 1 < page.min_offset else page.next_offset
+        )
 
-    # --- the group ------------------------------------------------------------------------------------------------------
+    # --- the group --------------------------------------------------------------------------------
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Tell the brokers that the group is through up to these offsets. ``CommitFailed`` where one refuses."""
+        """Tell the brokers that the group is through up to these offsets. ``CommitFailed`` where
+        one refuses.
+        """
         for queue, offset in offsets.items():
-            header = UpdateOffsetHeader(group, queue.topic, queue.queue_id, offset, None, self._instance.client_id)
+            header = UpdateOffsetHeader(
+                group, queue.topic, queue.queue_id, offset, None, self._instance.client_id
+            )
             command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())
-            answer = ask_broker(self._instance, self._address(queue.broker_name, queue.topic), command)
+            answer = ask_broker(
+                self._instance, self._address(queue.broker_name, queue.topic), command
+            )
             if answer.code != ResponseCode.SUCCESS:
-                raise CommitFailed(f"position {offset} of group {group!r} in {queue} was refused: {answer.remark or answer.code}", group)
+                raise CommitFailed(
+                    f"position {offset} of group {group!r} in {queue} was refused: "
+                    f"{answer.remark or answer.code}",
+                    group,
+                )
 
     def members(self, group: str) -> list[str]:
         """Client ids of the group's running consumers."""
         check_group(group)
         found: set[str] = set()
-        for broker in sorted({queue.broker_name for topic in self.topics for queue in self._queues(topic)}):
-            command = Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields=ConsumerGroupHeader(consumer_group=group).to_fields())
+        for broker in sorted(
+            {queue.broker_name for topic in self.topics for queue in self._queues(topic)}
+        ):
+            command = Command(
+                RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                fields=ConsumerGroupHeader(consumer_group=group).to_fields(),
+            )
             answer = ask_broker(self._instance, self._address(broker, self.topics[0]), command)
             if answer.code == ResponseCode.SUCCESS:
                 found |= {client.client_id for client in decode_connections(answer.body_bytes())}
@@ -139,29 +194,45 @@ class TopicState:
         """The group's position in every queue; the smallest offset where it has none."""
         questions = QueueQuestions(self._instance, group)
         found = {queue: questions.committed(queue) for queue in state.bounds}
-        return {queue: state.bounds[queue][0] if offset is None else offset for queue, offset in found.items()}
+        return {
+            queue: state.bounds[queue][0] if offset is None else offset
+            for queue, offset in found.items()
+        }
 
-    # --- asking ---------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def _queues(self, topic: str) -> Iterable[MessageQueue]:
         routes = self._instance.routes
         routes.refresh(topic)
         queues = routes.subscribe(topic)
         if not queues:
-            raise TopicNotFound(f"topic {topic!r} does not exist in this cluster, or nobody may read it: create it or send to it first", topic)
+            raise TopicNotFound(
+                f"topic {topic!r} does not exist in this cluster, or nobody may read it: "
+                f"create it or send to it first",
+                topic,
+            )
         return queues
 
     def _at(self, topic: str, broker: str) -> tuple[dict[int, tuple[int, int]], int]:
-        """(bounds by queue id, epoch). The epoch is told twice, before and after: a broker that restarts in between is asked again."""
+        """(bounds by queue id, epoch). The epoch is told twice, before and after: a broker that
+        restarts in between is asked again.
+        """
         address = self._address(broker, topic)
         before = self._epochs.get(broker)
         for _ in range(LOOKS_MAX):
-            found = ask_for_map(self._instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(topic, {})
+            found = ask_for_map(self._instance, address, RequestCode.QUEUE_BOUNDS, [topic]).get(
+                topic, {}
+            )
             epoch = int(ask_for_map(self._instance, address, RequestCode.STORE_INFO, [])["epoch"])
             if epoch == before:
-                return {int(queue_id): (int(low), int(high)) for queue_id, (low, high) in found.items()}, epoch
+                return {
+                    int(queue_id): (int(low), int(high)) for queue_id, (low, high) in found.items()
+                }, epoch
             before = epoch
-        raise ClusterError(f"broker {broker!r} began a new epoch of its log {LOOKS_MAX} times in a row; see `rmq-ray doctor`")
+        raise ClusterError(
+            f"broker {broker!r} began a new epoch of its log {LOOKS_MAX} times in a row; see "
+            f"`rmq-ray doctor`"
+        )
 
     def _address(self, broker: str, topic: str) -> Address:
         address = self._instance.broker_address(broker)
@@ -169,5 +240,8 @@ class TopicState:
             self._instance.routes.refresh(topic)
             address = self._instance.broker_address(broker)
         if address is None:
-            raise ClusterError(f"no name server tells where the master of {broker!r} is; see `rmq-ray status`", broker)
+            raise ClusterError(
+                f"no name server tells where the master of {broker!r} is; see `rmq-ray status`",
+                broker,
+            )
         return address

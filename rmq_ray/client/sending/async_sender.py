@@ -6,9 +6,11 @@
                               └── next piece <── refused ──────────┤  of several calls' messages (``client.outgoing.batch_bisect``)
                                                   finished <───────┘  slot freed, next of the lane, futures completed
 
-Decides nothing about retries (``protocol.retry``) or batches (``client.sending.batching``). Invariants: at most ``frames_in_flight_max``
-jobs of a broker hold a slot, from the first message of a batch until its answer; frames of a queue leave in order (``client.outgoing.per_queue_order``); a job is
-finished exactly once; the reader thread never encodes, writes, waits or runs users' callbacks.
+Decides nothing about retries (``protocol.retry``) or batches (``client.sending.batching``).
+Invariants: at most ``frames_in_flight_max`` jobs of a broker hold a slot, from the first message of
+a batch until its answer; frames of a queue leave in order (``client.outgoing.per_queue_order``); a
+job is finished exactly once; the reader thread never encodes, writes, waits or runs users'
+callbacks.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from rmq_ray.client.outgoing.per_queue_order import Lanes
+from rmq_ray.client.instance.timers import Timers
 from rmq_ray.client.outgoing.batch_bisect import ONE_OF_MANY, Pieces
+from rmq_ray.client.outgoing.per_queue_order import Lanes
 from rmq_ray.client.outgoing.send_future import BatchOutcome
 from rmq_ray.client.sending.sending import Delivery, Outcome, Sending, store_id
-from rmq_ray.client.instance.timers import Timers
 from rmq_ray.errors import BrokerBusy, MalformedFrame, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
@@ -36,17 +38,34 @@ log = logging.getLogger("rmq_ray.client")
 
 
 class Job:
-    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it holds (None: bounded elsewhere).
+    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it
+    holds (None: bounded elsewhere).
 
-    ``prepare(wait)`` makes its delivery: called by whoever launches it first (encoding happens there). It may wait for a frame id; with
-    ``wait`` False it raises ``BrokerBusy`` instead and is called again later. ``separate``: the pieces of a refused frame that holds messages of several
-    calls; None = it stays whole. ``told``: where the answer to its present frame is written. ``until_ms``: when its time is over, monotonic.
+    ``prepare(wait)`` makes its delivery: called by whoever launches it first (encoding happens
+    there). It may wait for a frame id; with ``wait`` False it raises ``BrokerBusy`` instead and is
+    called again later. ``separate``: the pieces of a refused frame that holds messages of several
+    calls; None = it stays whole. ``told``: where the answer to its present frame is written.
+    ``until_ms``: when its time is over, monotonic.
     """
 
     __slots__ = (
-        "delivery", "done", "holds", "kept", "lane", "number", "ordered", "outcome", "pieces", "prepare", "separate", "slot_of", "told", "until_ms",
-        "waiting", "weight",
-    )  # fmt: skip
+        "delivery",
+        "done",
+        "holds",
+        "kept",
+        "lane",
+        "number",
+        "ordered",
+        "outcome",
+        "pieces",
+        "prepare",
+        "separate",
+        "slot_of",
+        "told",
+        "until_ms",
+        "waiting",
+        "weight",
+    )
 
     def __init__(  # noqa: PLR0913 - a unit
         self,
@@ -77,7 +96,9 @@ class Job:
 
 
 class Slots:
-    """The bounds on what is out: frames of each broker name, and bytes of all. One slot fits however heavy it is. Thread-safe."""
+    """The bounds on what is out: frames of each broker name, and bytes of all. One slot fits
+    however heavy it is. Thread-safe.
+    """
 
     def __init__(self, limit: int, bytes_max: int) -> None:
         self._limit = limit
@@ -115,7 +136,9 @@ class Slots:
 class Launcher:
     """See the module. ``finished(delivery)`` is told when a load will not be sent again."""
 
-    def __init__(self, sending: Sending, slots: Slots, worker: Timers, finished: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, sending: Sending, slots: Slots, worker: Timers, finished: Callable[[Delivery], None]
+    ) -> None:
         self._sending = sending
         self._slots = slots
         self._worker = worker
@@ -127,13 +150,17 @@ class Launcher:
         self._callbacks: deque[Callable[[], None]] = deque()
 
     def admit(self, job: Job) -> None:
-        """Take responsibility for a job. The jobs of a lane leave in the order of these calls; ``launch`` follows, in any order."""
+        """Take responsibility for a job. The jobs of a lane leave in the order of these calls;
+        ``launch`` follows, in any order.
+        """
         with self._lock:
             self._jobs.add(job)
             self._lanes.add(job)
 
     def launch(self, job: Job) -> None:
-        """Launch a job, or what its lane has before it; another thread that is at it, or the end of what holds the lane, may launch it as well."""
+        """Launch a job, or what its lane has before it; another thread that is at it, or the end of
+        what holds the lane, may launch it as well.
+        """
         if job.lane is None:
             self._begin(job)
         else:
@@ -152,7 +179,9 @@ class Launcher:
                     self._lanes.launched(queue)
 
     def _begin(self, job: Job) -> None:
-        """Encode if need be and begin an attempt; returns when the bytes are handed to the connection. Never raises."""
+        """Encode if need be and begin an attempt; returns when the bytes are handed to the
+        connection. Never raises.
+        """
         try:
             delivery = job.delivery
             if delivery is None:
@@ -166,15 +195,27 @@ class Launcher:
                 self._too_late(job, delivery)
         except SendError as error:
             self._finish(job, error)
-        except Exception as error:  # noqa: BLE001 - futures must end whatever goes wrong in encoding
+        except Exception as error:  # noqa: BLE001
             log.exception("a batch for %s could not be sent", job.outcome.queue)
-            self._finish(job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}"))
-        except BaseException:  # Ctrl-C in the launching thread: nobody else would end the job, and its lane would wait for it
-            self._finish(job, SendUnknown(f"sending to {job.outcome.queue} was interrupted; the message may be stored", job.outcome.queue.topic))
+            self._finish(
+                job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}")
+            )
+        except BaseException:
+            # Ctrl-C in the launching thread: nobody else would end the job, and its lane would wait
+            # for it
+            self._finish(
+                job,
+                SendUnknown(
+                    f"sending to {job.outcome.queue} was interrupted; the message may be stored",
+                    job.outcome.queue.topic,
+                ),
+            )
             raise
 
     def _prepare(self, job: Job) -> Delivery | None:
-        """The job's delivery; None = the worker looks again soon. It must not wait itself: the frames that keep ids are repeated by it."""
+        """The job's delivery; None = the worker looks again soon. It must not wait itself: the
+        frames that keep ids are repeated by it.
+        """
         in_worker = self._worker.is_current_thread
         try:
             job.delivery = job.prepare(not in_worker)
@@ -197,7 +238,9 @@ class Launcher:
             action()
 
     def wait_idle(self, timeout_ms: float, jobs: set[Job] | None = None) -> bool:
-        """Wait until the given jobs (None = all there are now) are finished; False when they are not in time."""
+        """Wait until the given jobs (None = all there are now) are finished; False when they are
+        not in time.
+        """
         with self._lock:
             wanted = set(self._jobs) if jobs is None else jobs
             return self._idle.wait_for(lambda: not (wanted & self._jobs), timeout_ms / 1000)
@@ -208,7 +251,9 @@ class Launcher:
             jobs = list(self._jobs)
             self._lanes.clear()
         for job in jobs:
-            self._end(job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic))
+            self._end(
+                job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic)
+            )
         self._call_back()
 
     def outcomes(self) -> list[BatchOutcome]:
@@ -216,14 +261,19 @@ class Launcher:
         return [job.outcome for job in list(self._jobs)]
 
     def _answered(self, job: Job, outcome: Outcome) -> None:
-        """An attempt ended; in a reader thread, or in the launching one when nothing was sent. Must not block."""
+        """An attempt ended; in a reader thread, or in the launching one when nothing was sent. Must
+        not block.
+        """
         delivery = job.delivery
         assert delivery is not None
         now = self._sending.clock.monotonic_ms()
         if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
             if not self._keep(job, delivery, outcome):
                 return
-            if job.told.status is SendStatus.SEND_OK or not self._sending.config.retry_another_broker_when_not_store_ok:
+            if (
+                job.told.status is SendStatus.SEND_OK
+                or not self._sending.config.retry_another_broker_when_not_store_ok
+            ):
                 self._finish(job, None)
                 return
             decision = delivery.attempts.not_stored(now)
@@ -235,14 +285,25 @@ class Launcher:
             self._later(decision.delay_ms, job, lambda: self._again(job, delivery, decision))
 
     def _keep(self, job: Job, delivery: Delivery, answer: Command) -> bool:
-        """Write an answer that says stored into the outcome; False when it cannot be read (the job is finished then)."""
+        """Write an answer that says stored into the outcome; False when it cannot be read (the job
+        is finished then).
+        """
         try:
             offset, log_offset = delivery.load.stored_at(answer)
         except MalformedFrame as error:
-            self._finish(job, SendUnknown(f"the answer to a send cannot be read ({error}); the message may be stored", delivery.load.topic))
+            self._finish(
+                job,
+                SendUnknown(
+                    f"the answer to a send cannot be read ({error}); the message may be stored",
+                    delivery.load.topic,
+                ),
+            )
             return False
         result = job.told
-        result.status, result.queue = STATUS_OF_CODE[answer.code], self._sending.shown(delivery.queue)
+        result.status, result.queue = (
+            STATUS_OF_CODE[answer.code],
+            self._sending.shown(delivery.queue),
+        )
         result.base_offset, result.base_log_offset = offset, log_offset
         result.recall_handle = answer.fields.get("recallHandle") if answer.fields else None
         if delivery.address is not None:
@@ -268,7 +329,9 @@ class Launcher:
             self._end(job, error)
 
     def _next_piece(self, job: Job, error: SendError | None) -> None:
-        """In the worker: a frame with messages of several calls was refused, or a piece of it has ended."""
+        """In the worker: a frame with messages of several calls was refused, or a piece of it has
+        ended.
+        """
         if job.done:
             return
         try:
@@ -281,9 +344,15 @@ class Launcher:
                 self._finished(job.delivery)
             job.delivery, job.kept = None, False
             told = pieces.begin()
-        except Exception as failure:  # noqa: BLE001 - futures must end whatever goes wrong in taking a frame apart
+        except Exception as failure:  # noqa: BLE001
             log.exception("a refused batch for %s could not be taken apart", job.outcome.queue)
-            self._end(job, error or SendError(f"a refused batch for {job.outcome.queue} could not be taken apart: {failure!r}"))
+            self._end(
+                job,
+                error
+                or SendError(
+                    f"a refused batch for {job.outcome.queue} could not be taken apart: {failure!r}"
+                ),
+            )
             return
         if told is None:
             self._end(job, None)

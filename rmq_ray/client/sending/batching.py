@@ -2,14 +2,17 @@
 
     send_async ──append──> OpenBatch (one per topic, or per given queue) ──full, old or flushed──> Job ──> Launcher
 
-A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills a batch encodes and writes it;
-the worker thread only ships what is older than ``linger_ms``. A batch holds a slot of its broker from its first message on, so
-memory is bounded by slots and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time is over,
-at once if its first caller has waited that long: those who join it get no more time than is left of his. Messages of one batch have the same time-out, by and
-large: one with another leaves it behind.
+A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills
+a batch encodes and writes it; the worker thread only ships what is older than ``linger_ms``. A
+batch holds a slot of its broker from its first message on, so memory is bounded by slots and batch
+size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time
+is over, at once if its first caller has waited that long: those who join it get no more time than
+is left of his. Messages of one batch have the same time-out, by and large: one with another leaves
+it behind.
 
-Decides when a batch is full or old. Does not decide what is sent again (``client.sending.async_sender``). Invariants: messages of one thread
-to one queue leave in the order of its calls; nothing is appended to a batch that left.
+Decides when a batch is full or old. Does not decide what is sent again
+(``client.sending.async_sender``). Invariants: messages of one thread to one queue leave in the
+order of its calls; nothing is appended to a batch that left.
 """
 
 from __future__ import annotations
@@ -17,22 +20,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from rmq_ray.client.outgoing.compressing import split_words
 from rmq_ray.client.instance.identity import ProducerIdentity
-from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
-from rmq_ray.client.outgoing.send_payload import RecordsLoad
-from rmq_ray.client.outgoing.batch_bisect import Pieces
-from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
-from rmq_ray.client.outgoing.splitting import FrameParts
 from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.outgoing.batch_bisect import Pieces
+from rmq_ray.client.outgoing.compressing import split_words
+from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.outgoing.send_payload import RecordsLoad
+from rmq_ray.client.outgoing.splitting import FrameParts
+from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
+from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
 from rmq_ray.clock import left_ms
+from rmq_ray.codec.keyed_encoder import encode_keyed
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.codec.keyed_encoder import encode_keyed
 
-RECORD_OVERHEAD = 140  # header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
+# header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
+RECORD_OVERHEAD = 140
 
 _blank_future = object.__new__
 
@@ -42,11 +46,29 @@ FindQueues = Callable[[str, float], Sequence[MessageQueue]]
 
 
 class OpenBatch:
-    """Messages of one topic and queue that wait for company. Guarded by the accumulator's lock until it leaves."""
+    """Messages of one topic and queue that wait for company. Guarded by the accumulator's lock
+    until it leaves.
+    """
 
-    __slots__ = ("bodies", "bytes", "flags", "job", "key", "ordered", "outcome", "pinned", "queue", "started_ms", "texts", "timeout_ms", "weight")
+    __slots__ = (
+        "bodies",
+        "bytes",
+        "flags",
+        "job",
+        "key",
+        "ordered",
+        "outcome",
+        "pinned",
+        "queue",
+        "started_ms",
+        "texts",
+        "timeout_ms",
+        "weight",
+    )
 
-    def __init__(self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float, weight: int) -> None:
+    def __init__(
+        self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float, weight: int
+    ) -> None:
         self.key = key
         self.queue = queue
         self.pinned = isinstance(key, MessageQueue)
@@ -62,11 +84,15 @@ class OpenBatch:
         self.job: Job | None = None
 
     def suits(self, timeout_ms: float) -> bool:
-        """Whether a message with this time-out may join: its own would be cut short, or drawn out, by the batch's."""
+        """Whether a message with this time-out may join: its own would be cut short, or drawn out,
+        by the batch's.
+        """
         return self.timeout_ms * LEFT_TO_SHARE <= timeout_ms <= self.timeout_ms / LEFT_TO_SHARE
 
     def put_flag(self, flag: int, index: int) -> None:
-        """The flag word of the message at ``index``; those before the first one that is not 0 are filled in."""
+        """The flag word of the message at ``index``; those before the first one that is not 0 are
+        filled in.
+        """
         if self.flags is None:
             self.flags = [0] * index
         self.flags.append(flag)
@@ -76,11 +102,21 @@ class Accumulator:
     """See the module. Thread-safe."""
 
     def __init__(
-        self, sending: Sending, identity: ProducerIdentity, launcher: Launcher, slots: Slots, worker: Timers, turns: Turns, find_queues: FindQueues
+        self,
+        sending: Sending,
+        identity: ProducerIdentity,
+        launcher: Launcher,
+        slots: Slots,
+        worker: Timers,
+        turns: Turns,
+        find_queues: FindQueues,
     ) -> None:  # noqa: PLR0913 - its neighbours
         self._sending = sending
         self._config: ProducerConfig = sending.config
-        self._bytes_max, self._messages_max = sending.config.batch_bytes_max, sending.config.batch_messages_max
+        self._bytes_max, self._messages_max = (
+            sending.config.batch_bytes_max,
+            sending.config.batch_messages_max,
+        )
         self._clock = sending.clock
         self._identity = identity
         self._launcher = launcher
@@ -91,11 +127,20 @@ class Accumulator:
         self._lock = threading.Lock()
         self._open: dict[Key, OpenBatch] = {}
 
-    def append(self, key: Key, body: bytes, text: str, timeout_ms: float, flag: int = 0, ordered: bool = False) -> SendFuture:
-        """Put a message into the batch of ``key`` (a topic, or the queue that it must go to) and ship the batch when it is full.
+    def append(
+        self,
+        key: Key,
+        body: bytes,
+        text: str,
+        timeout_ms: float,
+        flag: int = 0,
+        ordered: bool = False,
+    ) -> SendFuture:
+        """Put a message into the batch of ``key`` (a topic, or the queue that it must go to) and
+        ship the batch when it is full.
 
-        ``text``: as ``property_text`` makes it. ``ordered``: one frame of this queue out at a time. Blocks, or raises ``BrokerBusy``,
-        when the broker's slots are taken.
+        ``text``: as ``property_text`` makes it. ``ordered``: one frame of this queue out at a time.
+        Blocks, or raises ``BrokerBusy``, when the broker's slots are taken.
         """
         size = len(body) + len(text) + RECORD_OVERHEAD
         left: OpenBatch | None = None
@@ -103,7 +148,9 @@ class Accumulator:
             batch = self._open.get(key)
             if batch is not None:
                 filled = batch.bytes + size
-                if filled > self._bytes_max or (timeout_ms != batch.timeout_ms and not batch.suits(timeout_ms)):
+                if filled > self._bytes_max or (
+                    timeout_ms != batch.timeout_ms and not batch.suits(timeout_ms)
+                ):
                     left, batch = self._leave(batch), None
                 else:
                     bodies = batch.bodies
@@ -128,7 +175,13 @@ class Accumulator:
     def flush(self, key: Key | None = None) -> None:
         """Ship the batch of ``key``, or all of them (None), without waiting for answers."""
         with self._lock:
-            batches = list(self._open.values()) if key is None else [self._open[key]] if key in self._open else []
+            batches = (
+                list(self._open.values())
+                if key is None
+                else [self._open[key]]
+                if key in self._open
+                else []
+            )
             for batch in batches:
                 self._leave(batch)
         for batch in batches:
@@ -138,8 +191,12 @@ class Accumulator:
         """Of the batches that are open."""
         return [batch.outcome for batch in list(self._open.values())]
 
-    def _append_new(self, key: Key, message: tuple[bytes, str, int, int], timeout_ms: float, ordered: bool) -> SendFuture:
-        """The key has no open batch: open one (or join one that another thread opened meanwhile) and put the message in."""
+    def _append_new(
+        self, key: Key, message: tuple[bytes, str, int, int], timeout_ms: float, ordered: bool
+    ) -> SendFuture:
+        """The key has no open batch: open one (or join one that another thread opened meanwhile)
+        and put the message in.
+        """
         started_ms = self._clock.monotonic_ms()
         weight = max(message[3], self._config.batch_bytes_max)
         queues = (key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms)
@@ -149,15 +206,22 @@ class Accumulator:
         body, text, flag, size = message
         with self._lock:
             batch = self._open.get(key)
-            if batch is not None and (batch.bytes + size > self._bytes_max or not batch.suits(timeout_ms)):  # other threads' one, opened meanwhile
+            if batch is not None and (
+                batch.bytes + size > self._bytes_max or not batch.suits(timeout_ms)
+            ):  # other threads' one, opened meanwhile
                 displaced, batch = self._leave(batch), None
             opened = batch is None
             if batch is None:
                 batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms, weight)
             batch.ordered = batch.ordered or ordered
             future, full = self._put(batch, body, text, flag, size)
-            linger_ms = min(self._config.linger_ms, left_ms(self._clock, batch.timeout_ms, batch.started_ms) - batch.timeout_ms / 2)
-            if full or linger_ms <= 0:  # after that a batch, and who joined it, would have little time
+            linger_ms = min(
+                self._config.linger_ms,
+                left_ms(self._clock, batch.timeout_ms, batch.started_ms) - batch.timeout_ms / 2,
+            )
+            if (
+                full or linger_ms <= 0
+            ):  # after that a batch, and who joined it, would have little time
                 left = self._leave(batch)
         if not opened:
             self._slots.free(queue.broker_name, weight)
@@ -169,7 +233,9 @@ class Accumulator:
             self._worker.after(linger_ms, lambda: self._linger_over(batch))
         return future
 
-    def _put(self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int) -> tuple[SendFuture, bool]:
+    def _put(
+        self, batch: OpenBatch, body: bytes, text: str, flag: int, size: int
+    ) -> tuple[SendFuture, bool]:
         index = len(batch.bodies)
         batch.bodies.append(body)
         batch.texts.append(text)
@@ -181,10 +247,20 @@ class Accumulator:
     def _leave(self, batch: OpenBatch) -> OpenBatch:
         """Under the lock: nothing more is appended, and the batch has its place in its lane."""
         del self._open[batch.key]
-        prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731 - a bound method cannot carry the batch
+        # a bound method cannot carry the batch
+        prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731
         separate = (lambda: self._separate(batch)) if len(batch.bodies) > 1 else None
         until_ms = batch.started_ms + batch.timeout_ms
-        batch.job = Job(batch.outcome, prepare, batch.queue.broker_name, batch.queue, until_ms, batch.weight, batch.ordered, separate)
+        batch.job = Job(
+            batch.outcome,
+            prepare,
+            batch.queue.broker_name,
+            batch.queue,
+            until_ms,
+            batch.weight,
+            batch.ordered,
+            separate,
+        )
         self._launcher.admit(batch.job)
         return batch
 
@@ -193,7 +269,9 @@ class Accumulator:
             self._launcher.launch(batch.job)
 
     def _linger_over(self, batch: OpenBatch) -> None:
-        """In the worker thread, ``linger_ms`` after the batch was opened, or when half of its time is over."""
+        """In the worker thread, ``linger_ms`` after the batch was opened, or when half of its time
+        is over.
+        """
         with self._lock:
             if self._open.get(batch.key) is not batch:
                 return
@@ -202,30 +280,51 @@ class Accumulator:
 
     def _encode(self, batch: OpenBatch, wait: bool) -> Delivery:
         wait_ms = left_ms(self._clock, batch.timeout_ms, batch.started_ms) if wait else 0.0
-        delivery = self._delivery(batch, batch.queue, (batch.bodies, batch.texts, batch.flags), batch.outcome, wait_ms)
+        delivery = self._delivery(
+            batch, batch.queue, (batch.bodies, batch.texts, batch.flags), batch.outcome, wait_ms
+        )
         batch.bodies, batch.texts, batch.flags = [], [], None
         return delivery
 
-    def _delivery(self, batch: OpenBatch, queue: MessageQueue, parts: FrameParts, outcome: BatchOutcome, wait_ms: float) -> Delivery:  # noqa: PLR0913 - a frame
+    def _delivery(
+        self,
+        batch: OpenBatch,
+        queue: MessageQueue,
+        parts: FrameParts,
+        outcome: BatchOutcome,
+        wait_ms: float,
+    ) -> Delivery:  # noqa: PLR0913 - a frame
         """A frame of the batch with these messages; its time is the batch's."""
-        attempts = self._sending.attempts_since(batch.started_ms, queue, batch.pinned, batch.timeout_ms)
+        attempts = self._sending.attempts_since(
+            batch.started_ms, queue, batch.pinned, batch.timeout_ms
+        )
         bodies, texts, flags = parts
-        load = encode_load(self._identity, queue, bodies, texts, self._clock.now_ms(), wait_ms, flags)
+        load = encode_load(
+            self._identity, queue, bodies, texts, self._clock.now_ms(), wait_ms, flags
+        )
         outcome.message_ids, outcome.sizes = load.message_ids, load.sizes
         return Delivery(load, queue, attempts, batch.pinned)
 
     def _separate(self, batch: OpenBatch) -> Pieces:
-        """The batch was refused, or could not be encoded: its messages, to be sent where it was sent last. Nobody keeps bodies that are encoded."""
+        """The batch was refused, or could not be encoded: its messages, to be sent where it was
+        sent last. Nobody keeps bodies that are encoded.
+        """
         sent = batch.job.delivery if batch.job is not None else None
         if sent is None:
             parts, queue = (batch.bodies, batch.texts, batch.flags), batch.queue
         else:
             assert isinstance(sent.load, RecordsLoad)
             parts, queue = sent.load.parts(), sent.queue
-        return Pieces(parts, queue, lambda piece, outcome: self._delivery(batch, queue, piece, outcome, 0.0))
+        return Pieces(
+            parts, queue, lambda piece, outcome: self._delivery(batch, queue, piece, outcome, 0.0)
+        )
 
-    def take_slot(self, queues: Sequence[MessageQueue], weight: int, timeout_ms: float) -> MessageQueue:
-        """The next queue whose broker has a slot for ``weight`` bytes; else wait for one of the next queue's broker."""
+    def take_slot(
+        self, queues: Sequence[MessageQueue], weight: int, timeout_ms: float
+    ) -> MessageQueue:
+        """The next queue whose broker has a slot for ``weight`` bytes; else wait for one of the
+        next queue's broker.
+        """
         turn = self._turns.of(queues[0].topic)
         choose = self._sending.choice.next
         first = queue = choose(queues, turn)
@@ -240,7 +339,8 @@ class Accumulator:
         if waited and self._slots.take(first.broker_name, weight, waited):
             return first
         raise BrokerBusy(
-            f"{config.frames_in_flight_max} frames to {first.broker_name} (frames_in_flight_max) or {config.buffer_bytes_max} bytes (buffer_bytes_max) "
+            f"{config.frames_in_flight_max} frames to {first.broker_name} "
+            f"(frames_in_flight_max) or {config.buffer_bytes_max} bytes (buffer_bytes_max) "
             f"stayed unanswered for {waited:.0f} ms; nothing was sent, send again later",
             first.topic,
         )
@@ -255,12 +355,16 @@ def encode_load(  # noqa: PLR0913 - everything that a frame is
     timeout_ms: float,
     flags: Sequence[int] | None = None,
 ) -> RecordsLoad:
-    """A frame of ordinary messages with the next frame id. ``texts``: property strings as ``property_text`` makes them; ``flags``: flag words."""
+    """A frame of ordinary messages with the next frame id. ``texts``: property strings as
+    ``property_text`` makes them; ``flags``: flag words.
+    """
     keys = identity.unique_keys(born_ms, len(bodies))
     frame_id = identity.take(timeout_ms)
     try:
         users, sys_flags = split_words(flags)
-        records, sizes = encode_keyed(queue.topic, queue.queue_id, bodies, texts, keys, born_ms, frame_id, sys_flags, users)
+        records, sizes = encode_keyed(
+            queue.topic, queue.queue_id, bodies, texts, keys, born_ms, frame_id, sys_flags, users
+        )
     except BaseException:
         identity.release(frame_id)
         raise

@@ -1,22 +1,27 @@
-"""Threads that ask at once share frames: one of a crowd that finds enough frames out joins a group, which leaves when a frame was answered.
+"""Threads that ask at once share frames: one of a crowd that finds enough frames out joins a group,
+which leaves when a frame was answered.
 
     few threads   alone: one item, one frame each, written by the calling thread
     a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again:
                   who makes the open group half of all threads here, or is the last one to wake, ships it
 
-One thread's request is one round trip, as ever; the more threads, the more items a frame. With many threads two frames take turns: one is at the broker
-while the threads of the other wake and gather; while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a place,
-however long threads take. Decides who goes alone, who joins, who wakes whom and when a group leaves. Does not decide what an item is or how a group
-travels: ``combining`` (messages), ``half_sending``, ``ending``.
+One thread's request is one round trip, as ever; the more threads, the more items a frame. With many
+threads two frames take turns: one is at the broker while the threads of the other wake and gather;
+while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a
+place, however long threads take. Decides who goes alone, who joins, who wakes whom and when a group
+leaves. Does not decide what an item is or how a group travels: ``combining`` (messages),
+``half_sending``, ``ending``.
 
     seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
-One line for all groups, and few awake: threads that are woken together queue for the interpreter lock and are switched to twice each. Threads of a crowd
-sleep on one core, one awake, while that is faster (``remoting.home_core``, ``trials``).
+One line for all groups, and few awake: threads that are woken together queue for the interpreter
+lock and are switched to twice each. Threads of a crowd sleep on one core, one awake, while that is
+faster (``remoting.home_core``, ``trials``).
 
-Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose end ships the group; a seat's lock is released by
-whoever made it AWAKE, once; each frame out belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its turn) goes on
-within half a second: who is READY for longer takes its turn by itself.
+Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose
+end ships the group; a seat's lock is released by whoever made it AWAKE, once; each frame out
+belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its
+turn) goes on within half a second: who is READY for longer takes its turn by itself.
 """
 
 from __future__ import annotations
@@ -33,13 +38,21 @@ from rmq_ray.clock import Clock
 from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 
 FRAMES_ALONE_MAX = 2
-"""Frames of a key out before threads share, and while they do: the next frame is on its way while one is answered."""
+"""Frames of a key out before threads share, and while they do: the next frame is on its way while
+one is answered.
+"""
 FRAMES_IDLE_MAX = 4
-"""Frames out while no thread here is awake: the broker takes longer than they do (it syncs each frame) and would wait for them afterwards."""
+"""Frames out while no thread here is awake: the broker takes longer than they do (it syncs each
+frame) and would wait for them afterwards.
+"""
 AWAKE_MAX = 2
-"""Threads on their way out at once: while one has the interpreter lock, the next one's core wakes."""
+"""Threads on their way out at once: while one has the interpreter lock, the next one's core
+wakes.
+"""
 CROWD_MIN = 6
-"""Threads here from which on they share, and wake on one core: a group of one or two costs more than as many frames of their own."""
+"""Threads here from which on they share, and wake on one core: a group of one or two costs more
+than as many frames of their own.
+"""
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
@@ -71,7 +84,9 @@ class Seat:
 
 
 class Group(Generic[Item]):
-    """Items of several threads that will be one frame. Guarded by the sharing's lock until it leaves."""
+    """Items of several threads that will be one frame. Guarded by the sharing's lock until it
+    leaves.
+    """
 
     __slots__ = ("bytes", "clock", "core", "done", "items", "key", "seats", "sharing")
 
@@ -83,12 +98,16 @@ class Group(Generic[Item]):
         self.done = False
         self.items: list[Item] = []
         self.seats: list[Seat | None] = []
-        """Of the threads, in the order in which they wake; None for one that does not wait any more."""
+        """Of the threads, in the order in which they wake; None for one that does not wait any
+        more.
+        """
         self.bytes = 0
         self.sharing: Sharing[Any, Any] | None = None
 
     def ended(self) -> None:
-        """The frame is answered or given up, and what it came to is written down: its threads stand in line."""
+        """The frame is answered or given up, and what it came to is written down: its threads stand
+        in line.
+        """
         self.done = True
         if self.sharing is not None:
             self.sharing.line_up(self)
@@ -126,15 +145,21 @@ class Sharing(ABC, Generic[Item, G]):
 
     @abstractmethod
     def _ship(self, group: G) -> None:
-        """Send the group off without waiting; ``group.ended`` is called once, when it is answered or given up."""
+        """Send the group off without waiting; ``group.ended`` is called once, when it is answered
+        or given up.
+        """
 
     def join(self, key: Any, item: Item, size: int, make: Callable[[], G]) -> tuple[G, int] | None:
-        """A place in a group of ``key``; None = go alone, and call ``left`` afterwards whatever happens. ``make``: a new group."""
+        """A place in a group of ``key``; None = go alone, and call ``left`` afterwards whatever
+        happens. ``make``: a new group.
+        """
         with self._lock:
             out = self._out.get(key, 0)
             group = self._open.get(key)
             self._inside[key] = self._inside.get(key, 0) + 1
-            full = group is not None and (group.bytes + size > self._bytes_max or len(group.items) >= self._items_max)
+            full = group is not None and (
+                group.bytes + size > self._bytes_max or len(group.items) >= self._items_max
+            )
             few = out < self.alone_max or self._inside[key] < self.crowd_min
             if full or (group is None and few and not self._awake):
                 self._out[key] = out + 1
@@ -155,7 +180,9 @@ class Sharing(ABC, Generic[Item, G]):
         return group, index
 
     def left(self, key: Any) -> None:
-        """A frame of ``key`` that went alone is answered: the open group takes its place, if there is one."""
+        """A frame of ``key`` that went alone is answered: the open group takes its place, if there
+        is one.
+        """
         with self._lock:
             self._count_down(self._inside, key)
             self._free(key)
@@ -164,7 +191,9 @@ class Sharing(ABC, Generic[Item, G]):
             self._ship(due)
 
     def leave_behind(self, group: G) -> None:
-        """An open group that has waited too long to be joined leaves now, though many frames are out."""
+        """An open group that has waited too long to be joined leaves now, though many frames are
+        out.
+        """
         with self._lock:
             found = self._open.get(group.key) is group
             if found:
@@ -173,7 +202,9 @@ class Sharing(ABC, Generic[Item, G]):
             self._ship(group)
 
     def sleep(self, group: G, index: int, patience_ms: float) -> bool:
-        """Until the group is done; then the next thread wakes, or a group that is due leaves. False: not done within ``patience_ms``."""
+        """Until the group is done; then the next thread wakes, or a group that is due leaves.
+        False: not done within ``patience_ms``.
+        """
         deadline = self._clock.monotonic_ms() + patience_ms
         due: list[G] = []
         ended = False
@@ -181,10 +212,14 @@ class Sharing(ABC, Generic[Item, G]):
         assert seat is not None
         while not ended:  # ends: at the deadline
             try:
-                ended = on_core(group.core, seat.sleeper, lambda: self._sleep(group, index, deadline, due))
+                ended = on_core(
+                    group.core, seat.sleeper, lambda: self._sleep(group, index, deadline, due)
+                )
             finally:
                 while due:
-                    self._ship(due.pop())  # with the thread's own affinity: a connection that is made here has threads, which inherit it
+                    self._ship(
+                        due.pop()
+                    )  # with the thread's own affinity: a connection that is made here has threads, which inherit it
         return group.done
 
     def line_up(self, group: G) -> None:
@@ -192,19 +227,25 @@ class Sharing(ABC, Generic[Item, G]):
         with self._lock:
             self._free(group.key)
             self._trials.count(len(group.items))
-            self._awake_max = AWAKE_MAX if group.core is None else 1  # there is no other core to be woken early
+            self._awake_max = (
+                AWAKE_MAX if group.core is None else 1
+            )  # there is no other core to be woken early
             for seat in group.seats:
                 if seat is not None:
                     seat.turn = READY
                     self._ready.append(seat)
-            woken = [seat for seat in (self._next_in_line(), self._next_in_line()) if seat is not None]
+            woken = [
+                seat for seat in (self._next_in_line(), self._next_in_line()) if seat is not None
+            ]
         for seat in woken:
             seat.lock.release()
 
-    # --- a thread that waits ---------------------------------------------------------------------------------------------
+    # --- a thread that waits ----------------------------------------------------------------------
 
     def _sleep(self, group: G, index: int, deadline: float, due: list[G]) -> bool:
-        """True: this thread waits no more. False: it does, once the caller has sent off what is ``due``."""
+        """True: this thread waits no more. False: it does, once the caller has sent off what is
+        ``due``.
+        """
         seat = group.seats[index]
         assert seat is not None
         woken = False
@@ -221,7 +262,9 @@ class Sharing(ABC, Generic[Item, G]):
                 self._go(group, index, seat, woken, due)
 
     def _go(self, group: G, index: int, seat: Seat, woken: bool, due: list[G]) -> None:
-        """This thread waits no more: the next in line wakes; a group that is to leave is ``due``."""
+        """This thread waits no more: the next in line wakes; a group that is to leave is
+        ``due``.
+        """
         follower: Seat | None = None
         with self._lock:
             self._count_down(self._inside, group.key)
@@ -242,8 +285,9 @@ class Sharing(ABC, Generic[Item, G]):
             follower.lock.release()
 
     def _look_around(self, group: G, seat: Seat, due: list[G]) -> bool:
-        """Nobody woke this thread for long. True when its frame has ended all the same; else an open group that nothing will ship is ``due``: whoever
-        should have sent it off (an interrupted thread) is counted out.
+        """Nobody woke this thread for long. True when its frame has ended all the same; else an
+        open group that nothing will ship is ``due``: whoever should have sent it off (an
+        interrupted thread) is counted out.
         """
         key = group.key
         with self._lock:
@@ -260,14 +304,16 @@ class Sharing(ABC, Generic[Item, G]):
 
     def _own_seat(self) -> Seat:
         seat = self._mine.seat
-        if seat is None or seat.taken:  # taken: a finalizer or signal handler asks inside this thread's wait
+        if (
+            seat is None or seat.taken
+        ):  # taken: a finalizer or signal handler asks inside this thread's wait
             seat = Seat()
             if self._mine.seat is None:
                 self._mine.seat = seat
         seat.taken, seat.turn = True, WAITING
         return seat
 
-    # --- under the lock --------------------------------------------------------------------------------------------------
+    # --- under the lock ---------------------------------------------------------------------------
 
     def _due(self, key: Any, out_max: int) -> G | None:
         """The open group if it is to leave now; it counts as out then."""

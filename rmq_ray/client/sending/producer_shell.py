@@ -1,7 +1,9 @@
-"""What both producers are around their sending: settings, name, state, pickling (protocol-behaviour 8, 27).
+"""What both producers are around their sending: settings, name, state, pickling (protocol-behaviour
+8, 27).
 
-Decides which settings count, and that a pickled producer carries them and nothing else. Does not decide how anything is sent: ``Producer`` (threads) and
-``AsyncProducer`` (one event loop) are made of it. Invariant: no connection and no producer id crosses a process boundary.
+Decides which settings count, and that a pickled producer carries them and nothing else. Does not
+decide how anything is sent: ``Producer`` (threads) and ``AsyncProducer`` (one event loop) are made
+of it. Invariant: no connection and no producer id crosses a process boundary.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from typing import Any
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.outgoing.send_request import timeout_in_ms
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.interceptors.send_hooks import SendCheck, SendHook, checked_hooks
 from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.outgoing.send_request import timeout_in_ms
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ConfigError
@@ -40,7 +42,9 @@ class ProducerShell:
         **settings: Any,
     ) -> None:
         if config is not None and not isinstance(config, ProducerConfig):
-            raise ConfigError(f"config must be a ProducerConfig, not {config!r:.80}", repr(config)[:80])
+            raise ConfigError(
+                f"config must be a ProducerConfig, not {config!r:.80}", repr(config)[:80]
+            )
         base = (config or ProducerConfig()).but(**settings)
         base = base if group is None else base.but(group=group)
         base = base.but(group=with_namespace(base.namespace, base.group))
@@ -48,7 +52,14 @@ class ProducerShell:
         self._hooks, self._checks = checked_hooks(hooks, checks)
         self._configure(discovery, base, limits, clock, client_id)
 
-    def _configure(self, discovery: Discovery, config: ProducerConfig, limits: RemotingLimits | None, clock: Clock, client_id: str | None) -> None:
+    def _configure(
+        self,
+        discovery: Discovery,
+        config: ProducerConfig,
+        limits: RemotingLimits | None,
+        clock: Clock,
+        client_id: str | None,
+    ) -> None:
         """A producer that was not started yet."""
         self._discovery = discovery
         self._config = config
@@ -71,7 +82,13 @@ class ProducerShell:
         return self._state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"discovery": self._discovery, "config": self._config, "limits": self._limits, "hooks": self._hooks, "checks": self._checks}
+        return {
+            "discovery": self._discovery,
+            "config": self._config,
+            "limits": self._limits,
+            "hooks": self._hooks,
+            "checks": self._checks,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._hooks, self._checks = state["hooks"], state["checks"]
@@ -79,7 +96,9 @@ class ProducerShell:
 
     def _make_core(self) -> ProducerCore:
         """Connect. Raises ``ClientError`` when the group is taken."""
-        instance = ClientInstance.get_or_create(self._discovery, self._client_id, limits=self._limits, clock=self._clock)
+        instance = ClientInstance.get_or_create(
+            self._discovery, self._client_id, limits=self._limits, clock=self._clock
+        )
         core = ProducerCore(instance, self._config)
         core.start()
         return core

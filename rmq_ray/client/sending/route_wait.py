@@ -1,9 +1,11 @@
-"""One wait for the queues that a topic may be written to: what is asked again, with which pauses, and what is told in the end.
+"""One wait for the queues that a topic may be written to: what is asked again, with which pauses,
+and what is told in the end.
 
     attempt ──None──> pause ──> attempt ──> ... ──queues, or given_up──> caller
 
-Decides that a name server which does not answer and a topic between two masters pass by themselves, and nothing else: a topic that is read-only by its own
-permission stays so (``RouteCache`` tells it from one whose broker is drained). Does not wait: a thread sleeps between attempts
+Decides that a name server which does not answer and a topic between two masters pass by themselves,
+and nothing else: a topic that is read-only by its own permission stays so (``RouteCache`` tells it
+from one whose broker is drained). Does not wait: a thread sleeps between attempts
 (``ProducerCore.find_queues``), an event loop awaits (``AsyncFinding.queues``).
 """
 
@@ -29,8 +31,9 @@ class Finding:
         """What the last attempt came to: the cause of ``given_up``."""
 
     def attempt(self, until_ms: float) -> Sequence[MessageQueue] | None:
-        """Look the route up once; blocks, until then (monotonic) at most. None: ask again after ``pause_ms``. ``NoRoute`` where no master is missing,
-        ``TopicNotWritable`` where the topic forbids it.
+        """Look the route up once; blocks, until then (monotonic) at most. None: ask again after
+        ``pause_ms``. ``NoRoute`` where no master is missing, ``TopicNotWritable`` where the topic
+        forbids it.
         """
         try:
             return self._routes.find_publish(self.topic, self._default_queues, until_ms).queues
@@ -52,6 +55,17 @@ class Finding:
         topic, met = self.topic, self.met
         if isinstance(met, NoRoute):
             said = f"no broker takes messages of topic {topic!r} now, after {timeout_ms:.0f} ms"
-            return NoRoute(f"{said}: its master is gone, is drained, or takes no messages; nothing was sent", topic)
-        why = f"no answer within {timeout_ms:.0f} ms" if met is None else str(met).removesuffix("; nothing was sent")
-        return BrokerUnreachable(f"the route of topic {topic!r} is unknown and no name server answers: {why}; nothing was sent", topic)
+            return NoRoute(
+                f"{said}: its master is gone, is drained, or takes no messages; nothing was sent",
+                topic,
+            )
+        why = (
+            f"no answer within {timeout_ms:.0f} ms"
+            if met is None
+            else str(met).removesuffix("; nothing was sent")
+        )
+        return BrokerUnreachable(
+            f"the route of topic {topic!r} is unknown and no name server answers: {why}; "
+            f"nothing was sent",
+            topic,
+        )

@@ -4,10 +4,12 @@
 
     ways     at home <──in turn──> at home on another core, or not at home
 
-A crowd beside the core that serves the disk's interrupts, or beside another busy program, is slower than one on another core. And on a machine with more
-work than cores a crowd that keeps to one core gets less of it than one that is spread over all. So both are tried in turn: the crowd moves where that gives a
-fifth more, it leaves home where that gives a fifth more twice, and comes back where that is not slower (threads gather slowly, and a broker beside them has
-to go elsewhere: a short trial shows less than there is). Called by ``sharing``.
+A crowd beside the core that serves the disk's interrupts, or beside another busy program, is slower
+than one on another core. And on a machine with more work than cores a crowd that keeps to one core
+gets less of it than one that is spread over all. So both are tried in turn: the crowd moves where
+that gives a fifth more, it leaves home where that gives a fifth more twice, and comes back where
+that is not slower (threads gather slowly, and a broker beside them has to go elsewhere: a short
+trial shows less than there is). Called by ``sharing``.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ KEEP_MS_MIN = 400.0
 KEEP_MS_MAX = 3_200.0
 SETTLE_MS = 50.0
 TRIAL_MS = 100.0
-"""2,000 messages of a crowd or more; after half of that the threads have not gathered yet, and the gain does not show."""
+"""2,000 messages of a crowd or more; after half of that the threads have not gathered yet, and the
+gain does not show.
+"""
 GAIN_MIN = 1.2
 WINS_MIN = 2
-"""Trials in a row, for leaving home: a disk that stalls, or another program's burst, must not decide."""
+"""Trials in a row, for leaving home: a disk that stalls, or another program's burst, must not
+decide.
+"""
 COUNT_MIN = 200
 """Messages of a phase: few slow frames say nothing."""
 
@@ -48,7 +54,9 @@ class Trials:
         self._moves = False
         """The trial is another core."""
         self._left: int | None = None
-        self._phase = Phase.TRIAL  # over at once, and undecided: the first messages of a crowd are no measure
+        self._phase = (
+            Phase.TRIAL
+        )  # over at once, and undecided: the first messages of a crowd are no measure
         self._at_home = True
         self._keep_ms = KEEP_MS_MIN / 2
         self._wins = 0
@@ -84,12 +92,17 @@ class Trials:
         elif self._phase is Phase.SETTLE and not paused:
             self._phase = Phase.TRIAL
         else:
-            lasts_ms = self._decide(rate / self._base_rate if self._phase is Phase.TRIAL and not doubtful else 0.0, now_ms)
+            lasts_ms = self._decide(
+                rate / self._base_rate if self._phase is Phase.TRIAL and not doubtful else 0.0,
+                now_ms,
+            )
             self._phase = Phase.KEEP
         self._count, self._begun_ms, self._ends_ms = 0, now_ms, now_ms + lasts_ms
 
     def _decide(self, gain: float, now_ms: float) -> float:
-        """After a trial (gain 0.0: nothing is known): how long the way that is better now is kept."""
+        """After a trial (gain 0.0: nothing is known): how long the way that is better now is
+        kept.
+        """
         better = gain > (GAIN_MIN if self._at_home else 1.0)
         if self._phase in TRIED and self._moves:
             if not better:

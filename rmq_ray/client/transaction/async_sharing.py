@@ -1,12 +1,14 @@
-"""What the callers of one turn of an event loop ask for travels together: the half messages and the ends of many transactions (protocol-behaviour 20).
+"""What the callers of one turn of an event loop ask for travels together: the half messages and the
+ends of many transactions (protocol-behaviour 20).
 
     ask(key, item) ──join──> one list for each key and loop turn ──call_soon──> ship(key, items) (task) ──> an answer for each item
 
-Decides who travels with whom: those who come in the same turn of the loop with the same key, up to the limits. Does not decide how anything is sent
-(``ship`` does). A caller that is cancelled leaves its item in the list. Belongs to one loop; called by ``client.transaction.async_transaction``.
+Decides who travels with whom: those who come in the same turn of the loop with the same key, up to
+the limits. Does not decide how anything is sent (``ship`` does). A caller that is cancelled leaves
+its item in the list. Belongs to one loop; called by ``client.transaction.async_transaction``.
 
-Invariants: every caller gets an end, also when the producer is closed before a list's task took its first step; a half that a broker refuses fails for
-its own caller only.
+Invariants: every caller gets an end, also when the producer is closed before a list's task took its
+first step; a half that a broker refuses fails for its own caller only.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from rmq_ray.client.producer.async_frames import AsyncFrames
-from rmq_ray.client.transaction.end_transaction import END_BYTES, REQUEST_TIMEOUT_MS, Answer, answers_of
-from rmq_ray.client.transaction.half_sending import HalfSending
-from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.outgoing.batch_bisect import verdicts
+from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.producer.async_frames import AsyncFrames
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.sending import results_of
+from rmq_ray.client.transaction.end_transaction import (
+    END_BYTES,
+    REQUEST_TIMEOUT_MS,
+    Answer,
+    answers_of,
+)
+from rmq_ray.client.transaction.half_sending import HalfSending
 from rmq_ray.errors import ConnectionLost, RmqError, SendError, SendUnknown
 from rmq_ray.model.message import SendResult
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -36,7 +43,9 @@ Result = TypeVar("Result")
 
 
 class _Turn(Generic[Item, Result]):
-    """One list; ``done`` gets the answers, each perhaps an error, or the error that all of them met."""
+    """One list; ``done`` gets the answers, each perhaps an error, or the error that all of them
+    met.
+    """
 
     __slots__ = ("bytes", "done", "items", "left")
 
@@ -48,7 +57,9 @@ class _Turn(Generic[Item, Result]):
 
 
 class LoopTurns(Generic[Item, Result]):
-    """See the module. ``lost``: what callers get whose items were on their way when the producer was closed."""
+    """See the module. ``lost``: what callers get whose items were on their way when the producer
+    was closed.
+    """
 
     def __init__(
         self,
@@ -65,10 +76,16 @@ class LoopTurns(Generic[Item, Result]):
         frames.before_close.append(self._leave_all)
 
     async def ask(self, key: str, item: Item, size: int) -> Result:
-        """The answer to this item. ``size``: about how many bytes it takes. Raises what the request met."""
+        """The answer to this item. ``size``: about how many bytes it takes. Raises what the request
+        met.
+        """
         self._frames.check_open()
         turn = self._turns.get(key)
-        if turn is None or len(turn.items) >= self._items_max or turn.bytes + size > self._bytes_max:
+        if (
+            turn is None
+            or len(turn.items) >= self._items_max
+            or turn.bytes + size > self._bytes_max
+        ):
             loop = asyncio.get_running_loop()
             turn = self._turns[key] = _Turn(loop.create_future())
             loop.call_soon(self._leave, key, turn)
@@ -105,7 +122,9 @@ class LoopTurns(Generic[Item, Result]):
         turn.done.set_result(outcome)
 
     def _ended(self, turn: _Turn[Item, Result], _task: asyncio.Task[None]) -> None:
-        """The list's task is over, perhaps cancelled before its first step: a coroutine that never ran has no ``finally``."""
+        """The list's task is over, perhaps cancelled before its first step: a coroutine that never
+        ran has no ``finally``.
+        """
         if not turn.done.done():
             turn.done.set_result(self._lost())
 
@@ -120,9 +139,19 @@ class SharedTransactions:
         self._group = core.group
         self._halves = halves
         limits = (core.config.batch_messages_max, core.config.batch_bytes_max)
-        self.halves: LoopTurns[Outgoing, SendResult] = LoopTurns(frames, self._send, limits, lambda: SendUnknown("the producer was closed; it may be stored"))
+        self.halves: LoopTurns[Outgoing, SendResult] = LoopTurns(
+            frames,
+            self._send,
+            limits,
+            lambda: SendUnknown("the producer was closed; it may be stored"),
+        )
         ends_max = (ENDS_MAX, ENDS_MAX * END_BYTES)
-        self.ends: LoopTurns[End, Answer] = LoopTurns(frames, self._end, ends_max, lambda: ConnectionLost("the producer was closed; it may have ended"))
+        self.ends: LoopTurns[End, Answer] = LoopTurns(
+            frames,
+            self._end,
+            ends_max,
+            lambda: ConnectionLost("the producer was closed; it may have ended"),
+        )
 
     async def _send(self, topic: str, messages: list[Outgoing]) -> Sequence[SendResult | SendError]:
         began_ms = self._core.clock.monotonic_ms()
@@ -131,11 +160,21 @@ class SharedTransactions:
 
         async def send(begin: int, end: int) -> Sequence[SendResult]:
             left_ms, asked = self._core.left_ms, messages[begin:end]
-            load = await self.frames.when_free(lambda: self._halves.load(asked, 0.0, None), left_ms(self.timeout_ms, began_ms))
-            return results_of(*await self.frames.resolve(load, queue, False, left_ms(self.timeout_ms, began_ms), self._halves.sending))
+            load = await self.frames.when_free(
+                lambda: self._halves.load(asked, 0.0, None), left_ms(self.timeout_ms, began_ms)
+            )
+            return results_of(
+                *await self.frames.resolve(
+                    load, queue, False, left_ms(self.timeout_ms, began_ms), self._halves.sending
+                )
+            )
 
         return await verdicts(len(messages), send)
 
     async def _end(self, broker_name: str, ends: list[End]) -> Sequence[Answer]:
-        command = Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)
-        return answers_of(await self.frames.ask(broker_name, command, REQUEST_TIMEOUT_MS), len(ends))
+        command = Command(
+            RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY
+        )
+        return answers_of(
+            await self.frames.ask(broker_name, command, REQUEST_TIMEOUT_MS), len(ends)
+        )

@@ -1,7 +1,9 @@
-"""Commits and roll-backs on the wire: ends of threads that finish transactions at once travel in one request (END_TRANSACTIONS).
+"""Commits and roll-backs on the wire: ends of threads that finish transactions at once travel in
+one request (END_TRANSACTIONS).
 
-Decides what travels together. Does not decide about repeats: whoever ends gets its own answer, or the error that the request met
-(``transaction_engine``). Thread-safe; who shares with whom is ``client.sending.group_commit``'s.
+Decides what travels together. Does not decide about repeats: whoever ends gets its own answer, or
+the error that the request met (``transaction_engine``). Thread-safe; who shares with whom is
+``client.sending.group_commit``'s.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Answer = tuple[int, str | None]
 
 
 class EndGroup(Group[End]):
-    """Ends for one broker, whose name is the key. ``outcome``: what each was answered, or what the request met."""
+    """Ends for one broker, whose name is the key. ``outcome``: what each was answered, or what the
+    request met.
+    """
 
     __slots__ = ("outcome",)
 
@@ -31,7 +35,9 @@ class EndGroup(Group[End]):
 
 
 class Ends(Sharing[End, EndGroup]):
-    """Of one producer. One request to a broker at a time: threads with transactions wait twice each, so there are fewer of them to share."""
+    """Of one producer. One request to a broker at a time: threads with transactions wait twice
+    each, so there are fewer of them to share.
+    """
 
     alone_max = 1
     crowd_min = 2
@@ -44,32 +50,49 @@ class Ends(Sharing[End, EndGroup]):
         self._group = group
 
     def end(self, broker_name: str, end: End, timeout_ms: float) -> Answer:
-        """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have happened."""
+        """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have
+        happened.
+        """
         place = self.join(broker_name, end, END_BYTES, lambda: EndGroup(broker_name, self))
         if place is None:
             try:
-                return answers_of(self._instance.invoke(self._address(broker_name), self._command([end]), timeout_ms), 1)[0]
+                return answers_of(
+                    self._instance.invoke(
+                        self._address(broker_name), self._command([end]), timeout_ms
+                    ),
+                    1,
+                )[0]
             finally:
                 self.left(broker_name)
         group, index = place
         self.sleep(group, index, timeout_ms)
         outcome = group.outcome
         if outcome is None:
-            raise RequestTimeout(f"{broker_name} did not answer within {timeout_ms:.0f} ms", broker_name)
+            raise RequestTimeout(
+                f"{broker_name} did not answer within {timeout_ms:.0f} ms", broker_name
+            )
         if isinstance(outcome, RemotingError):
             raise type(outcome)(*outcome.args)
         return outcome[index]
 
     def _ship(self, group: EndGroup) -> None:
-        def answered(outcome: Command | RemotingError) -> None:  # in a reader's thread: no sending here
+        def answered(
+            outcome: Command | RemotingError,
+        ) -> None:  # in a reader's thread: no sending here
             try:
-                group.outcome = answers_of(outcome, len(group.items)) if isinstance(outcome, Command) else outcome
+                group.outcome = (
+                    answers_of(outcome, len(group.items))
+                    if isinstance(outcome, Command)
+                    else outcome
+                )
             except RemotingError as error:
                 group.outcome = error
             group.ended()
 
         try:
-            self._instance.invoke_async(self._address(group.key), self._command(group.items), REQUEST_TIMEOUT_MS, answered)
+            self._instance.invoke_async(
+                self._address(group.key), self._command(group.items), REQUEST_TIMEOUT_MS, answered
+            )
         except RemotingError as error:
             answered(error)
 
@@ -80,11 +103,15 @@ class Ends(Sharing[End, EndGroup]):
         return address
 
     def _command(self, ends: list[End]) -> Command:
-        return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY)
+        return Command(
+            RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY
+        )
 
 
 def answers_of(answer: Command, count: int) -> list[Answer]:
-    """What a broker said of each of ``count`` ends. ``MalformedFrame`` for what it cannot have said."""
+    """What a broker said of each of ``count`` ends. ``MalformedFrame`` for what it cannot have
+    said.
+    """
     if answer.code != 0:  # nothing of it was looked at, or nobody knows
         return [(answer.code, answer.remark)] * count
     return unpack_end_answers(answer.body_bytes(), count)

@@ -1,9 +1,11 @@
-"""Half messages on the wire: frames of records for the half topic, shared by threads that begin transactions at once (protocol-behaviour 20).
+"""Half messages on the wire: frames of records for the half topic, shared by threads that begin
+transactions at once (protocol-behaviour 20).
 
     send of a thread ──alone, or in a group──> HalfLoad ──SEND_HALVES──> the queue's broker
 
-Decides the form, and that a half is repeated on its own broker only. Does not decide what the sender remembers of it (``transaction_engine``) or who
-shares with whom (``sharing``). Halves with an immunity, a given queue or long properties of their own go alone.
+Decides the form, and that a half is repeated on its own broker only. Does not decide what the
+sender remembers of it (``transaction_engine``) or who shares with whom (``sharing``). Halves with
+an immunity, a given queue or long properties of their own go alone.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from rmq_ray.client.sending.send_coalescer import Combiner, Messages
 from rmq_ray.client.outgoing.compressing import FLAG_MAX, split_words
-from rmq_ray.client.sending.async_sender import Launcher
 from rmq_ray.client.outgoing.send_payload import frame_stored_at
 from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.sending.async_sender import Launcher
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
+from rmq_ray.client.sending.send_coalescer import Combiner, Messages
+from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.topics import HALF_TOPIC
@@ -25,16 +28,25 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Buffer, Command
 from rmq_ray.remoting.wire.halves import HalvesHeader
 from rmq_ray.remoting.wire.records import pack_send, pack_send_one
-from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 
-SHARED_TEXT_MAX = 7_000  # characters of properties: a longer half goes alone, so that a refusal of it is nobody else's
+# characters of properties: a longer half goes alone, so that a refusal of it is nobody else's
+SHARED_TEXT_MAX = 7_000
 _KEY_CHARS = 32  # of UNIQ_KEY, which ends each text
 
 
 class HalfLoad:
-    """See ``loads.Load``: half messages of one topic, for whichever queue they are sent to. Texts end with UNIQ_KEY."""
+    """See ``loads.Load``: half messages of one topic, for whichever queue they are sent to. Texts
+    end with UNIQ_KEY.
+    """
 
-    def __init__(self, group: str, items: Sequence[Outgoing], born_ms: int, frame_id: FrameId, immunity_s: int | None = None) -> None:
+    def __init__(
+        self,
+        group: str,
+        items: Sequence[Outgoing],
+        born_ms: int,
+        frame_id: FrameId,
+        immunity_s: int | None = None,
+    ) -> None:
         self.topic = items[0].topic
         self.frame_id = frame_id
         self.message_ids: Sequence[str] = [item.text[-_KEY_CHARS:] for item in items]
@@ -51,7 +63,9 @@ class HalfLoad:
         """See ``Load``. The real queue is part of each record."""
         if queue != self._queue:
             self._encode(queue)
-        return Command(RequestCode.SEND_HALVES, fields=self._fields, body=self._body, serialize=BINARY)
+        return Command(
+            RequestCode.SEND_HALVES, fields=self._fields, body=self._body, serialize=BINARY
+        )
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``Load``: places of the halves."""
@@ -63,12 +77,22 @@ class HalfLoad:
         prefix, items = half_prefix(*header), self._items
         flags = [item.flag for item in items]
         if len(items) == 1 and flags[0] <= FLAG_MAX:
-            record = encode_single(HALF_TOPIC, 0, items[0].body, prefix + items[0].text, self._born_ms, self.frame_id, flags[0])
+            record = encode_single(
+                HALF_TOPIC,
+                0,
+                items[0].body,
+                prefix + items[0].text,
+                self._born_ms,
+                self.frame_id,
+                flags[0],
+            )
             self._body, self.sizes[:] = pack_send_one(record), [len(record)]
             return
         users, sys_flags = split_words(flags if any(flags) else None)
         bodies, texts = [item.body for item in items], [prefix + item.text for item in items]
-        records, sizes = encode_frame(HALF_TOPIC, 0, bodies, texts, self._born_ms, self.frame_id, sys_flags, users)
+        records, sizes = encode_frame(
+            HALF_TOPIC, 0, bodies, texts, self._born_ms, self.frame_id, sys_flags, users
+        )
         self._body, self.sizes[:] = pack_send(records, sizes), sizes.tolist()
 
 
@@ -87,11 +111,15 @@ class HalfCombiner(Combiner):
 
     def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:
         group.outcome.transactional = True
-        return HalfLoad(self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms))
+        return HalfLoad(
+            self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms)
+        )
 
 
 class HalfSending:
-    """Of one producer. Thread-safe. ``sending``: the producer's, but to one broker only once it may have the half."""
+    """Of one producer. Thread-safe. ``sending``: the producer's, but to one broker only once it may
+    have the half.
+    """
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
@@ -101,10 +129,16 @@ class HalfSending:
         self._launcher = Launcher(self.sending, core.slots, core.worker, core.resolved)
         self._combiner = HalfCombiner(self.sending, core.identity, self._launcher, self._again)
         self._combiner.group_name = core.group
-        core.finishers.append(lambda: self._launcher.abandon("the producer was closed before the broker answered"))
+        core.finishers.append(
+            lambda: self._launcher.abandon("the producer was closed before the broker answered")
+        )
 
-    def send(self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None) -> SendResult:
-        """Store one half with this unique key; blocks. The result's offsets are the half's, its queue is the real one. Raises ``SendError``."""
+    def send(
+        self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None
+    ) -> SendResult:
+        """Store one half with this unique key; blocks. The result's offsets are the half's, its
+        queue is the real one. Raises ``SendError``.
+        """
         mark(message, key)
         started_ms = self._core.clock.monotonic_ms()
         pinned = message.queue is not None
@@ -125,10 +159,16 @@ class HalfSending:
         finally:
             self._combiner.leave(queue)
 
-    def load(self, messages: Sequence[Outgoing], wait_ms: float, immunity_s: int | None) -> HalfLoad:
-        """Marked messages of one topic; waits up to ``wait_ms`` for a frame id, which is to be released."""
+    def load(
+        self, messages: Sequence[Outgoing], wait_ms: float, immunity_s: int | None
+    ) -> HalfLoad:
+        """Marked messages of one topic; waits up to ``wait_ms`` for a frame id, which is to be
+        released.
+        """
         core = self._core
-        return HalfLoad(core.group, messages, core.clock.now_ms(), core.identity.take(wait_ms), immunity_s)
+        return HalfLoad(
+            core.group, messages, core.clock.now_ms(), core.identity.take(wait_ms), immunity_s
+        )
 
     def close(self) -> None:
         """Wait for halves that are under way, up to the send time-out."""
@@ -138,7 +178,13 @@ class HalfSending:
         return self._alone(message, queue, False, self._timeout_ms, began_ms, None)
 
     def _alone(  # noqa: PLR0913 - a send
-        self, message: Outgoing, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float, immunity_s: int | None
+        self,
+        message: Outgoing,
+        queue: MessageQueue,
+        pinned: bool,
+        timeout_ms: float,
+        started_ms: float,
+        immunity_s: int | None,
     ) -> SendResult:
         load = self.load((message,), self._core.left_ms(timeout_ms, started_ms), immunity_s)
         try:

@@ -1,14 +1,17 @@
-"""A transaction as users write it: messages that become visible together with what the user's code did, or never (protocol-behaviour 20).
+"""A transaction as users write it: messages that become visible together with what the user's code
+did, or never (protocol-behaviour 20).
 
     with producer.transaction(checker) as tx:      # checker(message) -> LocalTransactionState, asked when this process is gone
         tx.send("orders", b"body")                 # a half message: stored, invisible
         database.commit()
     # left without an error: committed; by an error: rolled back
 
-Decides: when halves are ended and what of that the user is told. Does not decide how (``transaction_engine``). Several messages are ended one by one: after a
-crash in between the broker asks about each of the rest, so a checker must answer alike for all messages of one transaction.
+Decides: when halves are ended and what of that the user is told. Does not decide how
+(``transaction_engine``). Several messages are ended one by one: after a crash in between the broker
+asks about each of the rest, so a checker must answer alike for all messages of one transaction.
 
-Invariants: a transaction ends once; after its end nothing can be sent in it; an error of the ``with`` block is never replaced by one of the roll-back.
+Invariants: a transaction ends once; after its end nothing can be sent in it; an error of the
+``with`` block is never replaced by one of the roll-back.
 """
 
 from __future__ import annotations
@@ -19,10 +22,18 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector, check_placement, outgoing, placed, timeout_in_ms
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.interceptors.send_hooks import HALF, SYNC, SendContext
 from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.outgoing.send_request import (
+    Outgoing,
+    Placement,
+    Selector,
+    check_placement,
+    outgoing,
+    placed,
+    timeout_in_ms,
+)
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.client.transaction.transaction_engine import Half, TransactionEngine, check_immunity
 from rmq_ray.config import ProducerConfig
@@ -39,7 +50,10 @@ COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.R
 def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
     """The engine of a producer, with this checker from now on if there is one."""
     if checker is not None and not callable(checker):
-        raise ClientError(f"the checker {checker!r:.80} cannot be called; give a function of the half message that returns a LocalTransactionState")
+        raise ClientError(
+            f"the checker {checker!r:.80} cannot be called; give a function of the half "
+            f"message that returns a LocalTransactionState"
+        )
     engine = TransactionEngine.of(core)
     if checker is not None:
         engine.set_checker(checker)
@@ -49,7 +63,13 @@ def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
 class HalfSender:
     """Sends halves of one producer, through its hooks and compression where it has them."""
 
-    def __init__(self, engine: TransactionEngine, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None) -> None:
+    def __init__(
+        self,
+        engine: TransactionEngine,
+        core: ProducerCore,
+        config: ProducerConfig,
+        steps: SendSteps | None,
+    ) -> None:
         self.engine = engine
         self.config = config
         self._core = core
@@ -57,8 +77,16 @@ class HalfSender:
         watch_ends(engine, steps)
 
     @classmethod
-    def of(cls, core: ProducerCore, config: ProducerConfig, steps: SendSteps | None, checker: Checker | None) -> HalfSender:
-        """The one of this producer, made at its first use; with this checker from now on if there is one."""
+    def of(
+        cls,
+        core: ProducerCore,
+        config: ProducerConfig,
+        steps: SendSteps | None,
+        checker: Checker | None,
+    ) -> HalfSender:
+        """The one of this producer, made at its first use; with this checker from now on if there
+        is one.
+        """
         engine = engine_of(core, checker)
         if engine.sender is None:
             engine.sender = cls(engine, core, config, steps)
@@ -66,7 +94,13 @@ class HalfSender:
         assert isinstance(found, cls)
         return found
 
-    def send(self, message: Outgoing, placement: Placement | None, timeout_ms: float, immunity_s: int | None = None) -> Half:
+    def send(
+        self,
+        message: Outgoing,
+        placement: Placement | None,
+        timeout_ms: float,
+        immunity_s: int | None = None,
+    ) -> Half:
         """Blocks until the half is stored. Raises ``SendError``."""
         check_immunity(immunity_s)
         steps = self._steps
@@ -98,7 +132,9 @@ def labelled(half: Half, ctx: SendContext) -> Half:
 
 
 class OpenTransaction:
-    """What a transaction is, however it sends: its halves and its state. Used by one thread or task at a time."""
+    """What a transaction is, however it sends: its halves and its state. Used by one thread or task
+    at a time.
+    """
 
     def __init__(self, timeout_ms: float) -> None:
         self._timeout_ms = timeout_ms
@@ -116,7 +152,10 @@ class OpenTransaction:
         return [half.result for half in self._halves]
 
     def __reduce__(self) -> NoReturn:
-        raise ClientError("a transaction belongs to the process that began it; begin another one where it is needed")
+        raise ClientError(
+            "a transaction belongs to the process that began it; begin another one where it "
+            "is needed"
+        )
 
     def _may_send(self) -> None:
         self._open("send")
@@ -124,15 +163,23 @@ class OpenTransaction:
             raise ClientError(f"{HALVES_MAX} messages are in this transaction already; use several")
 
     def _kept(self, half: Half) -> SendResult:
-        """A half was sent: it ends with the transaction, whatever its status. ``TransactionError`` unless it is as safe as the mode demands."""
+        """A half was sent: it ends with the transaction, whatever its status. ``TransactionError``
+        unless it is as safe as the mode demands.
+        """
         self._halves.append(half)
         if half.result.status is not SendStatus.SEND_OK:
-            raise TransactionError(f"half message {half.key} is stored with {half.result.status.name} only; roll back and try again", half.key)
+            raise TransactionError(
+                f"half message {half.key} is stored with {half.result.status.name} only; "
+                f"roll back and try again",
+                half.key,
+            )
         return half.result
 
     def _open(self, what: str) -> None:
         if self._state is not LocalTransactionState.UNKNOWN:
-            raise ClientError(f"cannot {what}: this transaction has ended ({self._state.name}); begin another one")
+            raise ClientError(
+                f"cannot {what}: this transaction has ended ({self._state.name}); begin another one"
+            )
 
     def _decided(self, state: LocalTransactionState, engine: TransactionEngine) -> bool:
         """From here on a broker that asks is told ``state``. False when it was so before."""
@@ -168,10 +215,12 @@ class Transaction(OpenTransaction):
         check_immunity: int | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Store one half message and wait for it; arguments as those of ``Producer.send``. ``check_immunity``: s before a broker asks, None = its setting.
+        """Store one half message and wait for it; arguments as those of ``Producer.send``.
+        ``check_immunity``: s before a broker asks, None = its setting.
 
-        The result's offsets are the half's. Raises ``SendError``; ``TransactionError`` when the half is stored, but not as safely as the mode demands;
-        ``ClientError`` once the transaction has ended.
+        The result's offsets are the half's. Raises ``SendError``; ``TransactionError`` when the
+        half is stored, but not as safely as the mode demands; ``ClientError`` once the transaction
+        has ended.
         """
         with self._lock:
             self._may_send()
@@ -179,25 +228,39 @@ class Transaction(OpenTransaction):
             if placement is not None:
                 check_placement(queue, selector, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-            message = outgoing(topic_or_message, body, (tag, keys, properties), 0, self._sender.config.body_bytes_max)
+            message = outgoing(
+                topic_or_message,
+                body,
+                (tag, keys, properties),
+                0,
+                self._sender.config.body_bytes_max,
+            )
             return self._kept(self._sender.send(message, placement, timeout_ms, check_immunity))
 
     def commit(self) -> None:
         """Make every message visible; on return each is. Doing it again does nothing.
 
-        Raises the first error, after all messages were tried: ``TransactionUnknown`` (a broker that asks is told "commit"), ``TransactionEnded``.
+        Raises the first error, after all messages were tried: ``TransactionUnknown`` (a broker that
+        asks is told "commit"), ``TransactionEnded``.
         """
         self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Have no message ever delivered; on return that is certain. Doing it again does nothing. Raises as ``commit``."""
+        """Have no message ever delivered; on return that is certain. Doing it again does nothing.
+        Raises as ``commit``.
+        """
         self._end(ROLLBACK)
 
     def __enter__(self) -> Self:
         self._open("begin")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._state is not LocalTransactionState.UNKNOWN:
             return
         if error is None:
@@ -208,7 +271,7 @@ class Transaction(OpenTransaction):
         except RmqError as failure:
             log.warning("the roll-back after %r was not acknowledged: %s", error, failure)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _end(self, state: LocalTransactionState) -> None:
         with self._lock:
@@ -225,14 +288,25 @@ class Transaction(OpenTransaction):
                 raise first
 
 
-def begin(parts: tuple[ProducerCore, ProducerConfig, SendSteps | None], checker: Checker, timeout: float | None) -> Transaction:
-    """A transaction of the producer with these parts. ``timeout``: s for each half and each end; None = the producer's."""
+def begin(
+    parts: tuple[ProducerCore, ProducerConfig, SendSteps | None],
+    checker: Checker,
+    timeout: float | None,
+) -> Transaction:
+    """A transaction of the producer with these parts. ``timeout``: s for each half and each end;
+    None = the producer's.
+    """
     required(checker)
     sender = HalfSender.of(*parts, checker)
-    return Transaction(sender, float(sender.config.send_timeout_ms) if timeout is None else timeout_in_ms(timeout))
+    return Transaction(
+        sender, float(sender.config.send_timeout_ms) if timeout is None else timeout_in_ms(timeout)
+    )
 
 
 def required(checker: Checker | None) -> None:
     """``ClientError`` without one."""
     if checker is None:
-        raise ClientError("a transaction needs a checker: a function of the half message that says what became of it when this process is gone")
+        raise ClientError(
+            "a transaction needs a checker: a function of the half message that says what "
+            "became of it when this process is gone"
+        )

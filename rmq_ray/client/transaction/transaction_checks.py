@@ -1,9 +1,12 @@
-"""Answers a broker's question what became of a transaction (protocol-behaviour 20; remoting 4, code 39).
+"""Answers a broker's question what became of a transaction (protocol-behaviour 20; remoting 4, code
+39).
 
-Decides: who answers: what this process knows of the transaction itself, else the checker. Does not decide what a checker says. One thread asks the
-checker, one message after the other, at most ``WAITING_MAX`` wait; a question that is dropped comes again with the broker's next round.
+Decides: who answers: what this process knows of the transaction itself, else the checker. Does not
+decide what a checker says. One thread asks the checker, one message after the other, at most
+``WAITING_MAX`` wait; a question that is dropped comes again with the broker's next round.
 
-Invariant: whatever the checker does, the broker gets an answer: an error, or a value that is none of the three states, counts as UNKNOWN and is logged.
+Invariant: whatever the checker does, the broker gets an answer: an error, or a value that is none
+of the three states, counts as UNKNOWN and is logged.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import PRODUCER_GROUP
@@ -25,7 +29,6 @@ from rmq_ray.protocol.transaction import LocalTransactionState
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
-from rmq_ray.codec.record import decode_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class TransactionEnd:
 
 
 Checker = Callable[[MessageExt], object]
-"""The half message -> ``LocalTransactionState``; True, False and None stand for commit, rollback and unknown."""
+"""The half message -> ``LocalTransactionState``; True, False and None stand for commit, rollback
+and unknown.
+"""
 WAITING_MAX = 2_000  # checkRequestHoldMax
 IDLE_S = 1.0
 END_TIMEOUT_MS = 3_000
@@ -53,7 +58,12 @@ log = logging.getLogger("rmq_ray.client.transaction.transaction")
 class TransactionChecks:
     """``known(unique key)``: what the process knows of a transaction of its own, None = nothing."""
 
-    def __init__(self, instance: ClientInstance, group: str, known: Callable[[str], LocalTransactionState | None]) -> None:
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        known: Callable[[str], LocalTransactionState | None],
+    ) -> None:
         self._instance = instance
         self._group = group
         self._known = known
@@ -71,11 +81,18 @@ class TransactionChecks:
             if self._closed:
                 return
             if len(self._waiting) >= WAITING_MAX:
-                log.warning("%d questions about transactions of group %s wait already; one more is dropped and will come again", WAITING_MAX, self._group)
+                log.warning(
+                    "%d questions about transactions of group %s wait already; one more is "
+                    "dropped and will come again",
+                    WAITING_MAX,
+                    self._group,
+                )
                 return
             self._waiting.append((header, bytes(body), address))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"rmq-check-{self._group}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"rmq-check-{self._group}", daemon=True
+                )
                 self._thread.start()
             self._wake.notify()
 
@@ -97,11 +114,18 @@ class TransactionChecks:
             try:
                 self._answer(header, body, address)
             except RmqError as error:
-                log.warning("a question about a transaction of group %s could not be answered; it comes again: %s", self._group, error)
+                log.warning(
+                    "a question about a transaction of group %s could not be answered; it "
+                    "comes again: %s",
+                    self._group,
+                    error,
+                )
 
     def _answer(self, header: CheckTransactionHeader, body: bytes, address: Address) -> None:
         record = decode_record(body)
-        page = Page(MessageQueue(record.topic, "", record.queue_id), body, np.array([len(body)], np.int32))
+        page = Page(
+            MessageQueue(record.topic, "", record.queue_id), body, np.array([len(body)], np.int32)
+        )
         (message,) = page.messages()
         if message.all_properties.get(PRODUCER_GROUP) != self._group:
             return
@@ -109,9 +133,25 @@ class TransactionChecks:
         if state is None:
             state, remark = self._ask(message)
         if self.watcher is not None:
-            self.watcher(TransactionEnd(record.topic, message.message_id, message.tag or "", " ".join(message.keys), address, state, True))
+            self.watcher(
+                TransactionEnd(
+                    record.topic,
+                    message.message_id,
+                    message.tag or "",
+                    " ".join(message.keys),
+                    address,
+                    state,
+                    True,
+                )
+            )
         ending = EndTransactionHeader(
-            self._group, header.state_table_offset, header.commit_log_offset, state.value, message.message_id, True, header.transaction_id
+            self._group,
+            header.state_table_offset,
+            header.commit_log_offset,
+            state.value,
+            message.message_id,
+            True,
+            header.transaction_id,
         )
         command = Command(RequestCode.END_TRANSACTION, fields=ending.to_fields(), remark=remark)
         if state is LocalTransactionState.UNKNOWN:
@@ -120,14 +160,28 @@ class TransactionChecks:
             return
         self._tell(address, command, state, message)
 
-    def _tell(self, address: Address, command: Command, state: LocalTransactionState, message: MessageExt) -> None:
+    def _tell(
+        self, address: Address, command: Command, state: LocalTransactionState, message: MessageExt
+    ) -> None:
         try:
             answer = self._instance.invoke(address, command, END_TIMEOUT_MS)
         except RemotingError as error:
-            log.warning("%s of transaction %s, asked for by %s, was not acknowledged; it asks again: %s", state.name, message.message_id, address, error)
+            log.warning(
+                "%s of transaction %s, asked for by %s, was not acknowledged; it asks again: %s",
+                state.name,
+                message.message_id,
+                address,
+                error,
+            )
             return
         if answer.code != ResponseCode.SUCCESS:
-            log.warning("%s refused %s of transaction %s, which it had asked for: %s", address, state.name, message.message_id, answer.remark)
+            log.warning(
+                "%s refused %s of transaction %s, which it had asked for: %s",
+                address,
+                state.name,
+                message.message_id,
+                answer.remark,
+            )
 
     def _ask(self, message: MessageExt) -> tuple[LocalTransactionState, str | None]:
         """(what the checker says, why it is unknown)."""
@@ -136,12 +190,23 @@ class TransactionChecks:
         try:
             said = self.checker(message)
         except Exception as error:  # noqa: BLE001 - the user's code; the broker asks again
-            log.exception("the checker of group %s failed on transaction %s, which stays open", self._group, message.message_id)
-            return LocalTransactionState.UNKNOWN, f"the checker failed: {type(error).__name__}: {error}"
+            log.exception(
+                "the checker of group %s failed on transaction %s, which stays open",
+                self._group,
+                message.message_id,
+            )
+            return (
+                LocalTransactionState.UNKNOWN,
+                f"the checker failed: {type(error).__name__}: {error}",
+            )
         state = as_state(said)
         if state is None:
             log.error(
-                "the checker of group %s returned %r, which is no LocalTransactionState: transaction %s stays open", self._group, said, message.message_id
+                "the checker of group %s returned %r, which is no LocalTransactionState: "
+                "transaction %s stays open",
+                self._group,
+                said,
+                message.message_id,
             )
             return LocalTransactionState.UNKNOWN, f"the checker returned {type(said).__name__}"
         return state, None

@@ -1,6 +1,8 @@
-"""RocketMQ's form of transactions: a listener that runs the local transaction and answers for it later, and what follows from what it says.
+"""RocketMQ's form of transactions: a listener that runs the local transaction and answers for it
+later, and what follows from what it says.
 
-Decides: an error, or a value that is no state, counts as UNKNOWN and is logged. Called by ``TransactionProducer`` and ``AsyncProducer``.
+Decides: an error, or a value that is no state, counts as UNKNOWN and is logged. Called by
+``TransactionProducer`` and ``AsyncProducer``.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.client.outgoing.send_request import Outgoing, outgoing
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.outgoing.send_request import Outgoing, outgoing
 from rmq_ray.client.transaction.transaction_checks import as_state
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendResult
@@ -21,39 +23,58 @@ log = logging.getLogger("rmq_ray.client.transaction.transaction")
 
 
 class TransactionListener(ABC):
-    """What a transactional producer's user writes. True, False and None stand for commit, rollback and unknown."""
+    """What a transactional producer's user writes. True, False and None stand for commit, rollback
+    and unknown.
+    """
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> Any:
-        """The half of ``message`` is stored: do the local transaction -> ``LocalTransactionState``. An error counts as UNKNOWN: the broker asks later.
-        For ``AsyncProducer`` it may be a coroutine function.
+        """The half of ``message`` is stored: do the local transaction -> ``LocalTransactionState``.
+        An error counts as UNKNOWN: the broker asks later. For ``AsyncProducer`` it may be a
+        coroutine function.
         """
 
     @abstractmethod
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | bool | None:
-        """What became of the local transaction of this half message. An error counts as UNKNOWN. In a thread of its own."""
+        """What became of the local transaction of this half message. An error counts as UNKNOWN. In
+        a thread of its own.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult(SendResult):
-    """Outcome of the half message, and of the local transaction. ``error``: what the listener raised."""
+    """Outcome of the half message, and of the local transaction. ``error``: what the listener
+    raised.
+    """
 
     local_state: LocalTransactionState = LocalTransactionState.UNKNOWN
     error: Exception | None = None
 
     @classmethod
-    def of(cls, half: SendResult, state: LocalTransactionState, error: Exception | None) -> TransactionSendResult:
+    def of(
+        cls, half: SendResult, state: LocalTransactionState, error: Exception | None
+    ) -> TransactionSendResult:
         """The half's result with what followed."""
         return cls(
-            half.status, half.message_id, half.queue, half.queue_offset, half.offset_message_id, half.log_offset, half.transaction_id,
-            local_state=state, error=error,
-        )  # fmt: skip
+            half.status,
+            half.message_id,
+            half.queue,
+            half.queue_offset,
+            half.offset_message_id,
+            half.log_offset,
+            half.transaction_id,
+            local_state=state,
+            error=error,
+        )
 
 
 def check_listener(listener: object) -> TransactionListener:
     """``ClientError`` for anything else."""
     if not isinstance(listener, TransactionListener):
-        raise ClientError(f"listener {listener!r:.80} is no TransactionListener; write a class with execute_local_transaction and check_local_transaction")
+        raise ClientError(
+            f"listener {listener!r:.80} is no TransactionListener; write a class with "
+            f"execute_local_transaction and check_local_transaction"
+        )
     return listener
 
 
@@ -68,7 +89,12 @@ def said_state(group: str, said: object) -> LocalTransactionState:
     """What ``execute_local_transaction`` returned."""
     state = as_state(said)
     if state is None:
-        log.error("execute_local_transaction of group %s returned %r, which is no LocalTransactionState and counts as unknown", group, said)
+        log.error(
+            "execute_local_transaction of group %s returned %r, which is no "
+            "LocalTransactionState and counts as unknown",
+            group,
+            said,
+        )
     return state or LocalTransactionState.UNKNOWN
 
 

@@ -1,10 +1,12 @@
-"""Transactions in RocketMQ's form: a producer with a listener that runs the local transaction and answers for it later (protocol-behaviour 20).
+"""Transactions in RocketMQ's form: a producer with a listener that runs the local transaction and
+answers for it later (protocol-behaviour 20).
 
     class Pay(TransactionListener):
         def execute_local_transaction(self, message, arg): ...   # right after the half is stored -> LocalTransactionState
         def check_local_transaction(self, message): ...          # asked by a broker, maybe in another process of the group
 
-Decides: what follows from the half's status and from what the listener did. Everything else is ``Producer``'s and ``transaction_engine``'s.
+Decides: what follows from the half's status and from what the listener did. Everything else is
+``Producer``'s and ``transaction_engine``'s.
 """
 
 from __future__ import annotations
@@ -15,24 +17,39 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.transaction import HalfSender
 from rmq_ray.client.transaction.transaction_engine import TransactionEngine
-from rmq_ray.client.transaction.transaction_listener import TransactionListener, TransactionSendResult, check_listener, failed_state, half_of, said_state
+from rmq_ray.client.transaction.transaction_listener import (
+    TransactionListener,
+    TransactionSendResult,
+    check_listener,
+    failed_state,
+    half_of,
+    said_state,
+)
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.transaction import LocalTransactionState
 
 
 class TransactionProducer(Producer):
-    """A ``Producer`` whose group answers for its transactions from the start on. ``listener`` is pickled with it."""
+    """A ``Producer`` whose group answers for its transactions from the start on. ``listener`` is
+    pickled with it.
+    """
 
-    def __init__(self, group: str, *, listener: TransactionListener, discovery: Discovery, **settings: Any) -> None:
+    def __init__(
+        self, group: str, *, listener: TransactionListener, discovery: Discovery, **settings: Any
+    ) -> None:
         self._listener = check_listener(listener)
         super().__init__(group, discovery=discovery, **settings)
 
-    def send_in_transaction(self, message: Message, arg: Any = None, *, timeout: float | None = None) -> TransactionSendResult:
-        """Store the half, run the listener's local transaction with ``arg``, commit or roll back and wait for the acknowledgement.
+    def send_in_transaction(
+        self, message: Message, arg: Any = None, *, timeout: float | None = None
+    ) -> TransactionSendResult:
+        """Store the half, run the listener's local transaction with ``arg``, commit or roll back
+        and wait for the acknowledgement.
 
-        A half whose status is not SEND_OK is rolled back and the listener is not called. ``timeout``: s for the half, and again for its end.
-        Raises ``SendError`` (the listener did not run) and what ends raise: ``TransactionUnknown``, ``TransactionEnded``.
+        A half whose status is not SEND_OK is rolled back and the listener is not called.
+        ``timeout``: s for the half, and again for its end. Raises ``SendError`` (the listener did
+        not run) and what ends raise: ``TransactionUnknown``, ``TransactionEnded``.
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
@@ -51,7 +68,9 @@ class TransactionProducer(Producer):
         self._listener = state["listener"]
         super().__setstate__(state)
 
-    def _execute(self, message: Message, arg: Any) -> tuple[LocalTransactionState, Exception | None]:
+    def _execute(
+        self, message: Message, arg: Any
+    ) -> tuple[LocalTransactionState, Exception | None]:
         try:
             said = self._listener.execute_local_transaction(message, arg)
         except Exception as error:  # noqa: BLE001 - the user's code; the broker asks later

@@ -1,6 +1,7 @@
 """Equal shares: RocketMQ's AVG, which is the default, and AVG_BY_CIRCLE (protocol-behaviour 14).
 
-Invariants: each queue goes to exactly one of the consumers listed; shares differ by one queue at most.
+Invariants: each queue goes to exactly one of the consumers listed; shares differ by one queue at
+most.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Averagely:
 
     name: str = "AVG"
 
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+    def allocate(
+        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
         """See the protocol."""
         index = index_of(client_id, queues, client_ids)
         if index is None:
@@ -36,7 +39,8 @@ class Averagely:
 
 @dataclass(frozen=True, slots=True)
 class AveragelyByCircle:
-    """Queues dealt out in turn: better than AVG when one broker holds clearly more messages than the others.
+    """Queues dealt out in turn: better than AVG when one broker holds clearly more messages than
+    the others.
 
     >>> queues = [MessageQueue("t", "a", i) for i in range(8)]
     >>> [q.queue_id for q in AveragelyByCircle().allocate("g", "c2", queues, ["c1", "c2", "c3"])]
@@ -45,7 +49,9 @@ class AveragelyByCircle:
 
     name: str = "AVG_BY_CIRCLE"
 
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+    def allocate(
+        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
         """See the protocol."""
         index = index_of(client_id, queues, client_ids)
         return [] if index is None else list(queues[index :: len(client_ids)])

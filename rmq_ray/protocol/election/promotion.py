@@ -1,17 +1,21 @@
-"""Who becomes master of one broker name, and when: the controller's rules without its disk, its calls and its clock.
+"""Who becomes master of one broker name, and when: the controller's rules without its disk, its
+calls and its clock.
 
     no ledger ──all replicas reported──┐
                                        v                 enough reports, promise over
     REIGNING ──master gone, order──> ELECTING (master None) ────────────────────────> REIGNING, epoch + 1
         └── proposal of the master: another sync state set, version + 1
 
-Decides: when a reign ends, what is written to the ledger next (``step``), what each replica is told now (``call_for``). Whom to elect is in
-``protocol.election.electing``. Does not decide: how calls and disks fail. Called by ``actors.control.elections``, which writes what ``step`` returns, then calls
-``fsynced``: nothing else changes what replicas are told.
+Decides: when a reign ends, what is written to the ledger next (``step``), what each replica is told
+now (``call_for``). Whom to elect is in ``protocol.election.electing``. Does not decide: how calls
+and disks fail. Called by ``actors.control.elections``, which writes what ``step`` returns, then
+calls ``fsynced``: nothing else changes what replicas are told.
 
-Invariants: nobody is told what ``fsynced`` did not confirm; an epoch has one master for ever; a sync state set changes only by a proposal that knew
-the newest one. Safe leases follow from: a master needs a fresh poll of every slave of its set (proposed ones included), a slave that polled
-promised not to be promoted for ``LEASE_MS``, and only a member whose promise is over is elected in place of a master that did not say that it is deposed.
+Invariants: nobody is told what ``fsynced`` did not confirm; an epoch has one master for ever; a
+sync state set changes only by a proposal that knew the newest one. Safe leases follow from: a
+master needs a fresh poll of every slave of its set (proposed ones included), a slave that polled
+promised not to be promoted for ``LEASE_MS``, and only a member whose promise is over is elected in
+place of a master that did not say that it is deposed.
 """
 
 from __future__ import annotations
@@ -40,9 +44,13 @@ class _Replica:
 
 
 class Succession:
-    """Of one broker name. ``known``: what the ledger had, None = nothing. ``grace_ms``: so long every replica needs to start. All times are monotonic ms."""
+    """Of one broker name. ``known``: what the ledger had, None = nothing. ``grace_ms``: so long
+    every replica needs to start. All times are monotonic ms.
+    """
 
-    def __init__(self, rules: Rules, known: Standing | None, now_ms: float, grace_ms: float = 0.0) -> None:
+    def __init__(
+        self, rules: Rules, known: Standing | None, now_ms: float, grace_ms: float = 0.0
+    ) -> None:
         self.rules = rules
         self.standing = known
         self.why = ""
@@ -62,7 +70,11 @@ class Succession:
         standing = self.standing
         if standing is None:
             return Assignment(self.rules.broker_name, 0, None, None, ())
-        return standing.assignment.master_epoch if standing.assignment.master is None else standing.assignment
+        return (
+            standing.assignment.master_epoch
+            if standing.assignment.master is None
+            else standing.assignment
+        )
 
     def answered(self, replica: int, call: Call, report: ReplicaReport, now_ms: float) -> None:
         """A report, as answer to ``call``."""
@@ -73,11 +85,20 @@ class Succession:
         assignment = self.standing.assignment
         if newest_epoch([report]) > assignment.master_epoch:
             self._outdated = True
-        if replica != assignment.master or not isinstance(call, Assignment) or call.master_epoch != assignment.master_epoch:
+        if (
+            replica != assignment.master
+            or not isinstance(call, Assignment)
+            or call.master_epoch != assignment.master_epoch
+        ):
             return
         if report.role is Role.MASTER and report.master_epoch == assignment.master_epoch:
             self._served, self._alive_ms, self.why = True, now_ms, ""
-        elif report.role is Role.WAITING and not report.error and not self._served and now_ms - self._since_ms < PROMOTION_MS:
+        elif (
+            report.role is Role.WAITING
+            and not report.error
+            and not self._served
+            and now_ms - self._since_ms < PROMOTION_MS
+        ):
             self._alive_ms = now_ms
 
     def node_died(self, replica: int) -> None:
@@ -85,12 +106,16 @@ class Succession:
         self._replicas[replica].node_dead = True
 
     def proposed(self, master_epoch: int, version: int, wanted: Sequence[int]) -> bool:
-        """The master wants another sync state set. False: refused, because it did not know the newest assignment, or an election runs."""
+        """The master wants another sync state set. False: refused, because it did not know the
+        newest assignment, or an election runs.
+        """
         standing = self.standing
         if standing is None or standing.assignment.master is None or self._order is not None:
             return False
         assignment = standing.assignment
-        fits = assignment.master in wanted and all(0 <= replica < self.rules.replicas for replica in wanted)
+        fits = assignment.master in wanted and all(
+            0 <= replica < self.rules.replicas for replica in wanted
+        )
         if (master_epoch, version) != (assignment.master_epoch, assignment.version) or not fits:
             return False
         self._wanted = tuple(sorted(set(wanted)))
@@ -99,30 +124,56 @@ class Succession:
     # --- by hand ---
 
     def heir(self, replica: int | None, *, force: bool, now_ms: float) -> int:
-        """Whom an order would promote. ``PromotionRefused`` where that replica cannot be, or nobody can."""
+        """Whom an order would promote. ``PromotionRefused`` where that replica cannot be, or nobody
+        can.
+        """
         standing, rules = self.standing, self.rules
         name = rules.broker_name
         if standing is None:
-            raise PromotionRefused(f"{name} was never led by anybody: {self.why or 'its replicas are starting'}", name)
+            raise PromotionRefused(
+                f"{name} was never led by anybody: {self.why or 'its replicas are starting'}", name
+            )
         if replica is not None and not 0 <= replica < rules.replicas:
-            raise PromotionRefused(f"{name} has replicas 0 to {rules.replicas - 1}, not {replica}", name, replica)
+            raise PromotionRefused(
+                f"{name} has replicas 0 to {rules.replicas - 1}, not {replica}", name, replica
+            )
         members, master = standing.assignment.sync_state_set, standing.assignment.master
         if replica is None:
-            found = [number for number in members if number != master and self._ready(number, now_ms)]
+            found = [
+                number for number in members if number != master and self._ready(number, now_ms)
+            ]
             if not found:
-                raise PromotionRefused(f"{name} has no other replica in sync that answers (in sync: {list(members)}): start one, or name one with force", name)
-            return max(found, key=lambda number: (self._place(number), number == standing.former, -number))
+                raise PromotionRefused(
+                    f"{name} has no other replica in sync that answers (in sync: "
+                    f"{list(members)}): start one, or name one with force",
+                    name,
+                )
+            return max(
+                found, key=lambda number: (self._place(number), number == standing.former, -number)
+            )
         if replica == master and self.serves(now_ms):
-            raise PromotionRefused(f"replica {replica} of {name} is its master already", name, replica)
+            raise PromotionRefused(
+                f"replica {replica} of {name} is its master already", name, replica
+            )
         if not self._ready(replica, now_ms):
             report = self._replicas[replica].report
-            state = "does not answer" if report is None or not self._heard(replica, now_ms) else f"is {report.role.value} {report.error}".strip()
-            raise PromotionRefused(f"replica {replica} of {name} {state}: it must run before it can be promoted", name, replica)
+            state = (
+                "does not answer"
+                if report is None or not self._heard(replica, now_ms)
+                else f"is {report.role.value} {report.error}".strip()
+            )
+            raise PromotionRefused(
+                f"replica {replica} of {name} {state}: it must run before it can be promoted",
+                name,
+                replica,
+            )
         if replica not in members and not force:
             raise PromotionRefused(
-                f"replica {replica} of {name} is not in sync (in sync: {list(members)}) and may lack acknowledged messages: promote another, or use force",
-                name, replica,
-            )  # fmt: skip
+                f"replica {replica} of {name} is not in sync (in sync: {list(members)}) and "
+                f"may lack acknowledged messages: promote another, or use force",
+                name,
+                replica,
+            )
         return replica
 
     def order(self, heir: int, *, force: bool, now_ms: float) -> None:
@@ -154,20 +205,40 @@ class Succession:
         before = self.standing
         self.standing, self._wanted, self._outdated = standing, None, False
         assignment = standing.assignment
-        if before is None or before.assignment.master_epoch != assignment.master_epoch or before.assignment.master is None:
+        if (
+            before is None
+            or before.assignment.master_epoch != assignment.master_epoch
+            or before.assignment.master is None
+        ):
             self._since_ms = self._alive_ms = now_ms
             self._served = False
-        if assignment.master is not None and before is not None and before.assignment.master is None:
-            self._order = None  # carried out; another sync state set of the reign that it ends leaves it alone
+        if (
+            assignment.master is not None
+            and before is not None
+            and before.assignment.master is None
+        ):
+            # carried out; another sync state set of the reign that it ends leaves it alone
+            self._order = None
 
     # --- rules ---
 
     def _begin_anew(self, now_ms: float) -> Standing | None:
         """No ledger, or an older one than the replicas know: everybody must be heard."""
-        silent = [number for number in self._replicas if self._replicas[number].report is None or not self._heard(number, now_ms)]
-        broken = [f"{number} ({report.error})" for number, seen in self._replicas.items() if (report := seen.report) is not None and report.error]
+        silent = [
+            number
+            for number in self._replicas
+            if self._replicas[number].report is None or not self._heard(number, now_ms)
+        ]
+        broken = [
+            f"{number} ({report.error})"
+            for number, seen in self._replicas.items()
+            if (report := seen.report) is not None and report.error
+        ]
         if silent or broken:
-            self.why = f"the ledger does not know who reigned last, so every replica must report; silent: {silent}, not able to: {broken}"
+            self.why = (
+                f"the ledger does not know who reigned last, so every replica must report; "
+                f"silent: {silent}, not able to: {broken}"
+            )
             return None
         return self._open(tuple(self._replicas), None)
 
@@ -184,9 +255,19 @@ class Succession:
             for number, seen in self._replicas.items()
             if seen.report is not None and seen.call == epoch and self._heard(number, now_ms)
         }
-        hurry = self.rules.synchronous or self._order is not None  # then nothing is lost without those that still read their disk
-        ready = {number for number, answer in answers.items() if hurry or answer.report.role is not Role.WAITING or answer.report.error}
-        alive = {number for number in standing.assignment.sync_state_set if self._heard(number, now_ms) and not self._replicas[number].node_dead}
+        hurry = (
+            self.rules.synchronous or self._order is not None
+        )  # then nothing is lost without those that still read their disk
+        ready = {
+            number
+            for number, answer in answers.items()
+            if hurry or answer.report.role is not Role.WAITING or answer.report.error
+        }
+        alive = {
+            number
+            for number in standing.assignment.sync_state_set
+            if self._heard(number, now_ms) and not self._replicas[number].node_dead
+        }
         expected = alive - ready
         found = elect(self.rules, standing, answers, expected, self._order, self._since_ms, now_ms)
         if isinstance(found, str):
@@ -202,23 +283,41 @@ class Succession:
             return True
         report = seen.report
         told = isinstance(seen.call, Assignment) and seen.call.master_epoch == epoch
-        if report is not None and told and report.role is Role.SLAVE and max(report.log_epoch, report.newest_epoch) >= epoch:
+        if (
+            report is not None
+            and told
+            and report.role is Role.SLAVE
+            and max(report.log_epoch, report.newest_epoch) >= epoch
+        ):
             return True  # started again, or its disk failed: its log's epoch is over
         late = now_ms - self._alive_ms
         if late <= self.rules.failover_after_ms and not seen.node_dead:
             return False
         return self._may_replace(assignment, master, late, now_ms)
 
-    def _may_replace(self, assignment: Assignment, master: int, late_ms: float, now_ms: float) -> bool:
-        gone = f"master {master} of {self.rules.broker_name} has not served for {late_ms / 1000:.0f} s"
+    def _may_replace(
+        self, assignment: Assignment, master: int, late_ms: float, now_ms: float
+    ) -> bool:
+        gone = (
+            f"master {master} of {self.rules.broker_name} has not served for {late_ms / 1000:.0f} s"
+        )
         if not self.rules.automatic:
             self.why = f"{gone}; automatic fail-over is off: promote another by hand"
             return False
         report = self._replicas[master].report
-        idle = report is not None and report.role is Role.SLAVE  # it was told, and does nothing: another epoch may help
-        able = [number for number in assignment.sync_state_set if (number != master or idle) and self._ready(number, now_ms)]
+        idle = (
+            report is not None and report.role is Role.SLAVE
+        )  # it was told, and does nothing: another epoch may help
+        able = [
+            number
+            for number in assignment.sync_state_set
+            if (number != master or idle) and self._ready(number, now_ms)
+        ]
         if not able:
-            self.why = f"{gone}, and no other replica that is in sync answers (in sync: {list(assignment.sync_state_set)})"
+            self.why = (
+                f"{gone}, and no other replica that is in sync answers (in sync: "
+                f"{list(assignment.sync_state_set)})"
+            )
             return False
         return True
 
@@ -226,7 +325,14 @@ class Succession:
         if self._wanted is None:
             return None
         old = standing.assignment
-        changed = Assignment(old.broker_name, old.master_epoch, old.master, old.master_address, self._wanted, old.version + 1)
+        changed = Assignment(
+            old.broker_name,
+            old.master_epoch,
+            old.master,
+            old.master_address,
+            self._wanted,
+            old.version + 1,
+        )
         return Standing(changed, standing.former)
 
     def _heard(self, replica: int, now_ms: float) -> bool:
@@ -234,7 +340,9 @@ class Succession:
 
     def _ready(self, replica: int, now_ms: float) -> bool:
         report = self._replicas[replica].report
-        return report is not None and report.role is not Role.WAITING and self._heard(replica, now_ms)
+        return (
+            report is not None and report.role is not Role.WAITING and self._heard(replica, now_ms)
+        )
 
     def _place(self, replica: int) -> tuple[int, int]:
         report = self._replicas[replica].report
@@ -249,7 +357,12 @@ class Succession:
     def serves(self, now_ms: float) -> bool:
         """Whether the master of the newest epoch has said just now that it serves."""
         standing = self.standing
-        return standing is not None and standing.assignment.master is not None and self._served and now_ms - self._alive_ms <= REACHABLE_MS
+        return (
+            standing is not None
+            and standing.assignment.master is not None
+            and self._served
+            and now_ms - self._alive_ms <= REACHABLE_MS
+        )
 
     def status(self, now_ms: float) -> dict[str, object]:
         """Plain values. ``lag_bytes``: as far as the newest reports tell."""
@@ -263,14 +376,34 @@ class Succession:
                 replicas[number] = {"state": "not heard of"}
                 continue
             replicas[number] = {
-                "state": report.role.value, "address": report.address, "log_epoch": report.log_epoch, "end": report.end, "sound": report.sound,
-                "lag_bytes": max(0, end - report.end), "heard_ms_ago": int(now_ms - seen.heard_ms), "node_dead": seen.node_dead, "error": report.error,
-            }  # fmt: skip
-        state = "starting" if assignment is None else "electing" if master is None else "silent" if self._served else "promoting"
+                "state": report.role.value,
+                "address": report.address,
+                "log_epoch": report.log_epoch,
+                "end": report.end,
+                "sound": report.sound,
+                "lag_bytes": max(0, end - report.end),
+                "heard_ms_ago": int(now_ms - seen.heard_ms),
+                "node_dead": seen.node_dead,
+                "error": report.error,
+            }
+        state = (
+            "starting"
+            if assignment is None
+            else "electing"
+            if master is None
+            else "silent"
+            if self._served
+            else "promoting"
+        )
         if self.serves(now_ms):
             state = "serving"
         return {
-            "state": state, "serving": state == "serving", "why": self.why, "master": master,
+            "state": state,
+            "serving": state == "serving",
+            "why": self.why,
+            "master": master,
             "master_epoch": 0 if assignment is None else assignment.master_epoch,
-            "sync_state_set": [] if assignment is None else list(assignment.sync_state_set), "automatic": self.rules.automatic, "replicas": replicas,
-        }  # fmt: skip
+            "sync_state_set": [] if assignment is None else list(assignment.sync_state_set),
+            "automatic": self.rules.automatic,
+            "replicas": replicas,
+        }

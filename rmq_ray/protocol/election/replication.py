@@ -1,20 +1,25 @@
-"""Who follows a master's log, how far each is, which of them are in sync, and what may be acknowledged (promises: modes; design contract 12).
+"""Who follows a master's log, how far each is, which of them are in sync, and what may be
+acknowledged (promises: modes; design contract 12).
 
     joined ──> FOLLOWING ──its copy reaches what is confirmed──> IN SYNC ──behind for longer than lag_ms, or gone──> FOLLOWING, forgotten
 
-Under a controller there are two sets: the one above, which changes at once, and the *approved* one, which the controller has on its disk and elects
-from. The first is proposed for the second. Who was proposed may have been approved without a word of it having come back: a copy is waited for, and
-its promise needed, while it is approved or asked for.
+Under a controller there are two sets: the one above, which changes at once, and the *approved* one,
+which the controller has on its disk and elects from. The first is proposed for the second. Who was
+proposed may have been approved without a word of it having come back: a copy is waited for, and its
+promise needed, while it is approved or asked for.
 
     lease       poll ─sent─> answer ─sent─> poll     the second poll's promise began after the answer was sent: the master counts from there,
                                                      LEASE_MS less a margin, and leads while that holds for every approved slave
 
-Decides: both sets, the lease, and the log offset up to which every member has the log: written, or on its disk where the master promises that.
-Does not decide: what is sent to whom, what a client is told. Pure: log offsets and times come in. Called by: the master's side of replication.
+Decides: both sets, the lease, and the log offset up to which every member has the log: written, or
+on its disk where the master promises that. Does not decide: what is sent to whom, what a client is
+told. Pure: log offsets and times come in. Called by: the master's side of replication.
 
-Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the master's counts) are in the set, under a controller in
-the approved one, and never beyond the copy of a member of either. A follower enters the set only with everything that was confirmed before, in this
-reign or an earlier one. Nobody ceases to be waited for before the controller can elect him no more.
+Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the
+master's counts) are in the set, under a controller in the approved one, and never beyond the copy
+of a member of either. A follower enters the set only with everything that was confirmed before, in
+this reign or an earlier one. Nobody ceases to be waited for before the controller can elect him no
+more.
 """
 
 from __future__ import annotations
@@ -24,11 +29,17 @@ from dataclasses import dataclass
 from math import inf
 
 LEASE_MS = 2_000
-"""A slave that polls is not promoted for so long since it sent the poll; a master serves while that holds for every slave that could be elected."""
+"""A slave that polls is not promoted for so long since it sent the poll; a master serves while that
+holds for every slave that could be elected.
+"""
 LEASE_MARGIN_MS = 200
-"""Taken off by the master: clocks of two hosts differ by less in two seconds, and an answer leaves a little after the lease was looked at."""
+"""Taken off by the master: clocks of two hosts differ by less in two seconds, and an answer leaves
+a little after the lease was looked at.
+"""
 JOIN_MS = 1_000
-"""How long a new master waits for an approved slave to join before it has it taken out of the set."""
+"""How long a new master waits for an approved slave to join before it has it taken out of the
+set.
+"""
 SILENT_MS = 1_500
 """A slave in sync polls every 500 ms at the latest."""
 ASK_AGAIN_MS = 1_000
@@ -55,23 +66,30 @@ class Follower:
     answered_ms: float = -inf
     """When the last answer was sent to it."""
     renewed_ms: float = -inf
-    """Its last poll followed an answer that was sent then: it is not promoted for ``LEASE_MS`` from there."""
+    """Its last poll followed an answer that was sent then: it is not promoted for ``LEASE_MS`` from
+    there.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a follower is behind: bytes, and how long ago it had the whole log (0 = it has it now)."""
+    """How far a follower is behind: bytes, and how long ago it had the whole log (0 = it has it
+    now).
+    """
 
     bytes: int
     ms: int
 
 
 class Followers:
-    """Of one master. ``flush_counts``: a copy counts as far as it is on the slave's disk. ``copies_min`` counts the master. ``waits``: an acknowledgement
-    waits for the set (SYNC_MASTER); else a slave is in sync while it lacks nothing for longer than ``lag_ms``.
+    """Of one master. ``flush_counts``: a copy counts as far as it is on the slave's disk.
+    ``copies_min`` counts the master. ``waits``: an acknowledgement waits for the set (SYNC_MASTER);
+    else a slave is in sync while it lacks nothing for longer than ``lag_ms``.
     """
 
-    def __init__(self, copies_min: int, lag_ms: int, *, flush_counts: bool, waits: bool = True) -> None:
+    def __init__(
+        self, copies_min: int, lag_ms: int, *, flush_counts: bool, waits: bool = True
+    ) -> None:
         self._copies_min = copies_min
         self._lag_ms = lag_ms
         self._flush_counts = flush_counts
@@ -91,24 +109,34 @@ class Followers:
         self.confirmed = log_offset
 
     def reign(self, log_offset: int, approved: Iterable[int], now_ms: float) -> None:
-        """The master was elected: ``approved`` slaves can be elected after it. What the log has so far is confirmed once they have it."""
+        """The master was elected: ``approved`` slaves can be elected after it. What the log has so
+        far is confirmed once they have it.
+        """
         self._followers.clear()
         self._began, self._approved = (log_offset, now_ms), frozenset(approved)
         self._asked, self._proposed = frozenset(), None
         self.confirmed = 0 if self._approved else log_offset
 
     def approve(self, approved: Iterable[int]) -> bool:
-        """The controller keeps these now, and takes no proposal that was made before. True when something changed for those who wait."""
+        """The controller keeps these now, and takes no proposal that was made before. True when
+        something changed for those who wait.
+        """
         self._approved = frozenset(approved)
         self._asked, self._proposed = frozenset(), None
-        for broker_id in [f.broker_id for f in self._followers.values() if not f.connected and f.broker_id not in self._electable]:
+        for broker_id in [
+            f.broker_id
+            for f in self._followers.values()
+            if not f.connected and f.broker_id not in self._electable
+        ]:
             del self._followers[broker_id]
         return self._raise()
 
     def joined(self, broker_id: int, address: str, written: int, now_ms: float) -> Follower:
         """A slave that holds a prefix of the log begins (again) to follow."""
         before = self._followers.get(broker_id)
-        follower = self._followers[broker_id] = Follower(broker_id, address, written, 0, reported_ms=now_ms, caught_up_ms=now_ms)
+        follower = self._followers[broker_id] = Follower(
+            broker_id, address, written, 0, reported_ms=now_ms, caught_up_ms=now_ms
+        )
         if before is not None and before.address == address:
             follower.renewed_ms = before.renewed_ms
         return follower
@@ -120,24 +148,34 @@ class Followers:
             follower.answered_ms = now_ms
 
     def reported(self, broker_id: int, written: int, flushed: int, end: int, now_ms: float) -> bool:
-        """Positions of a follower, as acknowledgement; ``end``: of the master's log now. True when something changed for those who wait."""
+        """Positions of a follower, as acknowledgement; ``end``: of the master's log now. True when
+        something changed for those who wait.
+        """
         follower = self._followers.get(broker_id)
         if follower is None:
             return False
         follower.renewed_ms = max(follower.renewed_ms, follower.answered_ms)
-        follower.written, follower.flushed = max(follower.written, min(written, end)), max(follower.flushed, min(flushed, end))
+        follower.written, follower.flushed = (
+            max(follower.written, min(written, end)),
+            max(follower.flushed, min(flushed, end)),
+        )
         held = self._held(follower)
         if held >= end:
             follower.caught_up_ms, follower.caught_up = now_ms, True
         elif held >= follower.seen_end > 0:
-            follower.caught_up_ms, follower.caught_up = max(follower.caught_up_ms, follower.reported_ms), True
+            follower.caught_up_ms, follower.caught_up = (
+                max(follower.caught_up_ms, follower.reported_ms),
+                True,
+            )
         follower.seen_end, follower.reported_ms = end, now_ms
         entered = not follower.in_sync and self._may_enter(follower, now_ms)
         follower.in_sync = follower.in_sync or entered
         return self._raise() or entered
 
     def left(self, broker_id: int) -> bool:
-        """Its connection ended. True when it was in sync: those who wait may have to wait for fewer, or nobody may be enough any more."""
+        """Its connection ended. True when it was in sync: those who wait may have to wait for
+        fewer, or nobody may be enough any more.
+        """
         follower = self._followers.get(broker_id)
         if follower is None:
             return False
@@ -147,19 +185,30 @@ class Followers:
         return was_in_sync and (self._raise() or True)
 
     def expire(self, end: int, now_ms: float) -> bool:
-        """Put those out of the set that lack bytes for longer than ``lag_ms``, and under a controller those that were silent for so long that their
-        promise is about to end: without it nothing would be written that they could lack. True when the set changed.
+        """Put those out of the set that lack bytes for longer than ``lag_ms``, and under a
+        controller those that were silent for so long that their promise is about to end: without it
+        nothing would be written that they could lack. True when the set changed.
         """
-        late = [f for f in self._followers.values() if f.in_sync and self._held(f) < end and now_ms - max(f.caught_up_ms, 0.0) > self._lag_ms]
+        late = [
+            f
+            for f in self._followers.values()
+            if f.in_sync
+            and self._held(f) < end
+            and now_ms - max(f.caught_up_ms, 0.0) > self._lag_ms
+        ]
         if self._approved is not None:
-            late += [f for f in self._followers.values() if f.in_sync and now_ms - f.reported_ms > SILENT_MS]
+            late += [
+                f
+                for f in self._followers.values()
+                if f.in_sync and now_ms - f.reported_ms > SILENT_MS
+            ]
         for follower in late:
             follower.in_sync = False
         if late:
             self._raise()
         return bool(late)
 
-    # --- what follows ------------------------------------------------------------------------------------------------------------------
+    # --- what follows -----------------------------------------------------------------------------
 
     @property
     def in_sync(self) -> tuple[int, ...]:
@@ -178,10 +227,15 @@ class Followers:
 
     @property
     def lease_until_ms(self) -> float:
-        """Until when every slave that may be elected has promised not to be promoted: infinite without a controller, and for a set of the master alone."""
+        """Until when every slave that may be elected has promised not to be promoted: infinite
+        without a controller, and for a set of the master alone.
+        """
         if not self._electable:
             return inf
-        renewed = (self._followers[broker_id].renewed_ms if broker_id in self._followers else -inf for broker_id in self._electable)
+        renewed = (
+            self._followers[broker_id].renewed_ms if broker_id in self._followers else -inf
+            for broker_id in self._electable
+        )
         return min(renewed) + LEASE_MS - LEASE_MARGIN_MS
 
     def covered(self, log_offset: int) -> int:
@@ -191,15 +245,25 @@ class Followers:
         return min([log_offset, *self._copies()])
 
     def proposal(self, now_ms: float) -> tuple[int, ...] | None:
-        """The slaves that the controller is to be asked to approve now, sorted; None when it keeps them, or was asked a moment ago."""
+        """The slaves that the controller is to be asked to approve now, sorted; None when it keeps
+        them, or was asked a moment ago.
+        """
         if self._approved is None:
             return None
         wanted = set(self.in_sync)
         if now_ms - self._began[1] < JOIN_MS:
-            wanted |= {broker_id for broker_id in self._approved if broker_id not in self._followers or self._followers[broker_id].connected}
+            wanted |= {
+                broker_id
+                for broker_id in self._approved
+                if broker_id not in self._followers or self._followers[broker_id].connected
+            }
         if wanted == self._approved and not self._asked and self._proposed is None:
             return None
-        if self._proposed is not None and self._proposed[0] == wanted and now_ms - self._proposed[1] < ASK_AGAIN_MS:
+        if (
+            self._proposed is not None
+            and self._proposed[0] == wanted
+            and now_ms - self._proposed[1] < ASK_AGAIN_MS
+        ):
             return None
         self._proposed = (frozenset(wanted), now_ms)
         self._asked |= wanted
@@ -214,20 +278,25 @@ class Followers:
         behind = max(0, end - follower.written)
         return Lag(behind, int(now_ms - follower.caught_up_ms) if behind else 0)
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _electable(self) -> frozenset[int]:
         return self._asked if self._approved is None else self._asked | self._approved
 
     def _may_enter(self, follower: Follower, now_ms: float) -> bool:
-        """Under a controller the set would change twice for a slave that comes back as far behind as it left; and what the log had when the master was
-        elected may have been acknowledged before, so who is not electable yet must have that, too.
+        """Under a controller the set would change twice for a slave that comes back as far behind
+        as it left; and what the log had when the master was elected may have been acknowledged
+        before, so who is not electable yet must have that, too.
         """
         if self._approved is None:
             return self._held(follower) >= self.confirmed
         on_time = now_ms - follower.caught_up_ms <= self._lag_ms
-        needed = self.confirmed if follower.broker_id in self._approved else max(self.confirmed, self._began[0])
+        needed = (
+            self.confirmed
+            if follower.broker_id in self._approved
+            else max(self.confirmed, self._began[0])
+        )
         return on_time and (self._held(follower) >= needed if self._waits else follower.caught_up)
 
     def _held(self, follower: Follower) -> int:
@@ -236,10 +305,15 @@ class Followers:
     def _copies(self) -> list[int]:
         """How far everybody is who is waited for; 0 for one who is approved and has not joined."""
         needed = {f.broker_id for f in self._followers.values() if f.in_sync} | self._electable
-        return [self._held(self._followers[broker_id]) if broker_id in self._followers else 0 for broker_id in needed]
+        return [
+            self._held(self._followers[broker_id]) if broker_id in self._followers else 0
+            for broker_id in needed
+        ]
 
     def _raise(self) -> bool:
-        """Confirm what every member has; True when that is more than before. What an elected master found needs no more copies than can be elected."""
+        """Confirm what every member has; True when that is more than before. What an elected master
+        found needs no more copies than can be elected.
+        """
         copies, began = self._copies(), self._began[0] if self._approved is not None else 0
         before = self.confirmed
         counted = len(copies) if self._approved is None else len(self._approved)

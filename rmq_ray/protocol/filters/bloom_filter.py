@@ -1,9 +1,12 @@
-"""The bloom filter of SQL92 subscriptions: which bits of a message's bit map belong to a group and topic (protocol-behaviour 21.1; store-format 4, 12).
+"""The bloom filter of SQL92 subscriptions: which bits of a message's bit map belong to a group and
+topic (protocol-behaviour 21.1; store-format 4, 12).
 
-    k = 3 bits of m = 112 for an error rate of 20 % with 32 expected subscriptions; bit i = |h1 + i * h2| mod m, h1 and h2 the halves of the first
-    64 bits of MurmurHash3 (x64, 128) over "group#topic" in UTF-8
+    k = 3 bits of m = 112 for an error rate of 20 % with 32 expected subscriptions; bit i = |h1 + i
+    * h2| mod m, h1 and h2 the halves of the first 64 bits of MurmurHash3 (x64, 128) over
+    "group#topic" in UTF-8
 
-Decides: bits, byte for byte as RocketMQ's, whose consumerFilter.json and bit maps are read here and the other way round. Pure.
+Decides: bits, byte for byte as RocketMQ's, whose consumerFilter.json and bit maps are read here and
+the other way round. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class BloomFilter:
         return tuple(found)
 
     def bit_map(self, matching: list[BloomData]) -> bytes:
-        """The bit map of a message that passes these filters. Bit i is bit ``i % 8`` of byte ``i // 8``."""
+        """The bit map of a message that passes these filters. Bit i is bit ``i % 8`` of byte ``i //
+        8``.
+        """
         found = bytearray(self.bits // 8)
         for data in matching:
             for bit in data.positions:
@@ -57,7 +62,9 @@ class BloomFilter:
 
 
 def is_hit(data: BloomData, bit_map: bytes) -> bool:
-    """False: the message does not pass that filter. True: it may. A map of another size says nothing, so it hits."""
+    """False: the message does not pass that filter. True: it may. A map of another size says
+    nothing, so it hits.
+    """
     if len(bit_map) * 8 != data.bits:
         return True
     return all(bit_map[bit >> 3] & (1 << (bit & 7)) for bit in data.positions)
@@ -70,7 +77,9 @@ def filter_for(error_percent: int = ERROR_PERCENT, expected: int = EXPECTED) -> 
     BloomFilter(hashes=3, bits=112)
     """
     hashes = math.ceil(math.log(error_percent / 100) / math.log(0.5))
-    bits = math.ceil(expected * (math.log(100 / error_percent) / math.log(2)) * (math.log(math.e) / math.log(2)))
+    bits = math.ceil(
+        expected * (math.log(100 / error_percent) / math.log(2)) * (math.log(math.e) / math.log(2))
+    )
     return BloomFilter(hashes, -(-bits // 8) * 8)
 
 

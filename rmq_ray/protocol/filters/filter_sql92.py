@@ -2,12 +2,14 @@
 
     compile_filter("amount > 100 AND region IN ('eu','us')").matches(b"amount\\x01250\\x02region\\x01eu")   ->   True
 
-Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not decide where a filter is evaluated: the broker
-does when it reads (``server.sql_filters``), the client checks the expression only.
+Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not
+decide where a filter is evaluated: the broker does when it reads (``server.sql_filters``), the
+client checks the expression only.
 
-Our producers begin a frame with a mark, which no filter sees, and end a property string with a unique key. What stands between them is often
-the same in many messages; verdicts are remembered by that, unless the condition asks for the unique key itself. The memory is bounded;
-forgetting costs an evaluation. Any thread.
+Our producers begin a frame with a mark, which no filter sees, and end a property string with a
+unique key. What stands between them is often the same in many messages; verdicts are remembered by
+that, unless the condition asks for the unique key itself. The memory is bounded; forgetting costs
+an evaluation. Any thread.
 """
 
 from __future__ import annotations
@@ -41,12 +43,16 @@ class SqlFilter:
         self._verdicts: dict[bytes, bool] = {}
 
     def matches(self, properties: bytes) -> bool:
-        """Whether a message with this property string (UTF-8, as stored) passes: unknown and failed evaluations do not."""
+        """Whether a message with this property string (UTF-8, as stored) passes: unknown and failed
+        evaluations do not.
+        """
         if properties[:_MARK_BYTES] == _MARK:
             properties = properties.partition(b"\x02")[2]
         if not self._remember:
             return self._decide(properties)
-        head = properties[:-_TAIL_BYTES] if properties[-_TAIL_BYTES:-32] == _TAIL_NAME else properties
+        head = (
+            properties[:-_TAIL_BYTES] if properties[-_TAIL_BYTES:-32] == _TAIL_NAME else properties
+        )
         verdict = self._verdicts.get(head)
         if verdict is None:
             verdict = self._decide(head)
@@ -64,14 +70,20 @@ class SqlFilter:
 
 
 def compile_filter(expression: str) -> SqlFilter:
-    """The filter of an expression. ``SubscriptionInvalid`` with the position (``args[2]``, from 0) of what is wrong."""
+    """The filter of an expression. ``SubscriptionInvalid`` with the position (``args[2]``, from 0)
+    of what is wrong.
+    """
     if not isinstance(expression, str):
-        raise SubscriptionInvalid(f"an SQL filter is a text, not {expression!r:.80}", repr(expression)[:80], 0)
+        raise SubscriptionInvalid(
+            f"an SQL filter is a text, not {expression!r:.80}", repr(expression)[:80], 0
+        )
     return SqlFilter(expression)
 
 
 class FilterCache:
-    """The last ``FILTERS_MAX`` expressions, refused ones included: pulls with an inline expression repeat it. One thread."""
+    """The last ``FILTERS_MAX`` expressions, refused ones included: pulls with an inline expression
+    repeat it. One thread.
+    """
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, SqlFilter | SubscriptionInvalid] = OrderedDict()

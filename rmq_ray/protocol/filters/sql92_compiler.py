@@ -1,10 +1,12 @@
-"""SQL92 filters, third step: a tree becomes a function over the property string of a message (protocol-behaviour 21.2).
+"""SQL92 filters, third step: a tree becomes a function over the property string of a message
+(protocol-behaviour 21.2).
 
     property string (UTF-8)      name 0x01 value 0x02 name 0x01 value ...
 
-Decides: what each part yields for a message: True, False or None (unknown), in RocketMQ's order of evaluation: from left to right, AND and OR
-stop as soon as they are sure. A value that cannot be converted raises ``NotComparable``: then the message does not match.
-Does not decide caching (``filter_sql92``). Pure. Properties are looked up in the bytes: no dictionary is built.
+Decides: what each part yields for a message: True, False or None (unknown), in RocketMQ's order of
+evaluation: from left to right, AND and OR stop as soon as they are sure. A value that cannot be
+converted raises ``NotComparable``: then the message does not match. Does not decide caching
+(``filter_sql92``). Pure. Properties are looked up in the bytes: no dictionary is built.
 """
 
 from __future__ import annotations
@@ -14,16 +16,49 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from rmq_ray.protocol.filters.sql92_syntax import And, Cast, Comparison, Condition, Constant, Member, Negative, Node, Not, Or, Property, Text, Truth
-from rmq_ray.protocol.filters.sql92_values import NotComparable, Number, is_true, order_doubles, to_double, to_double_beside_constant, to_int, to_long
+from rmq_ray.protocol.filters.sql92_syntax import (
+    And,
+    Cast,
+    Comparison,
+    Condition,
+    Constant,
+    Member,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Property,
+    Text,
+    Truth,
+)
+from rmq_ray.protocol.filters.sql92_values import (
+    NotComparable,
+    Number,
+    is_true,
+    order_doubles,
+    to_double,
+    to_double_beside_constant,
+    to_int,
+    to_long,
+)
 
 Reader = Callable[[bytes], bytes | None]
 Evaluator = Callable[[bytes], bool | None]
 Compare = Callable[[Any, Any], bool]
 
-_OPERATORS: dict[str, Compare] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_OPERATORS: dict[str, Compare] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_CONVERTERS: dict[Number, Callable[[bytes], Any]] = {Number.INT: to_int, Number.LONG: to_long, Number.DOUBLE: to_double_beside_constant}
+_CONVERTERS: dict[Number, Callable[[bytes], Any]] = {
+    Number.INT: to_int,
+    Number.LONG: to_long,
+    Number.DOUBLE: to_double_beside_constant,
+}
 
 
 class _Type(Enum):
@@ -36,7 +71,9 @@ class _Type(Enum):
 
 
 def compile_condition(node: Condition) -> Evaluator:
-    """The function of a whole condition: property string -> True, False or None. It may raise ``NotComparable``."""
+    """The function of a whole condition: property string -> True, False or None. It may raise
+    ``NotComparable``.
+    """
     match node:
         case Truth(value=value):
             return lambda _raw: value
@@ -50,13 +87,18 @@ def compile_condition(node: Condition) -> Evaluator:
         case Or(parts=parts):
             return _any([compile_condition(part) for part in parts])
         case Member(left=left, values=values, negated=negated):
-            return _member(property_reader(left.name), frozenset(value.encode("utf-8", "surrogatepass") for value in values), negated)
+            return _member(
+                property_reader(left.name),
+                frozenset(value.encode("utf-8", "surrogatepass") for value in values),
+                negated,
+            )
         case Comparison():
             return _comparison(node)
 
 
 def property_reader(name: str) -> Reader:
-    """Cuts the value of one property out of a property string; None when it is absent. The last one counts where a name is repeated.
+    """Cuts the value of one property out of a property string; None when it is absent. The last one
+    counts where a name is repeated.
 
     >>> property_reader("b")(b"a\\x01xb\\x02b\\x01y\\x02c\\x01z")
     b'y'
@@ -79,7 +121,7 @@ def property_reader(name: str) -> Reader:
     return read
 
 
-# --- three-valued logic ------------------------------------------------------------------------------------------------------
+# --- three-valued logic ---------------------------------------------------------------------------
 
 
 def _not(inner: Evaluator) -> Evaluator:
@@ -126,7 +168,7 @@ def _member(read: Reader, values: frozenset[bytes], negated: bool) -> Evaluator:
     return evaluate
 
 
-# --- comparisons -------------------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 def _comparison(node: Comparison) -> Evaluator:
@@ -135,7 +177,12 @@ def _comparison(node: Comparison) -> Evaluator:
     if isinstance(left, Property) and isinstance(right, Constant):
         return _property_number(left, _OPERATORS[node.operator], right, None)
     if isinstance(left, Constant) and isinstance(right, Property):
-        return _property_number(right, _OPERATORS[_MIRRORED[node.operator]], left, False if node.operator == "=" else None)
+        return _property_number(
+            right,
+            _OPERATORS[_MIRRORED[node.operator]],
+            left,
+            False if node.operator == "=" else None,
+        )
     if isinstance(left, Property) and isinstance(right, Text):
         return _property_text(left, right, None)
     if isinstance(left, Text) and isinstance(right, Property):
@@ -146,7 +193,9 @@ def _comparison(node: Comparison) -> Evaluator:
     return _general(node)
 
 
-def _property_number(name: Property, compare: Compare, constant: Constant, absent: bool | None) -> Evaluator:
+def _property_number(
+    name: Property, compare: Compare, constant: Constant, absent: bool | None
+) -> Evaluator:
     read, convert, wanted = property_reader(name.name), _CONVERTERS[constant.number], constant.value
 
     def evaluate(raw: bytes) -> bool | None:
@@ -177,7 +226,11 @@ def _general(node: Comparison) -> Evaluator:
             return None
         rv = right(raw)
         if lv is None or rv is None:
-            return (rv is None) if is_equality and lv is None and rv is None else (False if is_equality and lv is not None else None)
+            return (
+                (rv is None)
+                if is_equality and lv is None and rv is None
+                else (False if is_equality and lv is not None else None)
+            )
         return compare(lv, rv)
 
     return evaluate
@@ -213,7 +266,11 @@ def _compare_of(node: Comparison) -> Compare:
     types = (_type_of(left), _type_of(right))
     wanted = _OPERATORS[node.operator]
     if types == (_Type.TEXT, _Type.TEXT):
-        return operator.eq if node.operator == "=" else lambda lv, rv: wanted(order_doubles(to_double(lv), to_double(rv)), 0)
+        return (
+            operator.eq
+            if node.operator == "="
+            else lambda lv, rv: wanted(order_doubles(to_double(lv), to_double(rv)), 0)
+        )
     if types == (_Type.TRUTH, _Type.TRUTH):
         return operator.is_
     if types == (_Type.TEXT, _Type.TRUTH):

@@ -2,10 +2,11 @@
 
     "amount >= 100 AND name = 'o''neil'"   ->   ID amount, SYMBOL >=, INTEGER 100, KEYWORD AND, ID name, SYMBOL =, TEXT o'neil, END
 
-Decides: what a token is, the longest one wins. Does not decide what a sequence of tokens means (``sql92_parser``). Pure.
+Decides: what a token is, the longest one wins. Does not decide what a sequence of tokens means
+(``sql92_parser``). Pure.
 
-Tokens are made one by one, so that the first fault is the one that is told. Every fault, in whichever step it is found, is made by ``fault``:
-it carries the character's position.
+Tokens are made one by one, so that the first fault is the one that is told. Every fault, in
+whichever step it is found, is made by ``fault``: it carries the character's position.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 30, 30
 
 _SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)+")
 _TOKEN = re.compile(
-    r"(?P<FLOAT>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
+    r"(?P<FLOAT>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|"
+    r"[0-9]+[eE][+-]?[0-9]+)"
     r"|(?P<INTEGER>[1-9][0-9]*[lL]?|0)"
     r"|(?P<TEXT>'(?:''|[^'])*')"
     r"|(?P<ID>[A-Za-z_$][A-Za-z0-9_$]*)"
@@ -43,7 +45,9 @@ class Kind(Enum):
 
 
 class Token(NamedTuple):
-    """``text``: keywords in upper case, texts without quotes; ``at``: position of its first character."""
+    """``text``: keywords in upper case, texts without quotes; ``at``: position of its first
+    character.
+    """
 
     kind: Kind
     text: str
@@ -54,22 +58,33 @@ class Token(NamedTuple):
 
 
 def fault(expression: str, at: int, what: str) -> SubscriptionInvalid:
-    """The error for a fault at character ``at`` (from 0): args are the message with a caret under the character, the expression, the position."""
+    """The error for a fault at character ``at`` (from 0): args are the message with a caret under
+    the character, the expression, the position.
+    """
     begin, end = max(0, at - _SHOWN_BEFORE), at + _SHOWN_AFTER
     shown = "".join(c if c.isprintable() else " " for c in expression[begin:end])
     before, after = "... " if begin else "", " ..." if end < len(expression) else ""
     pointer = " " * (len(before) + at - begin) + "^"
-    return SubscriptionInvalid(f"SQL filter, character {at + 1}: {what}\n  {before}{shown}{after}\n  {pointer}", expression[:EXPRESSION_CHARS_MAX], at)
+    return SubscriptionInvalid(
+        f"SQL filter, character {at + 1}: {what}\n  {before}{shown}{after}\n  {pointer}",
+        expression[:EXPRESSION_CHARS_MAX],
+        at,
+    )
 
 
 def check_length(expression: str) -> None:
     """``SubscriptionInvalid`` for an expression that is too long to be looked at."""
     if len(expression) > EXPRESSION_CHARS_MAX:
-        raise fault(expression, EXPRESSION_CHARS_MAX, f"the expression has {len(expression)} characters, the limit is {EXPRESSION_CHARS_MAX}")
+        raise fault(
+            expression,
+            EXPRESSION_CHARS_MAX,
+            f"the expression has {len(expression)} characters, the limit is {EXPRESSION_CHARS_MAX}",
+        )
 
 
 def next_token(expression: str, at: int) -> tuple[Token, int]:
-    """(the token at or behind character ``at``, where it ends). ``SubscriptionInvalid`` for a character that begins none.
+    """(the token at or behind character ``at``, where it ends). ``SubscriptionInvalid`` for a
+    character that begins none.
 
     >>> next_token("a <>'it''s' -- why\\n", 4)
     (Token(kind=<Kind.TEXT: 'a text'>, text="it's", at=4), 11)

@@ -1,4 +1,5 @@
-"""SQL92 filters, second step: tokens to a tree, with RocketMQ's checks of what may stand where (protocol-behaviour 21.2).
+"""SQL92 filters, second step: tokens to a tree, with RocketMQ's checks of what may stand where
+(protocol-behaviour 21.2).
 
     or          and { OR and }
     and         equality { AND equality }
@@ -6,8 +7,9 @@
     comparison  unary { > >= < <= unary | [NOT] BETWEEN unary AND unary | [NOT] IN ( text {, text} ) }
     unary       + unary | - unary | NOT unary | literal | property | ( or )
 
-Decides: whether an expression is refused and at which character, and its limits: ``PARTS_MAX`` tokens, ``DEPTH_MAX`` levels. So evaluating
-one takes a bounded number of steps. Does not decide what parts mean for a message (``sql92_compiler``). Pure.
+Decides: whether an expression is refused and at which character, and its limits: ``PARTS_MAX``
+tokens, ``DEPTH_MAX`` levels. So evaluating one takes a bounded number of steps. Does not decide
+what parts mean for a message (``sql92_compiler``). Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +17,22 @@ from __future__ import annotations
 import math
 
 from rmq_ray.protocol.filters.sql92_lexer import Kind, Token, check_length, fault, next_token
-from rmq_ray.protocol.filters.sql92_syntax import CONDITIONS, And, Cast, Comparison, Condition, Constant, Member, Negative, Node, Not, Or, Property, Text, Truth
+from rmq_ray.protocol.filters.sql92_syntax import (
+    CONDITIONS,
+    And,
+    Cast,
+    Comparison,
+    Condition,
+    Constant,
+    Member,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Property,
+    Text,
+    Truth,
+)
 from rmq_ray.protocol.filters.sql92_values import INT_MAX, LONG_MAX, Number
 
 PARTS_MAX = 1_024
@@ -41,13 +58,19 @@ class _Parser:
     def parse(self) -> Condition:
         """The whole expression."""
         if self._at_end():
-            raise self._fault(self._next.at, "the expression is empty; write a condition like amount > 100, or subscribe to '*'")
+            raise self._fault(
+                self._next.at,
+                "the expression is empty; write a condition like amount > 100, or subscribe to '*'",
+            )
         found = self._condition(self._or())
         if not self._at_end():
-            raise self._fault(self._next.at, f"the condition before {self._next} is complete; AND, OR or the end may follow")
+            raise self._fault(
+                self._next.at,
+                f"the condition before {self._next} is complete; AND, OR or the end may follow",
+            )
         return found
 
-    # --- levels --------------------------------------------------------------------------------------------------------------
+    # --- levels -----------------------------------------------------------------------------------
 
     def _or(self) -> Node:
         left = self._and()
@@ -77,7 +100,9 @@ class _Parser:
             elif self._take("IS"):
                 is_not = self._take("NOT")
                 null = self._expect("NULL", "IS is followed by NULL or NOT NULL")
-                equal = Comparison("=", left, Truth(None, null.at), left.at, self._above(left.at, left))
+                equal = Comparison(
+                    "=", left, Truth(None, null.at), left.at, self._above(left.at, left)
+                )
                 left = self._negated(equal) if is_not else equal
             else:
                 return left
@@ -94,7 +119,9 @@ class _Parser:
             elif self._take("IN"):
                 left = self._member(left, negated)
             elif negated:
-                raise self._fault(self._next.at, f"NOT is followed by BETWEEN or IN here, not by {self._next}")
+                raise self._fault(
+                    self._next.at, f"NOT is followed by BETWEEN or IN here, not by {self._next}"
+                )
             else:
                 return left
 
@@ -121,8 +148,12 @@ class _Parser:
             found = self._or()
             self._expect(")", "a closing parenthesis is missing")
             return found
-        if token.kind is Kind.END or (token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text not in _TRUTHS):
-            raise self._fault(token.at, f"a value, a property or a condition is expected, not {token}")
+        if token.kind is Kind.END or (
+            token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text not in _TRUTHS
+        ):
+            raise self._fault(
+                token.at, f"a value, a property or a condition is expected, not {token}"
+            )
         self._advance()
         if token.kind is Kind.KEYWORD:
             return Truth(_TRUTHS[token.text], token.at)
@@ -132,7 +163,7 @@ class _Parser:
             return Text(token.text, token.at)
         return self._whole(token) if token.kind is Kind.INTEGER else self._floating(token)
 
-    # --- parts and their checks ------------------------------------------------------------------------------------------------
+    # --- parts and their checks -------------------------------------------------------------------
 
     def _whole(self, token: Token) -> Constant:
         value = int(token.text.rstrip("lL")) if len(token.text) <= 20 else LONG_MAX + 1
@@ -143,9 +174,15 @@ class _Parser:
     def _floating(self, token: Token) -> Constant:
         value = float(token.text)
         if math.isinf(value):
-            raise self._fault(token.at, f"{token.text} is greater than the greatest floating-point number")
+            raise self._fault(
+                token.at, f"{token.text} is greater than the greatest floating-point number"
+            )
         if value < _LEAST_DOUBLE:
-            raise self._fault(token.at, f"{token.text} is less than the least positive floating-point number; write 0 for zero")
+            raise self._fault(
+                token.at,
+                f"{token.text} is less than the least positive floating-point number; write "
+                f"0 for zero",
+            )
         return Constant(Number.DOUBLE, value, token.at)
 
     def _negative(self, sign: Token, inner: Node) -> Node:
@@ -162,22 +199,34 @@ class _Parser:
             return Cast(node, node.at, 2)
         if isinstance(node, CONDITIONS):
             return node
-        raise self._fault(node.at, "a condition is expected here, this is a value; compare it with something")
+        raise self._fault(
+            node.at, "a condition is expected here, this is a value; compare it with something"
+        )
 
     def _equal(self, left: Node, right: Node) -> Comparison:
         for side in (left, right):
             if isinstance(side, Truth) and side.value is None:
                 raise self._fault(side.at, "NULL cannot be compared; write IS NULL or IS NOT NULL")
-        if isinstance(left, Truth) and (isinstance(right, Text) or (isinstance(right, Constant) and right.literal)):
+        if isinstance(left, Truth) and (
+            isinstance(right, Text) or (isinstance(right, Constant) and right.literal)
+        ):
             raise self._fault(right.at, "TRUE and FALSE cannot be compared with this value")
         return Comparison("=", left, right, left.at, self._above(left.at, left, right))
 
     def _ordered(self, operator: str, left: Node, right: Node) -> Comparison:
         for side in (left, right):
             if isinstance(side, Text):
-                raise self._fault(side.at, f"a text cannot be compared by {operator}; leave the quotes away where a number is meant")
+                raise self._fault(
+                    side.at,
+                    f"a text cannot be compared by {operator}; leave the quotes away where a "
+                    f"number is meant",
+                )
             if isinstance(side, CONDITIONS):
-                raise self._fault(side.at, f"a condition cannot be compared by {operator}; only numbers and properties can")
+                raise self._fault(
+                    side.at,
+                    f"a condition cannot be compared by {operator}; only numbers and "
+                    f"properties can",
+                )
         return Comparison(operator, left, right, left.at, self._above(left.at, left, right))
 
     def _between(self, value: Node, negated: bool) -> Condition:
@@ -187,8 +236,18 @@ class _Parser:
         if negated:
             below, beyond = self._ordered("<", value, low), self._ordered(">", value, high)
             return Or((below, beyond), value.at, self._above(value.at, below, beyond))
-        if isinstance(low, Constant) and isinstance(high, Constant) and low.literal and high.literal and _is_above(low, high):
-            raise self._fault(low.at, f"BETWEEN {low.value} AND {high.value} matches nothing; the lower value comes first")
+        if (
+            isinstance(low, Constant)
+            and isinstance(high, Constant)
+            and low.literal
+            and high.literal
+            and _is_above(low, high)
+        ):
+            raise self._fault(
+                low.at,
+                f"BETWEEN {low.value} AND {high.value} matches nothing; the lower value "
+                f"comes first",
+            )
         least, most = self._ordered(">=", value, low), self._ordered("<=", value, high)
         return And((least, most), value.at, self._above(value.at, least, most))
 
@@ -209,7 +268,7 @@ class _Parser:
         self._advance()
         return token.text
 
-    # --- tokens --------------------------------------------------------------------------------------------------------------
+    # --- tokens -----------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         self._taken += 1

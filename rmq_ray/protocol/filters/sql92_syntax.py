@@ -1,7 +1,8 @@
 """SQL92 filters: the parts of a parsed expression.
 
-Decides nothing; ``sql92_parser`` makes them, ``sql92_compiler`` turns them into something that runs. Frozen values; ``depth`` is the longest
-way down to a leaf, ``at`` the position of the part's first character.
+Decides nothing; ``sql92_parser`` makes them, ``sql92_compiler`` turns them into something that
+runs. Frozen values; ``depth`` is the longest way down to a leaf, ``at`` the position of the part's
+first character.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number. ``literal``: not the result of a minus sign, which RocketMQ does not count as a constant."""
+    """A number. ``literal``: not the result of a minus sign, which RocketMQ does not count as a
+    constant.
+    """
 
     number: Number
     value: int | float
@@ -51,7 +54,9 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """A minus sign before something that is no number: unknown, once the inner part was evaluated."""
+    """A minus sign before something that is no number: unknown, once the inner part was
+    evaluated.
+    """
 
     inner: Node
     at: int
@@ -96,7 +101,9 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``operator``: ``=``, ``<``, ``<=``, ``>`` or ``>=``; other spellings are made of these and ``Not``."""
+    """``operator``: ``=``, ``<``, ``<=``, ``>`` or ``>=``; other spellings are made of these and
+    ``Not``.
+    """
 
     operator: str
     left: Node

@@ -1,8 +1,9 @@
-"""SQL92 filters: how property values become numbers, exactly as Java reads them (protocol-behaviour 21.2).
+"""SQL92 filters: how property values become numbers, exactly as Java reads them (protocol-behaviour
+21.2).
 
-Decides: which texts are an Integer, a Long, a Double, and how Doubles are ordered. Property values come as UTF-8 bytes, cut out of the
-property string. A text that is no such number makes the whole message one that does not match: ``NotComparable``.
-Called by: ``sql92_compiler``. Pure.
+Decides: which texts are an Integer, a Long, a Double, and how Doubles are ordered. Property values
+come as UTF-8 bytes, cut out of the property string. A text that is no such number makes the whole
+message one that does not match: ``NotComparable``. Called by: ``sql92_compiler``. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS = re.compile(r"([+-]?)(0*+)(\d{0,19}+)")
 _DOUBLE = re.compile(
-    r"[\x00-\x20]*+(?P<sign>[+-]?)(?:(?P<nan>NaN)|(?P<infinity>Infinity)|(?P<decimal>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?"
-    r"|(?P<hex>0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?)[\x00-\x20]*+"
+    r"[\x00-\x20]*+(?P<sign>[+-]?)(?:(?P<nan>NaN)|(?P<infinity>Infinity)|"
+    r"(?P<decimal>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?"
+    r"|(?P<hex>0[xX](?:[0-9a-fA-F]++\.?|"
+    r"[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?)[\x00-\x20]*+"
 )
 """Nothing in it is tried twice: a value of 32 KB costs time in proportion."""
 
@@ -58,7 +61,8 @@ def to_long(value: bytes) -> int:
 
 
 def to_double(value: bytes) -> float:
-    """``Double.valueOf``: blanks around, exponents, a suffix d or f, hexadecimal, NaN and Infinity are allowed.
+    """``Double.valueOf``: blanks around, exponents, a suffix d or f, hexadecimal, NaN and Infinity
+    are allowed.
 
     >>> to_double(b" 5e-1f "), to_double(b"0x1.8p1")
     (0.5, 3.0)
@@ -82,13 +86,16 @@ def to_double(value: bytes) -> float:
 
 
 def to_double_beside_constant(value: bytes) -> float:
-    """The same, NaN as infinity: Java orders NaN behind everything, which for comparisons with a finite constant is the same."""
+    """The same, NaN as infinity: Java orders NaN behind everything, which for comparisons with a
+    finite constant is the same.
+    """
     found = to_double(value)
     return math.inf if found != found else found  # noqa: PLR0124 - only NaN differs from itself
 
 
 def order_doubles(left: float, right: float) -> int:
-    """``Double.compareTo``: -1, 0 or 1; NaN is equal to itself and above everything, -0.0 lies below 0.0.
+    """``Double.compareTo``: -1, 0 or 1; NaN is equal to itself and above everything, -0.0 lies
+    below 0.0.
 
     >>> order_doubles(math.nan, math.inf), order_doubles(-0.0, 0.0)
     (1, -1)
@@ -109,7 +116,9 @@ def is_true(value: bytes) -> bool:
 
 def _whole(value: bytes) -> int:
     match = _DIGITS.fullmatch(value.decode("utf-8", "replace"))
-    if match is None or not (match[2] or match[3]) or max(match[3], default="") > "\uffff":  # Java's digits are 16-bit characters
+    if (
+        match is None or not (match[2] or match[3]) or max(match[3], default="") > "\uffff"
+    ):  # Java's digits are 16-bit characters
         raise NotComparable(f"{value[:40]!r} is no whole number")
     found = int(match[3] or "0")
     return -found if match[1] == "-" else found

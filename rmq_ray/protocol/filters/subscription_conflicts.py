@@ -1,7 +1,9 @@
-"""Members of one group that do not agree on what they consume (protocol-behaviour 12: the newest heartbeat overwrites the group's picture).
+"""Members of one group that do not agree on what they consume (protocol-behaviour 12: the newest
+heartbeat overwrites the group's picture).
 
-Decides: when a group is in conflict and how that is told. Does not decide whose subscription counts: the newest one, as in RocketMQ, which
-says nothing about it; messages are then filtered for one member by what another one asked. Called by ``consumer_group``. Pure.
+Decides: when a group is in conflict and how that is told. Does not decide whose subscription
+counts: the newest one, as in RocketMQ, which says nothing about it; messages are then filtered for
+one member by what another one asked. Called by ``consumer_group``. Pure.
 
 Costs a heartbeat that repeats what its member said before two look-ups.
 """
@@ -59,7 +61,10 @@ class Declarations:
         for topic in topics:
             by_text: dict[str, list[str]] = {}
             for member, said in self._said.items():
-                text = next((f"{kind} {text}" for named, kind, text in said if named == topic), NOT_SUBSCRIBED)
+                text = next(
+                    (f"{kind} {text}" for named, kind, text in said if named == topic),
+                    NOT_SUBSCRIBED,
+                )
                 by_text.setdefault(text, []).append(client_ids.get(member, "?"))
             if len(by_text) > 1:
                 found[topic] = by_text
@@ -69,10 +74,17 @@ class Declarations:
 def describe(group: str, conflicts: Conflicts) -> str:
     """One line for logs; the first ``SHOWN_MAX`` topics and clients."""
     parts = [
-        f"{topic}: " + ", ".join(f"{text!r:.80} by {' '.join(clients[:SHOWN_MAX])}" for text, clients in list(by_text.items())[:SHOWN_MAX])
+        f"{topic}: "
+        + ", ".join(
+            f"{text!r:.80} by {' '.join(clients[:SHOWN_MAX])}"
+            for text, clients in list(by_text.items())[:SHOWN_MAX]
+        )
         for topic, by_text in list(conflicts.items())[:SHOWN_MAX]
     ]
-    return f"members of group {group} subscribe differently, the newest heartbeat counts for all ({'; '.join(parts)}); use a group for each subscription"
+    return (
+        f"members of group {group} subscribe differently, the newest heartbeat counts for all "
+        f"({'; '.join(parts)}); use a group for each subscription"
+    )
 
 
 def _canonical(subscription: Subscription) -> str:

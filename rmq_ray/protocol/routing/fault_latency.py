@@ -1,13 +1,16 @@
-"""Which brokers a producer keeps away from, judged by how long their last sends took and how they ended (protocol-behaviour 7.2).
+"""Which brokers a producer keeps away from, judged by how long their last sends took and how they
+ended (protocol-behaviour 7.2).
 
     a send took      < 550 ms   >= 550 ms   >= 1 s   >= 2 s    >= 3 s    >= 15 s
     kept away for    0          30 s        60 s     120 s     180 s     600 s
 
-A broker whose connection failed, or that refused as a whole, counts as one that took 30 s: it is isolated for 600 s, or until a
-probe reaches it. A choice takes the next queue whose broker is not kept away; when all are, one of the better half.
+A broker whose connection failed, or that refused as a whole, counts as one that took 30 s: it is
+isolated for 600 s, or until a probe reaches it. A choice takes the next queue whose broker is not
+kept away; when all are, one of the better half.
 
-Decides which queue; measures nothing (``client.outgoing.queue_choice``) and probes nothing (``client.outgoing.broker_probe``). Pure: ``now_ms`` is
-monotonic and an argument. Items are replaced as a whole, so that threads may share one table.
+Decides which queue; measures nothing (``client.outgoing.queue_choice``) and probes nothing
+(``client.outgoing.broker_probe``). Pure: ``now_ms`` is monotonic and an argument. Items are
+replaced as a whole, so that threads may share one table.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ ISOLATION_LATENCY_MS = 30_000.0
 
 
 def not_available_ms(latency_ms: float) -> int:
-    """How long a broker is kept away from after a send of that latency: the largest level that was reached.
+    """How long a broker is kept away from after a send of that latency: the largest level that was
+    reached.
 
     >>> not_available_ms(549), not_available_ms(550), not_available_ms(30_000)
     (0, 30000, 600000)
@@ -39,7 +43,9 @@ def not_available_ms(latency_ms: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FaultItem:
-    """What is known of one broker name. ``available_from_ms``: monotonic. ``isolated``: worth a probe."""
+    """What is known of one broker name. ``available_from_ms``: monotonic. ``isolated``: worth a
+    probe.
+    """
 
     broker_name: str
     latency_ms: float
@@ -59,12 +65,18 @@ class LatencyFaults:
         self._worst = itertools.count().__next__
 
     def update(self, broker_name: str, latency_ms: float, isolation: bool, now_ms: float) -> None:
-        """A send ended after ``latency_ms``; ``isolation``: it failed in a way that is the broker's."""
+        """A send ended after ``latency_ms``; ``isolation``: it failed in a way that is the
+        broker's.
+        """
         latency = ISOLATION_LATENCY_MS if isolation else latency_ms
-        self._items[broker_name] = FaultItem(broker_name, latency, now_ms + not_available_ms(latency), isolation)
+        self._items[broker_name] = FaultItem(
+            broker_name, latency, now_ms + not_available_ms(latency), isolation
+        )
 
     def reached(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
-        """A probe of an isolated broker was answered: its isolation ends, unless the answer was slow."""
+        """A probe of an isolated broker was answered: its isolation ends, unless the answer was
+        slow.
+        """
         found = self._items.get(broker_name)
         if found is not None and found.isolated:
             self.update(broker_name, latency_ms, False, now_ms)
@@ -76,7 +88,11 @@ class LatencyFaults:
 
     def isolated(self, now_ms: float) -> list[str]:
         """Names that a probe should ask."""
-        return [item.broker_name for item in list(self._items.values()) if item.isolated and not item.available(now_ms)]
+        return [
+            item.broker_name
+            for item in list(self._items.values())
+            if item.isolated and not item.available(now_ms)
+        ]
 
     def remove(self, broker_name: str) -> None:
         """Forget it."""
@@ -86,8 +102,16 @@ class LatencyFaults:
         """A copy of what is known."""
         return list(self._items.values())
 
-    def select(self, queues: Sequence[MessageQueue], next_index: NextIndex, now_ms: float, last_broker: str | None = None) -> MessageQueue:
-        """The next queue whose broker is available; else one of the least bad; else plain rotation, which leaves ``last_broker``."""
+    def select(
+        self,
+        queues: Sequence[MessageQueue],
+        next_index: NextIndex,
+        now_ms: float,
+        last_broker: str | None = None,
+    ) -> MessageQueue:
+        """The next queue whose broker is available; else one of the least bad; else plain rotation,
+        which leaves ``last_broker``.
+        """
         size = len(queues)
         for _ in range(size):
             queue = queues[position(next_index(), size)]
@@ -102,8 +126,13 @@ class LatencyFaults:
         return select_queue(queues, next_index, last_broker)
 
     def pick_one_at_least(self, now_ms: float) -> str | None:
-        """A broker of the better half, by a turn of its own: available first, then lower latency, then free earlier; None when nothing is known."""
-        items = sorted(self._items.values(), key=lambda item: (not item.available(now_ms), item.latency_ms, item.available_from_ms))
+        """A broker of the better half, by a turn of its own: available first, then lower latency,
+        then free earlier; None when nothing is known.
+        """
+        items = sorted(
+            self._items.values(),
+            key=lambda item: (not item.available(now_ms), item.latency_ms, item.available_from_ms),
+        )
         if not items:
             return None
         half = len(items) // 2

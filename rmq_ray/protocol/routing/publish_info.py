@@ -1,10 +1,11 @@
-"""From a route to the queues that a producer may write and a consumer may read (protocol-behaviour 7).
+"""From a route to the queues that a producer may write and a consumer may read (protocol-behaviour
+7).
 
-Decides the lists and their order. Does not fetch routes (``client.instance.route_cache``) and does not choose a queue
-(``protocol.routing.queue_selection``). Pure: a route in, values out.
+Decides the lists and their order. Does not fetch routes (``client.instance.route_cache``) and does
+not choose a queue (``protocol.routing.queue_selection``). Pure: a route in, values out.
 
-Invariants: queues are listed by broker name, then id, as RocketMQ sorts them; a queue is only listed for writing when its
-broker has a master (id 0).
+Invariants: queues are listed by broker name, then id, as RocketMQ sorts them; a queue is only
+listed for writing when its broker has a master (id 0).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from rmq_ray.model.topics import BrokerData, Permission, QueueData, TopicRoute
 class PublishInfo:
     """What a producer knows of a topic.
 
-    ``queues``: may be written, sorted. ``ordered``: the route carried an order configuration, so the list is fixed.
-    ``brokers``: the names in ``queues``, each once, sorted.
+    ``queues``: may be written, sorted. ``ordered``: the route carried an order configuration, so
+    the list is fixed. ``brokers``: the names in ``queues``, each once, sorted.
     """
 
     topic: str
@@ -35,14 +36,18 @@ class PublishInfo:
 
 
 def publish_info(topic: str, route: TopicRoute) -> PublishInfo:
-    """The queues that may be written: ordered configuration first, else every writable queue of brokers with a master."""
+    """The queues that may be written: ordered configuration first, else every writable queue of
+    brokers with a master.
+    """
     if route.order_conf:
         queues = _ordered_queues(topic, route.order_conf)
         ordered = True
     else:
         queues = _writable_queues(topic, route)
         ordered = False
-    return PublishInfo(topic, queues, ordered, tuple(sorted({queue.broker_name for queue in queues})))
+    return PublishInfo(
+        topic, queues, ordered, tuple(sorted({queue.broker_name for queue in queues}))
+    )
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> tuple[MessageQueue, ...]:
@@ -56,17 +61,27 @@ def subscribe_queues(topic: str, route: TopicRoute) -> tuple[MessageQueue, ...]:
 
 
 def default_route(route: TopicRoute, queues_max: int) -> TopicRoute:
-    """The route of a topic that does not exist yet, made from the template topic's: read = write = min(``queues_max``, read)."""
+    """The route of a topic that does not exist yet, made from the template topic's: read = write =
+    min(``queues_max``, read).
+    """
     return replace(route, queues=tuple(_limited(data, queues_max) for data in route.queues))
 
 
 def normalized(route: TopicRoute) -> TopicRoute:
-    """The same route with queue and broker lists sorted: two routes that say the same compare equal."""
-    return replace(route, queues=tuple(sorted(route.queues)), brokers=tuple(sorted(route.brokers, key=_broker_key)))
+    """The same route with queue and broker lists sorted: two routes that say the same compare
+    equal.
+    """
+    return replace(
+        route,
+        queues=tuple(sorted(route.queues)),
+        brokers=tuple(sorted(route.brokers, key=_broker_key)),
+    )
 
 
 def _ordered_queues(topic: str, order_conf: str) -> tuple[MessageQueue, ...]:
-    """``broker-a:4;broker-b:4`` -> queues 0..3 of each; entries that are not ``name:count`` are left out."""
+    """``broker-a:4;broker-b:4`` -> queues 0..3 of each; entries that are not ``name:count`` are
+    left out.
+    """
     queues: list[MessageQueue] = []
     for entry in order_conf.split(";"):
         name, separator, count = entry.strip().partition(":")

@@ -1,9 +1,11 @@
-"""How far a stream of batches has come: offsets of every queue with the epochs of their logs, as text in a checkpoint; and how far the next batch goes.
+"""How far a stream of batches has come: offsets of every queue with the epochs of their logs, as
+text in a checkpoint; and how far the next batch goes.
 
-    {"offsets": {"orders": {"broker-a": {"0": 23}}}, "epochs": {"broker-a": 3}, "starts": {"orders": {"broker-a": {"0": 5}}}}
+    {"offsets": {"orders": {"broker-a": {"0": 23}}}, "epochs": {"broker-a": 3}, "starts": {"orders":
+    {"broker-a": {"0": 5}}}}
 
-Decides: the form, and how a limit on rows is shared among queues. Does not ask anybody. Invariants: a batch is given by its end and the one
-before alone; a batch never has more rows than its limit.
+Decides: the form, and how a limit on rows is shared among queues. Does not ask anybody. Invariants:
+a batch is given by its end and the one before alone; a batch never has more rows than its limit.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ Offsets = Mapping[MessageQueue, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """The end of a batch. ``offsets``: the next one of each queue. ``epochs``: of each broker's log, when they were read. ``starts``: where this batch
-    began in queues in which that is not the end of the one before: new ones, and those that lost what came next.
+    """The end of a batch. ``offsets``: the next one of each queue. ``epochs``: of each broker's
+    log, when they were read. ``starts``: where this batch began in queues in which that is not the
+    end of the one before: new ones, and those that lost what came next.
     """
 
     offsets: dict[MessageQueue, int]
@@ -33,7 +36,10 @@ class StreamPosition:
     def to_json(self) -> str:
         """As in the module."""
         parts = {"offsets": nested(self.offsets), "epochs": dict(sorted(self.epochs.items()))}
-        return json.dumps({**parts, "starts": nested(self.starts)} if self.starts else parts, separators=(",", ":"))
+        return json.dumps(
+            {**parts, "starts": nested(self.starts)} if self.starts else parts,
+            separators=(",", ":"),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> StreamPosition:
@@ -49,19 +55,30 @@ class StreamPosition:
             epochs = {str(name): int(epoch) for name, epoch in found.get("epochs", {}).items()}
             return cls(_offsets(found["offsets"]), epochs, _offsets(found.get("starts", {})))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ClientError(f"position {text!r:.120} of the checkpoint cannot be read: {error}; restore it, or use a new checkpoint", text[:120]) from None
+            raise ClientError(
+                f"position {text!r:.120} of the checkpoint cannot be read: {error}; restore "
+                f"it, or use a new checkpoint",
+                text[:120],
+            ) from None
 
     def ranges(self, before: StreamPosition | None) -> dict[MessageQueue, tuple[int, int]]:
-        """[start, end) of every queue that has rows in this batch. ``before``: the end of the one before, None for the first."""
+        """[start, end) of every queue that has rows in this batch. ``before``: the end of the one
+        before, None for the first.
+        """
         known = {} if before is None else before.offsets
-        found = {queue: (self.starts.get(queue, known.get(queue, end)), end) for queue, end in sorted(self.offsets.items())}
+        found = {
+            queue: (self.starts.get(queue, known.get(queue, end)), end)
+            for queue, end in sorted(self.offsets.items())
+        }
         return {queue: (start, end) for queue, (start, end) in found.items() if start < end}
 
 
 def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQueue, int]:
-    """Ends of at most ``rows_max`` rows together, each queue in proportion to what it has; None = all.
+    """Ends of at most ``rows_max`` rows together, each queue in proportion to what it has; None =
+    all.
 
-    ``start`` names every queue of ``end``. Queues whose end lies before their start stay at their start.
+    ``start`` names every queue of ``end``. Queues whose end lies before their start stay at their
+    start.
 
     >>> limited({MessageQueue("t", "b", 0): 0, MessageQueue("t", "b", 1): 5}, {MessageQueue("t", "b", 0): 90, MessageQueue("t", "b", 1): 15}, 10)
     {MessageQueue(topic='t', broker_name='b', queue_id=0): 9, MessageQueue(topic='t', broker_name='b', queue_id=1): 6}

@@ -1,7 +1,9 @@
-"""JSON bodies of clients' requests and of name servers (remoting 2, 3, 6): values in, bytes out, and back.
+"""JSON bodies of clients' requests and of name servers (remoting 2, 3, 6): values in, bytes out,
+and back.
 
-Member names are RocketMQ's. Reading is lenient as its own is (missing members take defaults, unknown ones are ignored);
-what has the wrong shape altogether is ``BodyInvalid``. Bodies of administration live in ``bodies_admin``.
+Member names are RocketMQ's. Reading is lenient as its own is (missing members take defaults,
+unknown ones are ignored); what has the wrong shape altogether is ``BodyInvalid``. Bodies of
+administration live in ``bodies_admin``.
 """
 
 from __future__ import annotations
@@ -13,21 +15,44 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rmq_ray.model import fastjson
-from rmq_ray.model.groups import SUBSCRIBE_ALL, TAG, ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel, Subscription
+from rmq_ray.model.groups import (
+    SUBSCRIBE_ALL,
+    TAG,
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    Heartbeat,
+    MessageModel,
+    Subscription,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
-from rmq_ray.remoting.wire.body_json import BodyInvalid, enum_of, objects_of, parse, shaped, text_of, write
+from rmq_ray.remoting.wire.body_json import (
+    BodyInvalid,
+    enum_of,
+    objects_of,
+    parse,
+    shaped,
+    text_of,
+    write,
+)
 from rmq_ray.remoting.wire.frame import Buffer
 
 __all__ = ["BodyInvalid", "parse", "write"]
 
 COUNT = struct.Struct(">i")
 REGISTRATION_BYTES_MAX = 64 << 20
-_DEPRECATED_FROM_WHERE = frozenset(("CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET"))
+_DEPRECATED_FROM_WHERE = frozenset(
+    (
+        "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+        "CONSUME_FROM_MIN_OFFSET",
+        "CONSUME_FROM_MAX_OFFSET",
+    )
+)
 """Old clients still send them; RocketMQ has treated them as the last offset since 3.x."""
 
 
-# --- heartbeats (3.3) ------------------------------------------------------------------------------------------------------
+# --- heartbeats (3.3) -----------------------------------------------------------------------------
 
 
 def encode_subscription(subscription: Subscription) -> dict[str, Any]:
@@ -58,7 +83,13 @@ def decode_subscription(found: Mapping[str, Any]) -> Subscription:
 
 def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
     """CHECK_CLIENT_CONFIG 46."""
-    return write({"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)})
+    return write(
+        {
+            "clientId": client_id,
+            "group": group,
+            "subscriptionData": encode_subscription(subscription),
+        }
+    )
 
 
 @shaped
@@ -96,7 +127,11 @@ def decode_heartbeat(body: Buffer) -> Heartbeat:
     """Misspelt enum names raise ``BodyInvalid`` (RocketMQ takes them as null and breaks later)."""
     found = parse(body)
     consumers = tuple(_decode_consumer(item) for item in objects_of(found, "consumerDataSet"))
-    return Heartbeat(text_of(found, "clientID"), tuple(text_of(item, "groupName") for item in objects_of(found, "producerDataSet")), consumers)
+    return Heartbeat(
+        text_of(found, "clientID"),
+        tuple(text_of(item, "groupName") for item in objects_of(found, "producerDataSet")),
+        consumers,
+    )
 
 
 def _decode_consumer(found: Mapping[str, Any]) -> ConsumerData:
@@ -105,7 +140,9 @@ def _decode_consumer(found: Mapping[str, Any]) -> ConsumerData:
         consume_type=enum_of(ConsumeType, found.get("consumeType"), ConsumeType.CONSUME_PASSIVELY),
         model=enum_of(MessageModel, found.get("messageModel"), MessageModel.CLUSTERING),
         from_where=_from_where(found.get("consumeFromWhere")),
-        subscriptions=tuple(decode_subscription(item) for item in objects_of(found, "subscriptionDataSet")),
+        subscriptions=tuple(
+            decode_subscription(item) for item in objects_of(found, "subscriptionDataSet")
+        ),
         unit_mode=bool(found.get("unitMode")),
     )
 
@@ -126,7 +163,7 @@ def decode_consumer_ids(body: Buffer) -> list[str]:
     return [str(item) for item in parse(body).get("consumerIdList") or ()]
 
 
-# --- locks (3) -------------------------------------------------------------------------------------------------------------
+# --- locks (3) ------------------------------------------------------------------------------------
 
 
 def encode_queue(queue: MessageQueue) -> dict[str, Any]:
@@ -138,12 +175,22 @@ def encode_queue(queue: MessageQueue) -> dict[str, Any]:
 def decode_queue(found: Any) -> MessageQueue:
     """From an object, or from an object key (pairs)."""
     values = dict(found)
-    return MessageQueue(text_of(values, "topic"), text_of(values, "brokerName"), int(values.get("queueId") or 0))
+    return MessageQueue(
+        text_of(values, "topic"), text_of(values, "brokerName"), int(values.get("queueId") or 0)
+    )
 
 
-def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue], epochs: Iterable[int] | None = None) -> bytes:
-    """LOCK_BATCH_MQ 41 and UNLOCK_BATCH_MQ 42. ``epochs`` (ours): of each queue the lock epoch that the client holds, 0 = none."""
-    found: dict[str, Any] = {"clientId": client_id, "consumerGroup": group, "mqSet": [encode_queue(queue) for queue in queues]}
+def encode_lock(
+    group: str, client_id: str, queues: Iterable[MessageQueue], epochs: Iterable[int] | None = None
+) -> bytes:
+    """LOCK_BATCH_MQ 41 and UNLOCK_BATCH_MQ 42. ``epochs`` (ours): of each queue the lock epoch that
+    the client holds, 0 = none.
+    """
+    found: dict[str, Any] = {
+        "clientId": client_id,
+        "consumerGroup": group,
+        "mqSet": [encode_queue(queue) for queue in queues],
+    }
     return write(found if epochs is None else found | {"rmqEpochs": list(epochs)})
 
 
@@ -151,12 +198,18 @@ def encode_lock(group: str, client_id: str, queues: Iterable[MessageQueue], epoc
 def decode_lock(body: Buffer) -> tuple[str, str, list[MessageQueue]]:
     """(group, client id, queues)."""
     found = parse(body)
-    return text_of(found, "consumerGroup"), text_of(found, "clientId"), [decode_queue(item) for item in objects_of(found, "mqSet")]
+    return (
+        text_of(found, "consumerGroup"),
+        text_of(found, "clientId"),
+        [decode_queue(item) for item in objects_of(found, "mqSet")],
+    )
 
 
 @shaped
 def decode_lock_epochs(body: Buffer) -> list[int] | None:
-    """What a client of ours says of its epochs, in the order of the queues; None from RocketMQ's own clients."""
+    """What a client of ours says of its epochs, in the order of the queues; None from RocketMQ's
+    own clients.
+    """
     found = parse(body).get("rmqEpochs")
     return None if found is None else [int(epoch) for epoch in found]
 
@@ -180,14 +233,22 @@ def decode_locked_epochs(body: Buffer) -> dict[MessageQueue, int]:
     return {queue: epochs[at] if at < len(epochs) else 0 for at, queue in enumerate(queues)}
 
 
-# --- routes (6) ------------------------------------------------------------------------------------------------------------
+# --- routes (6) -----------------------------------------------------------------------------------
 
 
 def encode_route(route: TopicRoute, *, standard: bool = True) -> bytes:
-    """Answer to 105. ``standard``: quoted keys, for callers of version 401 and later; else the dialect."""
+    """Answer to 105. ``standard``: quoted keys, for callers of version 401 and later; else the
+    dialect.
+    """
     value: dict[str, Any] = {
         "brokerDatas": [
-            {"brokerAddrs": {str(i) if standard else i: a for i, a in sorted(data.addresses.items())}, "brokerName": data.broker_name, "cluster": data.cluster}
+            {
+                "brokerAddrs": {
+                    str(i) if standard else i: a for i, a in sorted(data.addresses.items())
+                },
+                "brokerName": data.broker_name,
+                "cluster": data.cluster,
+            }
             for data in route.brokers
         ],
         "filterServerTable": {},
@@ -195,7 +256,13 @@ def encode_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     if route.order_conf is not None:
         value["orderTopicConf"] = route.order_conf
     value["queueDatas"] = [
-        {"brokerName": q.broker_name, "perm": q.permission, "readQueueNums": q.read_queues, "topicSysFlag": q.sys_flag, "writeQueueNums": q.write_queues}
+        {
+            "brokerName": q.broker_name,
+            "perm": q.permission,
+            "readQueueNums": q.read_queues,
+            "topicSysFlag": q.sys_flag,
+            "writeQueueNums": q.write_queues,
+        }
         for q in route.queues
     ]
     return json.dumps(value, separators=(",", ":")).encode() if standard else write(value)
@@ -216,7 +283,11 @@ def decode_route(body: Buffer) -> TopicRoute:
         for item in objects_of(found, "queueDatas")
     )
     brokers = tuple(
-        BrokerData(str(item.get("cluster") or ""), text_of(item, "brokerName"), {int(i): str(a) for i, a in (item.get("brokerAddrs") or {}).items()})
+        BrokerData(
+            str(item.get("cluster") or ""),
+            text_of(item, "brokerName"),
+            {int(i): str(a) for i, a in (item.get("brokerAddrs") or {}).items()},
+        )
         for item in objects_of(found, "brokerDatas")
     )
     order = found.get("orderTopicConf")
@@ -228,7 +299,11 @@ def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
     table: dict[str, Any] = {}
     clusters: dict[str, list[str]] = {}
     for data in sorted(brokers, key=lambda data: data.broker_name):
-        table[data.broker_name] = {"brokerAddrs": dict(data.addresses), "brokerName": data.broker_name, "cluster": data.cluster}
+        table[data.broker_name] = {
+            "brokerAddrs": dict(data.addresses),
+            "brokerName": data.broker_name,
+            "cluster": data.cluster,
+        }
         clusters.setdefault(data.cluster, []).append(data.broker_name)
     return write({"brokerAddrTable": table, "clusterAddrTable": clusters})
 
@@ -238,12 +313,16 @@ def decode_cluster_info(body: Buffer) -> list[BrokerData]:
     """Brokers by name."""
     table = parse(body).get("brokerAddrTable") or {}
     return [
-        BrokerData(str(v.get("cluster") or ""), str(name), {int(i): str(a) for i, a in (v.get("brokerAddrs") or {}).items()})
+        BrokerData(
+            str(v.get("cluster") or ""),
+            str(name),
+            {int(i): str(a) for i, a in (v.get("brokerAddrs") or {}).items()},
+        )
         for name, v in sorted(table.items())
     ]
 
 
-# --- registration (6.1) ----------------------------------------------------------------------------------------------------
+# --- registration (6.1) ---------------------------------------------------------------------------
 
 
 def encode_version(version: DataVersion) -> dict[str, int]:
@@ -296,13 +375,22 @@ def decode_topic_configs(body: Buffer) -> tuple[dict[str, TopicConfig], DataVers
     return _unwrap(parse(body))
 
 
-def encode_registration(topics: Mapping[str, TopicConfig], version: DataVersion, filter_servers: Iterable[str] = ()) -> bytes:
+def encode_registration(
+    topics: Mapping[str, TopicConfig], version: DataVersion, filter_servers: Iterable[str] = ()
+) -> bytes:
     """Plain body of REGISTER_BROKER 103."""
-    return write({"filterServerList": list(filter_servers), "topicConfigSerializeWrapper": _wrapper(topics, version)})
+    return write(
+        {
+            "filterServerList": list(filter_servers),
+            "topicConfigSerializeWrapper": _wrapper(topics, version),
+        }
+    )
 
 
 @shaped
-def decode_registration(body: Buffer, *, compressed: bool = False) -> tuple[dict[str, TopicConfig], DataVersion]:
+def decode_registration(
+    body: Buffer, *, compressed: bool = False
+) -> tuple[dict[str, TopicConfig], DataVersion]:
     """(topics, version) of either form; an empty body is no topics."""
     if compressed:
         return _decode_compressed(bytes(body))
@@ -315,20 +403,32 @@ def body_crc(body: Buffer) -> int:
 
 
 def _wrapper(topics: Mapping[str, TopicConfig], version: DataVersion) -> dict[str, Any]:
-    return {"dataVersion": encode_version(version), "topicConfigTable": {name: encode_topic(topic) for name, topic in topics.items()}}
+    return {
+        "dataVersion": encode_version(version),
+        "topicConfigTable": {name: encode_topic(topic) for name, topic in topics.items()},
+    }
 
 
 def _unwrap(found: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], DataVersion]:
     table = found.get("topicConfigTable") or {}
-    return {str(name): decode_topic({"topicName": name, **topic}) for name, topic in table.items()}, decode_version(found.get("dataVersion"))
+    return {
+        str(name): decode_topic({"topicName": name, **topic}) for name, topic in table.items()
+    }, decode_version(found.get("dataVersion"))
 
 
-def encode_registration_compressed(topics: Mapping[str, TopicConfig], version: DataVersion) -> bytes:
+def encode_registration_compressed(
+    topics: Mapping[str, TopicConfig], version: DataVersion
+) -> bytes:
     """The compressed form: zlib over counted JSON and text pieces."""
     pieces = [write(encode_version(version))]
     body = _counted(pieces[0]) + COUNT.pack(len(topics))
     for topic in topics.values():
-        body += _counted(f"{topic.name} {topic.read_queues} {topic.write_queues} {topic.permission} {topic.filter_type}".encode())
+        body += _counted(
+            (
+                f"{topic.name} {topic.read_queues} {topic.write_queues} {topic.permission} "
+                f"{topic.filter_type}"
+            ).encode()
+        )
     return zlib.compress(body + _counted(b"[]"))
 
 
@@ -342,7 +442,9 @@ def _decode_compressed(body: bytes) -> tuple[dict[str, TopicConfig], DataVersion
         for _ in range(max(0, count)):
             line, at = _piece(text, at)
             name, read, write_queues, permission, filter_type = line.decode().split(" ")
-            topics[name] = TopicConfig(name, int(read), int(write_queues), int(permission), filter_type)
+            topics[name] = TopicConfig(
+                name, int(read), int(write_queues), int(permission), filter_type
+            )
         return topics, decode_version(fastjson.loads(version))
     except (zlib.error, struct.error, ValueError) as error:
         raise BodyInvalid(f"the compressed registration cannot be read: {error}") from None
@@ -359,7 +461,7 @@ def _piece(text: bytes, at: int) -> tuple[bytes, int]:
     return text[at + COUNT.size : at + COUNT.size + length], at + COUNT.size + length
 
 
-# --- lists and tables ------------------------------------------------------------------------------------------------------
+# --- lists and tables -----------------------------------------------------------------------------
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:

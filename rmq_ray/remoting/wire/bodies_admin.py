@@ -1,4 +1,6 @@
-"""JSON bodies of administration (remoting 5), and the body of a RocketMQ batch (store-format 10)."""
+"""JSON bodies of administration (remoting 5), and the body of a RocketMQ batch (store-format
+10).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from rmq_ray.model import fastjson
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel, Subscription
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig
-from rmq_ray.remoting.wire.bodies import decode_queue, decode_version, encode_queue, encode_subscription, encode_version
+from rmq_ray.remoting.wire.bodies import (
+    decode_queue,
+    decode_version,
+    encode_queue,
+    encode_subscription,
+    encode_version,
+)
 from rmq_ray.remoting.wire.body_json import BodyInvalid, parse, shaped, write
 from rmq_ray.remoting.wire.frame import Buffer
 
@@ -31,7 +39,14 @@ class QueueStats:
 
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
     """Answer to GET_TOPIC_STATS_INFO 202."""
-    table = {_key(queue): {"lastUpdateTimestamp": s.last_update_ms, "maxOffset": s.max_offset, "minOffset": s.min_offset} for queue, s in stats.items()}
+    table = {
+        _key(queue): {
+            "lastUpdateTimestamp": s.last_update_ms,
+            "maxOffset": s.max_offset,
+            "minOffset": s.min_offset,
+        }
+        for queue, s in stats.items()
+    }
     return write({"offsetTable": table})
 
 
@@ -39,33 +54,59 @@ def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
 def decode_topic_stats(body: Buffer) -> dict[MessageQueue, QueueStats]:
     """Queues and what they hold."""
     return {
-        decode_queue(key): QueueStats(int(v["minOffset"]), int(v["maxOffset"]), int(v.get("lastUpdateTimestamp") or 0)) for key, v in _queue_table(body).items()
+        decode_queue(key): QueueStats(
+            int(v["minOffset"]), int(v["maxOffset"]), int(v.get("lastUpdateTimestamp") or 0)
+        )
+        for key, v in _queue_table(body).items()
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A group on a queue (208): the queue's maximum, the committed offset, store time of the last consumed message in ms."""
+    """A group on a queue (208): the queue's maximum, the committed offset, store time of the last
+    consumed message in ms.
+    """
 
     broker_offset: int
     consumer_offset: int
     last_ms: int
 
 
-def encode_consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float = 0.0) -> bytes:
+def encode_consume_stats(
+    progress: Mapping[MessageQueue, Progress], consume_tps: float = 0.0
+) -> bytes:
     """Answer to GET_CONSUME_STATS 208."""
     return write(_consume_stats(progress, consume_tps))
 
 
-def encode_broker_consume_stats(address: str, groups: Mapping[str, Sequence[Mapping[MessageQueue, Progress]]]) -> bytes:
-    """Answer to GET_BROKER_CONSUME_STATS 317: of each group one ``ConsumeStats`` for each of its topics; ``totalDiff``: all lag together."""
-    total = sum(p.broker_offset - p.consumer_offset for topics in groups.values() for progress in topics for p in progress.values())
-    stats = [{group: [_consume_stats(progress, 0.0) for progress in topics]} for group, topics in sorted(groups.items())]
+def encode_broker_consume_stats(
+    address: str, groups: Mapping[str, Sequence[Mapping[MessageQueue, Progress]]]
+) -> bytes:
+    """Answer to GET_BROKER_CONSUME_STATS 317: of each group one ``ConsumeStats`` for each of its
+    topics; ``totalDiff``: all lag together.
+    """
+    total = sum(
+        p.broker_offset - p.consumer_offset
+        for topics in groups.values()
+        for progress in topics
+        for p in progress.values()
+    )
+    stats = [
+        {group: [_consume_stats(progress, 0.0) for progress in topics]}
+        for group, topics in sorted(groups.items())
+    ]
     return write({"brokerAddr": address, "consumeStatsList": stats, "totalDiff": total})
 
 
 def _consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float) -> dict[str, Any]:
-    table = {_key(queue): {"brokerOffset": p.broker_offset, "consumerOffset": p.consumer_offset, "lastTimestamp": p.last_ms} for queue, p in progress.items()}
+    table = {
+        _key(queue): {
+            "brokerOffset": p.broker_offset,
+            "consumerOffset": p.consumer_offset,
+            "lastTimestamp": p.last_ms,
+        }
+        for queue, p in progress.items()
+    }
     return {"consumeTps": consume_tps, "offsetTable": table}
 
 
@@ -73,7 +114,10 @@ def _consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float
 def decode_consume_stats(body: Buffer) -> dict[MessageQueue, Progress]:
     """Queues and how far the group is."""
     return {
-        decode_queue(key): Progress(int(v["brokerOffset"]), int(v["consumerOffset"]), int(v.get("lastTimestamp") or 0)) for key, v in _queue_table(body).items()
+        decode_queue(key): Progress(
+            int(v["brokerOffset"]), int(v["consumerOffset"]), int(v.get("lastTimestamp") or 0)
+        )
+        for key, v in _queue_table(body).items()
     }
 
 
@@ -130,7 +174,12 @@ def decode_group(found: Mapping[str, Any]) -> GroupConfig:
 
 def encode_group_configs(groups: Mapping[str, GroupConfig], version: DataVersion) -> bytes:
     """Answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG 201."""
-    return write({"dataVersion": encode_version(version), "subscriptionGroupTable": {name: encode_group(group) for name, group in groups.items()}})
+    return write(
+        {
+            "dataVersion": encode_version(version),
+            "subscriptionGroupTable": {name: encode_group(group) for name, group in groups.items()},
+        }
+    )
 
 
 @shaped
@@ -138,7 +187,9 @@ def decode_group_configs(body: Buffer) -> tuple[dict[str, GroupConfig], DataVers
     """(groups by name, their version)."""
     found = parse(body)
     table = found.get("subscriptionGroupTable") or {}
-    return {str(name): decode_group({"groupName": name, **group}) for name, group in table.items()}, decode_version(found.get("dataVersion"))
+    return {
+        str(name): decode_group({"groupName": name, **group}) for name, group in table.items()
+    }, decode_version(found.get("dataVersion"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +203,12 @@ class ClientConnection:
 
 
 def _connection(client: ClientConnection) -> dict[str, Any]:
-    return {"clientAddr": client.address, "clientId": client.client_id, "language": client.language, "version": client.version}
+    return {
+        "clientAddr": client.address,
+        "clientId": client.client_id,
+        "language": client.language,
+        "version": client.version,
+    }
 
 
 def encode_producer_connections(clients: Iterable[ClientConnection]) -> bytes:
@@ -161,10 +217,16 @@ def encode_producer_connections(clients: Iterable[ClientConnection]) -> bytes:
 
 
 def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON object
-    clients: Iterable[ClientConnection], consume_type: ConsumeType, model: MessageModel, from_where: ConsumeFromWhere,
-    subscriptions: Mapping[str, Subscription], conflicts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-) -> bytes:  # fmt: skip
-    """Answer to 203. ``conflicts``: ours, topic -> expression -> client ids where members disagree; left out where they agree."""
+    clients: Iterable[ClientConnection],
+    consume_type: ConsumeType,
+    model: MessageModel,
+    from_where: ConsumeFromWhere,
+    subscriptions: Mapping[str, Subscription],
+    conflicts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+) -> bytes:
+    """Answer to 203. ``conflicts``: ours, topic -> expression -> client ids where members disagree;
+    left out where they agree.
+    """
     told = {"subscriptionConflicts": conflicts} if conflicts else {}
     return write(
         told
@@ -173,7 +235,9 @@ def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON obje
             "consumeFromWhere": from_where.name,
             "consumeType": consume_type.name,
             "messageModel": model.name,
-            "subscriptionTable": {topic: encode_subscription(s) for topic, s in subscriptions.items()},
+            "subscriptionTable": {
+                topic: encode_subscription(s) for topic, s in subscriptions.items()
+            },
         }
     )
 
@@ -182,14 +246,27 @@ def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON obje
 def decode_conflicts(body: Buffer) -> dict[str, dict[str, list[str]]]:
     """Topic -> expression -> client ids, from 203."""
     table = parse(body).get("subscriptionConflicts") or {}
-    return {str(topic): {str(text): [str(client) for client in clients] for text, clients in texts.items()} for topic, texts in table.items()}
+    return {
+        str(topic): {
+            str(text): [str(client) for client in clients] for text, clients in texts.items()
+        }
+        for topic, texts in table.items()
+    }
 
 
 @shaped
 def decode_connections(body: Buffer) -> list[ClientConnection]:
     """Clients of a group, from 203 or 204."""
     items = parse(body).get("connectionSet") or []
-    return [ClientConnection(str(c["clientId"]), str(c["clientAddr"]), str(c.get("language") or ""), int(c.get("version") or 0)) for c in items]
+    return [
+        ClientConnection(
+            str(c["clientId"]),
+            str(c["clientAddr"]),
+            str(c.get("language") or ""),
+            int(c.get("version") or 0),
+        )
+        for c in items
+    ]
 
 
 def encode_group_list(groups: Iterable[str]) -> bytes:
@@ -212,13 +289,18 @@ def encode_offset_table(table: Mapping[str, Mapping[int, int]]) -> bytes:
 def decode_offset_table(body: Buffer) -> dict[str, dict[int, int]]:
     """Quoted and unquoted queue ids."""
     table = parse(body).get("offsetTable") or {}
-    return {str(name): {int(queue): int(offset) for queue, offset in offsets.items()} for name, offsets in table.items()}
+    return {
+        str(name): {int(queue): int(offset) for queue, offset in offsets.items()}
+        for name, offsets in table.items()
+    }
 
 
 @shaped
 def decode_delay_offsets(body: Buffer) -> dict[int, int]:
     """Answer to GET_ALL_DELAY_OFFSET 45: level -> offset."""
-    return {int(level): int(offset) for level, offset in (parse(body).get("offsetTable") or {}).items()}
+    return {
+        int(level): int(offset) for level, offset in (parse(body).get("offsetTable") or {}).items()
+    }
 
 
 def encode_delay_offsets(table: Mapping[int, int]) -> bytes:
@@ -228,11 +310,14 @@ def encode_delay_offsets(table: Mapping[int, int]) -> bytes:
 
 def encode_consume_queue(low: int, high: int, entries: Sequence[tuple[int, int, int]]) -> bytes:
     """Answer to QUERY_CONSUME_QUEUE 321; an entry is (log offset, size, tags code)."""
-    data = [{"eval": False, "physicOffset": offset, "physicSize": size, "tagsCode": code} for offset, size, code in entries]
+    data = [
+        {"eval": False, "physicOffset": offset, "physicSize": size, "tagsCode": code}
+        for offset, size, code in entries
+    ]
     return write({"maxQueueIndex": high, "minQueueIndex": low, "queueData": data})
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 _ELEMENT = struct.Struct(">iiiii")  # total size, magic, crc, flag, body length
 _PROPERTIES = struct.Struct(">h")
@@ -254,7 +339,12 @@ def join_batch(elements: Iterable[BatchElement]) -> bytes:
     for element in elements:
         properties = element.properties.encode()
         size = _ELEMENT.size + len(element.body) + _PROPERTIES.size + len(properties)
-        parts += (_ELEMENT.pack(size, 0, 0, element.flag, len(element.body)), element.body, _PROPERTIES.pack(len(properties)), properties)
+        parts += (
+            _ELEMENT.pack(size, 0, 0, element.flag, len(element.body)),
+            element.body,
+            _PROPERTIES.pack(len(properties)),
+            properties,
+        )
     return b"".join(parts)
 
 
@@ -267,12 +357,24 @@ def split_batch(body: Buffer) -> list[BatchElement]:
         try:
             size, _, _, flag, body_length = _ELEMENT.unpack_from(view, at)
             begin = at + _ELEMENT.size
-            (length,) = _PROPERTIES.unpack_from(view, begin + body_length) if body_length >= 0 else (-1,)
-            if body_length < 0 or length < 0 or size != _ELEMENT.size + body_length + _PROPERTIES.size + length or at + size > len(view):
-                raise BodyInvalid(f"message {len(found)} of the batch, at byte {at}, has lengths that do not add up")
+            (length,) = (
+                _PROPERTIES.unpack_from(view, begin + body_length) if body_length >= 0 else (-1,)
+            )
+            if (
+                body_length < 0
+                or length < 0
+                or size != _ELEMENT.size + body_length + _PROPERTIES.size + length
+                or at + size > len(view)
+            ):
+                raise BodyInvalid(
+                    f"message {len(found)} of the batch, at byte {at}, has lengths that do "
+                    f"not add up"
+                )
             properties = str(view[begin + body_length + _PROPERTIES.size : at + size], "utf-8")
         except (struct.error, UnicodeDecodeError) as error:
-            raise BodyInvalid(f"message {len(found)} of the batch, at byte {at}, cannot be read: {error}") from None
+            raise BodyInvalid(
+                f"message {len(found)} of the batch, at byte {at}, cannot be read: {error}"
+            ) from None
         found.append(BatchElement(bytes(view[begin : begin + body_length]), properties, flag))
         at += size
     return found

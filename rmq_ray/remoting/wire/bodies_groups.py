@@ -1,4 +1,5 @@
-"""JSON bodies of requests about the members and positions of consumer groups (remoting 4 and 5): 220 to 223, 307, 309, 328.
+"""JSON bodies of requests about the members and positions of consumer groups (remoting 4 and 5):
+220 to 223, 307, 309, 328.
 
 Pure. Bodies that are no such JSON raise ``BodyInvalid`` (``body_json.shaped``).
 """
@@ -17,13 +18,17 @@ Offsets = Mapping[MessageQueue, int]
 
 
 def encode_offsets(offsets: Offsets, member: str = "offsetTable") -> bytes:
-    """``{"offsetTable":{MQ:5}}``: 220, the answer to 222, and what our administration adds to 222."""
+    """``{"offsetTable":{MQ:5}}``: 220, the answer to 222, and what our administration adds to
+    222.
+    """
     return write({member: _table(offsets)})
 
 
 @shaped
 def decode_offsets(body: Buffer, member: str = "offsetTable") -> dict[MessageQueue, int]:
-    """The same back; empty for an empty body. A list of objects with an ``offset`` (the form for C++ clients) is read, too."""
+    """The same back; empty for an empty body. A list of objects with an ``offset`` (the form for
+    C++ clients) is read, too.
+    """
     if not len(body):
         return {}
     table = parse(body).get(member) or {}
@@ -36,14 +41,22 @@ def decode_offsets(body: Buffer, member: str = "offsetTable") -> dict[MessageQue
 
 def encode_status(members: Mapping[str, Offsets]) -> bytes:
     """Answer to 223: client id -> positions as the member has them."""
-    return write({"consumerTable": {client: _table(offsets) for client, offsets in members.items()}, "messageQueueTable": {}})
+    return write(
+        {
+            "consumerTable": {client: _table(offsets) for client, offsets in members.items()},
+            "messageQueueTable": {},
+        }
+    )
 
 
 @shaped
 def decode_status(body: Buffer) -> dict[str, dict[MessageQueue, int]]:
     """The same back."""
     table = parse(body).get("consumerTable") or {}
-    return {str(client): {decode_queue(key): int(offset) for key, offset in offsets.items()} for client, offsets in table.items()}
+    return {
+        str(client): {decode_queue(key): int(offset) for key, offset in offsets.items()}
+        for client, offsets in table.items()
+    }
 
 
 def encode_client_status(offsets: Offsets) -> bytes:
@@ -51,11 +64,18 @@ def encode_client_status(offsets: Offsets) -> bytes:
     return write({"consumerTable": {}, "messageQueueTable": _table(offsets)})
 
 
-def encode_running_info(properties: Mapping[str, str], queues: Mapping[MessageQueue, Mapping[str, Any]], topics: Mapping[str, Mapping[str, Any]]) -> bytes:
+def encode_running_info(
+    properties: Mapping[str, str],
+    queues: Mapping[MessageQueue, Mapping[str, Any]],
+    topics: Mapping[str, Mapping[str, Any]],
+) -> bytes:
     """Answer to 307: what the member is, its queues, its rates by topic."""
     return write(
         {
-            "mqTable": {tuple(sorted(encode_queue(queue).items())): dict(info) for queue, info in queues.items()},
+            "mqTable": {
+                tuple(sorted(encode_queue(queue).items())): dict(info)
+                for queue, info in queues.items()
+            },
             "properties": dict(properties),
             "statusTable": {topic: dict(rates) for topic, rates in topics.items()},
             "subscriptionSet": [],
@@ -63,15 +83,31 @@ def encode_running_info(properties: Mapping[str, str], queues: Mapping[MessageQu
     )
 
 
-def encode_direct_result(outcome: str, spent_ms: int, remark: str | None, *, order: bool, auto_commit: bool = True) -> bytes:
-    """Answer to 309: ``outcome`` is CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and of ordered consumption CR_COMMIT and CR_ROLLBACK."""
-    return write({"autoCommit": auto_commit, "consumeResult": outcome, "order": order, "remark": remark, "spentTimeMills": spent_ms})
+def encode_direct_result(
+    outcome: str, spent_ms: int, remark: str | None, *, order: bool, auto_commit: bool = True
+) -> bytes:
+    """Answer to 309: ``outcome`` is CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and of ordered
+    consumption CR_COMMIT and CR_ROLLBACK.
+    """
+    return write(
+        {
+            "autoCommit": auto_commit,
+            "consumeResult": outcome,
+            "order": order,
+            "remark": remark,
+            "spentTimeMills": spent_ms,
+        }
+    )
 
 
 def encode_producers(groups: Mapping[str, Iterable[Mapping[str, Any]]]) -> bytes:
     """Answer to 328: producer group -> its clients."""
-    return write({"data": {group: [dict(client) for client in clients] for group, clients in groups.items()}})
+    return write(
+        {"data": {group: [dict(client) for client in clients] for group, clients in groups.items()}}
+    )
 
 
 def _table(offsets: Offsets) -> dict[Any, int]:
-    return {tuple(sorted(encode_queue(queue).items())): int(offset) for queue, offset in offsets.items()}
+    return {
+        tuple(sorted(encode_queue(queue).items())): int(offset) for queue, offset in offsets.items()
+    }

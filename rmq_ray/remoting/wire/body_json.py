@@ -1,6 +1,8 @@
-"""What every JSON body shares: parsing an object, writing one, and one error for everything that has another shape.
+"""What every JSON body shares: parsing an object, writing one, and one error for everything that
+has another shape.
 
-Called by ``bodies`` and ``bodies_admin``. Invariant: a function marked ``shaped`` raises ``BodyInvalid`` and nothing else for any bytes.
+Called by ``bodies`` and ``bodies_admin``. Invariant: a function marked ``shaped`` raises
+``BodyInvalid`` and nothing else for any bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def shaped(decode: Callable[P, T]) -> Callable[P, T]:
         try:
             return decode(*args, **kwargs)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise BodyInvalid(f"the body has another shape than {decode.__name__.removeprefix('decode_')}: {error!r}") from None
+            raise BodyInvalid(
+                f"the body has another shape than {decode.__name__.removeprefix('decode_')}: "
+                f"{error!r}"
+            ) from None
 
     return checked
 
@@ -75,4 +80,6 @@ def enum_of(kind: Any, name: Any, default: Any) -> Any:
     try:
         return kind[name]
     except KeyError:
-        raise BodyInvalid(f"{name!r} is no {kind.__name__}: {', '.join(kind.__members__)}", str(name)) from None
+        raise BodyInvalid(
+            f"{name!r} is no {kind.__name__}: {', '.join(kind.__members__)}", str(name)
+        ) from None

@@ -1,4 +1,6 @@
-"""Request and response codes (remoting 3-6, protocol-behaviour 2). Ours begin at 20001, outside RocketMQ's range."""
+"""Request and response codes (remoting 3-6, protocol-behaviour 2). Ours begin at 20001, outside
+RocketMQ's range.
+"""
 
 from __future__ import annotations
 
@@ -84,37 +86,57 @@ class RequestCode(IntEnum):
     RECALL_MESSAGE = 370
     """RocketMQ 5's: take a message back that waits for its delivery time."""
     HELLO = 20001
-    """Ours: first frame of a connection. msgpack [protocol version, cluster, role, client nonce (32 bytes)] -> [server nonce]."""
+    """Ours: first frame of a connection. msgpack [protocol version, cluster, role, client nonce (32
+    bytes)] -> [server nonce].
+    """
     PROVE = 20002
-    """Ours: second frame. HMAC-SHA256(secret, client nonce + server nonce + cluster + 0 + role) -> code 0 or 16."""
+    """Ours: second frame. HMAC-SHA256(secret, client nonce + server nonce + cluster + 0 + role) ->
+    code 0 or 16.
+    """
     SEND_RECORDS = 20010
     """Ours: a frame of pre-encoded records; see ``remoting.wire.records``."""
     PULL_RECORDS = 20011
-    """Ours: a pull whose answer carries an array of sizes and as many records as the byte limit allows."""
+    """Ours: a pull whose answer carries an array of sizes and as many records as the byte limit
+    allows.
+    """
     FOLLOW_LOG = 20040
-    """Ours: a slave shows the end of its log and is told what to follow; see ``remoting.wire.replicas``."""
+    """Ours: a slave shows the end of its log and is told what to follow; see
+    ``remoting.wire.replicas``.
+    """
     REPLICATE = 20041
-    """Ours: a slave's poll for bytes of the log, which acknowledges what it has; held until there are some."""
+    """Ours: a slave's poll for bytes of the log, which acknowledges what it has; held until there
+    are some.
+    """
     REPLICA_STATE = 20042
     """Ours: what a slave keeps besides topics, groups and offsets."""
     BUNDLE = 20060
-    """Ours: several single requests of one client in one frame; see ``server.send.bundle_handler``."""
+    """Ours: several single requests of one client in one frame; see
+    ``server.send.bundle_handler``.
+    """
     SEND_HALVES = 20061
-    """Ours: a frame of half messages of one real queue, as SEND_RECORDS; see ``remoting.wire.halves``."""
+    """Ours: a frame of half messages of one real queue, as SEND_RECORDS; see
+    ``remoting.wire.halves``.
+    """
     END_TRANSACTIONS = 20062
     """Ours: many ends of one producer group's transactions; see ``remoting.wire.halves``."""
     SCAN_RECORDS = 20020
-    """Ours: a bulk read of queue offsets [start, end); same answer as PULL_RECORDS, never suspended, no group."""
+    """Ours: a bulk read of queue offsets [start, end); same answer as PULL_RECORDS, never
+    suspended, no group.
+    """
     PIN_SEGMENTS = 20021
     UNPIN_SEGMENTS = 20022
     QUEUE_BOUNDS = 20023
     """Ours: msgpack [topics] -> {topic: {queue id: [min, max]}}; an empty list = all topics."""
     STORE_INFO = 20024
-    """Ours: msgpack map of what a reader beside the log must know: host_id, path, identity, epoch, visible_end, segment_bytes, ..."""
+    """Ours: msgpack map of what a reader beside the log must know: host_id, path, identity, epoch,
+    visible_end, segment_bytes, ...
+    """
     BROKER_STATUS = 20025
     """Ours: msgpack map of counters and states for ``status`` and tests."""
     DRAIN_BROKER = 20026
-    """Ours: msgpack [true or false]: take no more messages, or take them again; see ``server.broker.drain``."""
+    """Ours: msgpack [true or false]: take no more messages, or take them again; see
+    ``server.broker.drain``.
+    """
     POP_RECORDS = 20030
     """Ours: take messages of any queue for a time; see ``remoting.wire.pops``."""
     SETTLE_POPPED = 20031
@@ -161,12 +183,18 @@ class ResponseCode(IntEnum):
     DUPLICATE_MISMATCH = 20001
     """Ours: (producer id, sequence) was used before with other bytes."""
     STILL_RECOVERING = 20002
-    """Ours: the broker reads its disk; a definite refusal, repeat within the time-out without counting it."""
+    """Ours: the broker reads its disk; a definite refusal, repeat within the time-out without
+    counting it.
+    """
     BAD_RECORDS = 20003
-    """Ours: a frame of records failed the checks; nothing was written; the remark names the record and the fault."""
+    """Ours: a frame of records failed the checks; nothing was written; the remark names the record
+    and the fault.
+    """
     LOG_DIVERGED = 20040
     """Ours: a slave's log is no prefix of the master's; the remark says where they part."""
     MASTER_FENCED = 20041
     """Ours: the slave knows a later epoch than this master, which was replaced."""
     GROUP_IN_OTHER_USE = 20030
-    """Ours: the group is popped and pushed or pulled at once, or with another subscription; the remark says by whom."""
+    """Ours: the group is popped and pushed or pulled at once, or with another subscription; the
+    remark says by whom.
+    """

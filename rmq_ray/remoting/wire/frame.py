@@ -3,11 +3,13 @@
     L i32 | W i32                                        | header H bytes | body L-4-H bytes
           |   byte 0: 0 JSON, 1 ROCKETMQ; 24 bits: H     |
 
-    ROCKETMQ header: code i16, language i8, version i16, opaque i32, flag i32, remark i32+n, extFields i32+n (i16+key, i32+value)*
+    ROCKETMQ header: code i16, language i8, version i16, opaque i32, flag i32, remark i32+n,
+    extFields i32+n (i16+key, i32+value)*
 
-Decides what is a well-formed frame; knows neither codes nor fields nor connections. Called by every connection and by ``loopback``.
-Invariants: ``decode`` raises ``MalformedFrame`` and nothing else, whatever the bytes; it copies no body; a frame that
-``encode`` returns has at most ``FRAME_BYTES_MAX`` bytes after its length field.
+Decides what is a well-formed frame; knows neither codes nor fields nor connections. Called by every
+connection and by ``loopback``. Invariants: ``decode`` raises ``MalformedFrame`` and nothing else,
+whatever the bytes; it copies no body; a frame that ``encode`` returns has at most
+``FRAME_BYTES_MAX`` bytes after its length field.
 """
 
 from __future__ import annotations
@@ -33,7 +35,21 @@ VERSION = 407
 """What we say we are: V4_9_7, the release whose behaviour this package has (remoting 1)."""
 STANDARD_JSON_VERSION = 401
 """Callers from V4_9_4 on get routes as standard JSON (remoting 2)."""
-LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST")
+LANGUAGES = (
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+)
 OTHER_LANGUAGE = 7
 FRAME_BYTES_MAX = 16_777_212
 FRAME_BYTES_MIN = 4
@@ -57,8 +73,9 @@ _LANGUAGE_NUMBER = {name: number for number, name in enumerate(LANGUAGES)}
 class Command:
     """One request or answer.
 
-    ``fields``: None = no header class, as Java writes it. ``body``: a tuple of buffers is written back to back. A body that
-    ``decode`` made is a view of the frame. ``serialize``: form of the header; an answer takes its request's.
+    ``fields``: None = no header class, as Java writes it. ``body``: a tuple of buffers is written
+    back to back. A body that ``decode`` made is a view of the frame. ``serialize``: form of the
+    header; an answer takes its request's.
     """
 
     code: int
@@ -81,9 +98,17 @@ class Command:
         """Bit 1 of the flag: nobody waits for an answer."""
         return self.flag & FLAG_ONEWAY != 0
 
-    def answer(self, code: int = 0, fields: dict[str, str] | None = None, body: Body = b"", remark: str | None = None) -> Command:
+    def answer(
+        self,
+        code: int = 0,
+        fields: dict[str, str] | None = None,
+        body: Body = b"",
+        remark: str | None = None,
+    ) -> Command:
         """The answer to this request: its opaque, its form of header."""
-        return Command(code, self.opaque, FLAG_RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize)
+        return Command(
+            code, self.opaque, FLAG_RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize
+        )
 
     def body_bytes(self) -> bytes:
         """The body as one ``bytes`` of its own, safe to keep."""
@@ -103,21 +128,40 @@ def encode(command: Command, opaque: int | None = None, flag: int | None = None)
         body_length = len(body)
         parts: list[Buffer] = [body] if body_length else []
     else:
-        parts = [_flat(part) for part in (body if isinstance(body, tuple) else (body,)) if len(part)]
+        parts = [
+            _flat(part) for part in (body if isinstance(body, tuple) else (body,)) if len(part)
+        ]
         body_length = sum([len(part) for part in parts])
     if body_length > FRAME_BYTES_MAX - FRAME_BYTES_MIN - _BARE_BYTES:
         raise _too_large(body_length)
     if command.serialize == BINARY:
         if not command.fields and not command.remark:  # what our own requests look like
             size = FRAME_BYTES_MIN + _BARE_BYTES + body_length
-            return [_BARE_FRAME.pack(size, _BARE_MARK, command.code, command.language, command.version, opaque, flag, 0, 0), *parts]
+            return [
+                _BARE_FRAME.pack(
+                    size,
+                    _BARE_MARK,
+                    command.code,
+                    command.language,
+                    command.version,
+                    opaque,
+                    flag,
+                    0,
+                    0,
+                ),
+                *parts,
+            ]
         header = _binary_header(command, opaque, flag)
     else:
         header = _json_header(command, opaque, flag)
     size = FRAME_BYTES_MIN + len(header) + body_length
     if size > FRAME_BYTES_MAX or len(header) > HEADER_BYTES_MAX:
         raise _too_large(size)
-    return [b"%b%b%b" % (_LENGTH.pack(size), _LENGTH.pack(command.serialize << 24 | len(header)), header), *parts]
+    return [
+        b"%b%b%b"
+        % (_LENGTH.pack(size), _LENGTH.pack(command.serialize << 24 | len(header)), header),
+        *parts,
+    ]
 
 
 def encode_bytes(command: Command) -> bytes:
@@ -131,7 +175,17 @@ def decode(frame: memoryview) -> Command:
     if length >= FRAME_BYTES_MIN + _BARE_BYTES:
         mark, code, language, version, opaque, flag, remark, fields = _BARE.unpack_from(frame)
         if mark == _BARE_MARK and not remark and not fields:
-            return Command(code, opaque, flag, None, frame[25:] if length > 25 else b"", None, language, version, BINARY)
+            return Command(
+                code,
+                opaque,
+                flag,
+                None,
+                frame[25:] if length > 25 else b"",
+                None,
+                language,
+                version,
+                BINARY,
+            )
     elif length < FRAME_BYTES_MIN:
         raise MalformedFrame(f"a frame of {length} bytes has no room for its header's length")
     (mark,) = _LENGTH.unpack_from(frame)
@@ -145,7 +199,9 @@ def decode(frame: memoryview) -> Command:
         return _from_json(header, body)
     if form == BINARY:
         return _from_binary(header, body)
-    raise MalformedFrame(f"header of serialize type {form & 0xFF}; 0 (JSON) and 1 (ROCKETMQ) are known")
+    raise MalformedFrame(
+        f"header of serialize type {form & 0xFF}; 0 (JSON) and 1 (ROCKETMQ) are known"
+    )
 
 
 def _flat(part: Buffer) -> Buffer:
@@ -153,7 +209,11 @@ def _flat(part: Buffer) -> Buffer:
 
 
 def _too_large(size: int) -> FrameTooLarge:
-    return FrameTooLarge(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are sent, split the body", size, FRAME_BYTES_MAX)
+    return FrameTooLarge(
+        f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are sent, split the body",
+        size,
+        FRAME_BYTES_MAX,
+    )
 
 
 def _json_header(command: Command, opaque: int, flag: int) -> bytes:
@@ -161,7 +221,11 @@ def _json_header(command: Command, opaque: int, flag: int) -> bytes:
     if command.fields is not None:
         header["extFields"] = command.fields
     header["flag"] = flag
-    header["language"] = LANGUAGES[command.language] if 0 <= command.language < len(LANGUAGES) else LANGUAGES[OTHER_LANGUAGE]
+    header["language"] = (
+        LANGUAGES[command.language]
+        if 0 <= command.language < len(LANGUAGES)
+        else LANGUAGES[OTHER_LANGUAGE]
+    )
     header["opaque"] = opaque
     if command.remark is not None:
         header["remark"] = command.remark
@@ -178,7 +242,16 @@ def _as_fastjson(header: dict[str, Any]) -> str:
     members = []
     for name, value in header.items():
         if name == "extFields" and fields is not None:
-            value_text = "{" + ",".join([f"{fastjson.quote(key)}:{fastjson.quote(text)}" for key, text in fields.items()]) + "}"
+            value_text = (
+                "{"
+                + ",".join(
+                    [
+                        f"{fastjson.quote(key)}:{fastjson.quote(text)}"
+                        for key, text in fields.items()
+                    ]
+                )
+                + "}"
+            )
         else:
             value_text = fastjson.dumps(value)
         members.append(f'"{name}":{value_text}')
@@ -192,7 +265,12 @@ def _binary_header(command: Command, opaque: int, flag: int) -> bytes:
         key_bytes, value_bytes = key.encode("utf-8", "replace"), value.encode("utf-8", "replace")
         if len(key_bytes) > 32_767:
             raise _too_large(len(key_bytes))
-        entries += (_SHORT.pack(len(key_bytes)), key_bytes, _LENGTH.pack(len(value_bytes)), value_bytes)
+        entries += (
+            _SHORT.pack(len(key_bytes)),
+            key_bytes,
+            _LENGTH.pack(len(value_bytes)),
+            value_bytes,
+        )
     fields = b"".join(entries)
     fixed = _FIXED.pack(command.code, command.language, command.version, opaque, flag, len(remark))
     return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
@@ -256,7 +334,9 @@ def _fields(found: Any) -> dict[str, str] | None:
             fields[name] = value
         elif value is not None:
             try:
-                fields[name if isinstance(name, str) else fastjson.dumps(name)] = value if isinstance(value, str) else fastjson.dumps(value)
+                fields[name if isinstance(name, str) else fastjson.dumps(name)] = (
+                    value if isinstance(value, str) else fastjson.dumps(value)
+                )
             except (ValueError, TypeError):
                 raise MalformedFrame(f"ext field {name!r} has no text form") from None
     return fields
@@ -275,7 +355,11 @@ def _from_binary(header: memoryview, body: Buffer) -> Command:
     if fields_length < 0 or fields_length > total - at:
         raise MalformedFrame(f"ext fields of {fields_length} bytes in a header of {total}")
     try:
-        remark = str(header[_FIXED.size : _FIXED.size + remark_length], "utf-8") if remark_length else None
+        remark = (
+            str(header[_FIXED.size : _FIXED.size + remark_length], "utf-8")
+            if remark_length
+            else None
+        )
         fields = _binary_fields(header[at : at + fields_length]) if fields_length else None
     except UnicodeDecodeError:
         raise MalformedFrame("remark or ext field is not UTF-8") from None
@@ -296,7 +380,9 @@ def _binary_fields(area: memoryview) -> dict[str, str]:
             raise MalformedFrame(f"ext field name of {key_length} bytes reaches beyond the fields")
         (value_length,) = _LENGTH.unpack_from(area, value_at)
         if value_length < 0 or value_length > end - value_at - 4:
-            raise MalformedFrame(f"ext field value of {value_length} bytes reaches beyond the fields")
+            raise MalformedFrame(
+                f"ext field value of {value_length} bytes reaches beyond the fields"
+            )
         name, value = area[at + 2 : value_at], area[value_at + 4 : value_at + 4 + value_length]
         if key_length and value_length:
             fields[str(name, "utf-8")] = str(value, "utf-8")

@@ -1,11 +1,13 @@
-"""Cuts a stream of bytes into frames inside one reused buffer. No I/O: the owner reads into ``space`` and says how much came.
+"""Cuts a stream of bytes into frames inside one reused buffer. No I/O: the owner reads into
+``space`` and says how much came.
 
     |  consumed  |  received, not yet taken  |  space  |
     0          start                        end       len
 
-Decides how large the buffer is and which length fields are acceptable. Called by listener and async connection.
-Invariants: ``space()`` is never empty; a frame that ``take`` returned stays valid until ``settle``, or for good after ``give_away``; a peer that is not yet
-trusted makes the buffer grow only with bytes that really arrived.
+Decides how large the buffer is and which length fields are acceptable. Called by listener and async
+connection. Invariants: ``space()`` is never empty; a frame that ``take`` returned stays valid until
+``settle``, or for good after ``give_away``; a peer that is not yet trusted makes the buffer grow
+only with bytes that really arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class FrameBuffer:
         self.frame_bytes_max = frame_bytes_max
         """Greatest length field that is accepted; may be raised when the peer has proved itself."""
         self.eager = eager
-        """Grow at once to what a length field announces (trusted peers), or by doubling with what arrived."""
+        """Grow at once to what a length field announces (trusted peers), or by doubling with what
+        arrived.
+        """
 
     @property
     def pending(self) -> int:
@@ -57,7 +61,9 @@ class FrameBuffer:
         self._end += count
 
     def take(self) -> memoryview | None:
-        """The next whole frame without its length field, or None. Raises ``MalformedFrame`` for an impossible length."""
+        """The next whole frame without its length field, or None. Raises ``MalformedFrame`` for an
+        impossible length.
+        """
         start = self._start
         have = self._end - start
         if have < 4:
@@ -96,7 +102,9 @@ class FrameBuffer:
         self._start, self._end = 0, have
 
     def give_away(self) -> None:
-        """The frame that was taken last stays valid for good: what lies behind it moves to another buffer. Cheaper than a copy of a long frame."""
+        """The frame that was taken last stays valid for good: what lies behind it moves to another
+        buffer. Cheaper than a copy of a long frame.
+        """
         have = self._end - self._start
         fresh = self._room(max(FIRST_BYTES, have))
         fresh[:have] = self._view[self._start : self._end]
@@ -104,10 +112,14 @@ class FrameBuffer:
         self._start, self._end = 0, have
 
     def take_back(self, buffer: bytearray) -> None:
-        """A buffer that was given away, in which nobody reads any more: it is used again, so that no new one has to be zeroed."""
+        """A buffer that was given away, in which nobody reads any more: it is used again, so that
+        no new one has to be zeroed.
+        """
         self._spares.append(buffer)
         if len(self._spares) > SPARES_MAX:
-            del self._spares[min(range(len(self._spares)), key=lambda number: len(self._spares[number]))]
+            del self._spares[
+                min(range(len(self._spares)), key=lambda number: len(self._spares[number]))
+            ]
 
     def shrink(self) -> None:
         """Give a grown buffer back; only does so while no part of a frame is in it."""
@@ -124,4 +136,6 @@ class FrameBuffer:
     def _impossible(self, size: int) -> MalformedFrame:
         if self._view[self._start] == TLS_FIRST_BYTE:
             return MalformedFrame("a TLS hello on a port without TLS: switch TLS off in the client")
-        return MalformedFrame(f"a frame of {size} bytes; {FRAME_BYTES_MIN} to {self.frame_bytes_max} are accepted")
+        return MalformedFrame(
+            f"a frame of {size} bytes; {FRAME_BYTES_MIN} to {self.frame_bytes_max} are accepted"
+        )

@@ -5,7 +5,8 @@
     END_TRANSACTIONS  request  msgpack [producer group, [[queue offset of the half, log offset of the half, 8 = commit | 12 = roll back], ...]]
                       answer   msgpack [[code, remark or nil], ...] in the same order
 
-Decides the layout. Called by producers and the broker's handlers. Pure; ``unpack_*`` raise ``MalformedFrame`` and nothing else.
+Decides the layout. Called by producers and the broker's handlers. Pure; ``unpack_*`` raise
+``MalformedFrame`` and nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _I32_MAX = 1 << 31
 
 
 class HalvesHeader(NamedTuple):
-    """Where the halves of a frame are to go when they are committed, and who is asked about them."""
+    """Where the halves of a frame are to go when they are committed, and who is asked about
+    them.
+    """
 
     topic: str
     queue_id: int
@@ -49,9 +52,16 @@ def unpack_halves_header(fields: Mapping[str, str] | None) -> HalvesHeader:
     """Reads what ``to_fields`` wrote."""
     found = fields or {}
     queue_id, immunity = found.get("q", ""), found.get("i", "0")
-    if not _is_number(queue_id) or not _is_number(immunity) or not found.get("t") or not found.get("g"):
+    if (
+        not _is_number(queue_id)
+        or not _is_number(immunity)
+        or not found.get("t")
+        or not found.get("g")
+    ):
         raise MalformedFrame(f"halves need t, q and g, and may have i: {found}")
-    return HalvesHeader(found["t"], int(queue_id), found["g"], int(immunity) if "i" in found else None)
+    return HalvesHeader(
+        found["t"], int(queue_id), found["g"], int(immunity) if "i" in found else None
+    )
 
 
 def pack_ends(group: str, ends: Sequence[End]) -> bytes:
@@ -63,15 +73,28 @@ def pack_ends(group: str, ends: Sequence[End]) -> bytes:
 def unpack_ends(body: Body) -> tuple[str, list[End]]:
     """(producer group, ends)."""
     raw = _unpack(body)
-    if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[0], str) or not isinstance(raw[1], list) or not 0 < len(raw[1]) <= ENDS_MAX:
-        raise MalformedFrame(f"ends are [group, [1 to {ENDS_MAX} of [queue offset, log offset, state]]]")
+    if (
+        not isinstance(raw, list)
+        or len(raw) != 2
+        or not isinstance(raw[0], str)
+        or not isinstance(raw[1], list)
+        or not 0 < len(raw[1]) <= ENDS_MAX
+    ):
+        raise MalformedFrame(
+            f"ends are [group, [1 to {ENDS_MAX} of [queue offset, log offset, state]]]"
+        )
     return raw[0], [_end(row) for row in raw[1]]
 
 
 def _end(row: object) -> End:
     if isinstance(row, list) and len(row) == 3:
         half_offset, log_offset, state = row
-        if type(half_offset) is type(log_offset) is type(state) is int and 0 <= half_offset < _I64_MAX and 0 <= log_offset < _I64_MAX and 0 <= state < _I64_MAX:
+        if (
+            type(half_offset) is type(log_offset) is type(state) is int
+            and 0 <= half_offset < _I64_MAX
+            and 0 <= log_offset < _I64_MAX
+            and 0 <= state < _I64_MAX
+        ):
             return End(half_offset, log_offset, state)
     raise MalformedFrame(f"an end is [queue offset, log offset, state], not {row!r:.80}")
 
@@ -88,7 +111,12 @@ def unpack_end_answers(body: Body, count: int) -> list[tuple[int, str | None]]:
     if not isinstance(raw, list) or len(raw) != count:
         raise MalformedFrame(f"no answers to {count} ends")
     for row in raw:
-        if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int or not (row[1] is None or isinstance(row[1], str)):
+        if (
+            not isinstance(row, list)
+            or len(row) != 2
+            or type(row[0]) is not int
+            or not (row[1] is None or isinstance(row[1], str))
+        ):
             raise MalformedFrame(f"the answer to an end is [code, remark], not {row!r:.80}")
     return [(row[0], row[1]) for row in raw]
 

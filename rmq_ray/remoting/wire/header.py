@@ -1,8 +1,9 @@
 """What every header class shares: from ext fields (text) to typed values and back (remoting 3).
 
-A header class lists its fields; ``header`` gives it the wire names and parsers. Decides what text is an integer or a boolean; the
-classes themselves are in ``headers``. Invariants: pure; a field that is required and missing, or cannot be parsed, raises ``HeaderInvalid``
-and nothing else; unknown fields are ignored.
+A header class lists its fields; ``header`` gives it the wire names and parsers. Decides what text
+is an integer or a boolean; the classes themselves are in ``headers``. Invariants: pure; a field
+that is required and missing, or cannot be parsed, raises ``HeaderInvalid`` and nothing else;
+unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -52,14 +53,23 @@ def _frame_id(text: str) -> FrameId:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": _long, "int | None": _long, "Int32": _int, "Int32 | None": _int, "str": str, "str | None": str, "bool": _boolean, "bool | None": _boolean,
+    "int": _long,
+    "int | None": _long,
+    "Int32": _int,
+    "Int32 | None": _int,
+    "str": str,
+    "str | None": str,
+    "bool": _boolean,
+    "bool | None": _boolean,
     "FrameId | None": _frame_id,
-}  # fmt: skip
+}
 
 
 @dataclass_transform(frozen_default=True)
 def header(**names: str) -> Callable[[type], type]:
-    """Make a frozen header class; ``names`` gives the wire name where it is not the field's own in camel case."""
+    """Make a frozen header class; ``names`` gives the wire name where it is not the field's own in
+    camel case.
+    """
 
     def make(cls: type) -> type:
         made: Any = dataclass(frozen=True, slots=True)(cls)
@@ -70,9 +80,17 @@ def header(**names: str) -> Callable[[type], type]:
     return make
 
 
-def _spec_of(field: Any, names: Mapping[str, str]) -> tuple[str, str, Callable[[str], Any], bool, Any]:
+def _spec_of(
+    field: Any, names: Mapping[str, str]
+) -> tuple[str, str, Callable[[str], Any], bool, Any]:
     required = field.default is MISSING
-    return field.name, names.get(field.name, _camel(field.name)), _PARSERS[str(field.type)], required, None if required else field.default
+    return (
+        field.name,
+        names.get(field.name, _camel(field.name)),
+        _PARSERS[str(field.type)],
+        required,
+        None if required else field.default,
+    )
 
 
 def _camel(name: str) -> str:
@@ -101,7 +119,9 @@ class Header:
             try:
                 values[name] = parse(text)
             except ValueError:
-                raise HeaderInvalid(f"the field {wire!r} of a {cls.__name__} cannot be {text[:100]!r}", wire) from None
+                raise HeaderInvalid(
+                    f"the field {wire!r} of a {cls.__name__} cannot be {text[:100]!r}", wire
+                ) from None
         return cls(**values)
 
     def to_fields(self) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Ext fields of requests and responses as values (remoting 3-7).
 
-Every class is made of its fields' wire names and types; ``from_fields`` parses what came, ``to_fields`` writes what goes.
-All values are text on the wire. A required field that is missing or cannot be parsed raises ``HeaderInvalid`` with its name
-(Apache RocketMQ answers an exception's text there; a clear remark is all a client can use).
+Every class is made of its fields' wire names and types; ``from_fields`` parses what came,
+``to_fields`` writes what goes. All values are text on the wire. A required field that is missing or
+cannot be parsed raises ``HeaderInvalid`` with its name (Apache RocketMQ answers an exception's text
+there; a clear remark is all a client can use).
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from rmq_ray.remoting.wire.header import Fields, Header, HeaderInvalid, Int32, h
 __all__ = ["HeaderInvalid"]
 
 
-@header(default_topic_queues="defaultTopicQueueNums", born_ms="bornTimestamp", broker_name="bname", frame_id="rmqFrame")
+@header(
+    default_topic_queues="defaultTopicQueueNums",
+    born_ms="bornTimestamp",
+    broker_name="bname",
+    frame_id="rmqFrame",
+)
 class SendHeader(Header):
     """SEND_MESSAGE 10, long names. ``from_v2`` and ``to_v2`` use the letters of 310 and 320.
 
-    ``frame_id``: ours, makes a retry of a single message recognisable; travels as ``rmqFrame``, producer id and sequence in hex.
+    ``frame_id``: ours, makes a retry of a single message recognisable; travels as ``rmqFrame``,
+    producer id and sequence in hex.
     """
 
     producer_group: str
@@ -40,7 +47,9 @@ class SendHeader(Header):
     def from_v2(cls, found: Fields) -> SendHeader:
         """From the letters a..m."""
         source = found or {}
-        return cls.from_fields({long: source[letter] for letter, long in _LETTERS.items() if letter in source})
+        return cls.from_fields(
+            {long: source[letter] for letter, long in _LETTERS.items() if letter in source}
+        )
 
     def to_v2(self) -> dict[str, str]:
         """As the letters a..n."""
@@ -123,7 +132,9 @@ class SearchOffsetHeader(Header):
 
 @header()
 class QueryOffsetHeader(Header):
-    """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that was committed is one; brokers of 4.9 do not know it."""
+    """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that
+    was committed is one; brokers of 4.9 do not know it.
+    """
 
     consumer_group: str
     topic: str
@@ -133,8 +144,9 @@ class QueryOffsetHeader(Header):
 
 @header(lock_epoch="rmqLockEpoch", client_id="rmqClient")
 class UpdateOffsetHeader(Header):
-    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was consumed in order. ``client_id`` (ours):
-    a consumer says so, whatever this connection has told before; tools leave it out.
+    """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was
+    consumed in order. ``client_id`` (ours): a consumer says so, whatever this connection has told
+    before; tools leave it out.
     """
 
     consumer_group: str
@@ -166,7 +178,12 @@ class ViewMessageHeader(Header):
     offset: int
 
 
-@header(max_count="maxNum", begin_ms="beginTimestamp", end_ms="endTimestamp", unique_key="_UNIQUE_KEY_QUERY")
+@header(
+    max_count="maxNum",
+    begin_ms="beginTimestamp",
+    end_ms="endTimestamp",
+    unique_key="_UNIQUE_KEY_QUERY",
+)
 class QueryMessageHeader(Header):
     """QUERY_MESSAGE 12."""
 
@@ -221,9 +238,13 @@ class EndTransactionHeader(Header):
     transaction_id: str | None = None
 
 
-@header(state_table_offset="tranStateTableOffset", message_id="msgId", offset_message_id="offsetMsgId")
+@header(
+    state_table_offset="tranStateTableOffset", message_id="msgId", offset_message_id="offsetMsgId"
+)
 class CheckTransactionHeader(Header):
-    """CHECK_TRANSACTION_STATE 39, broker to producer: offsets of the half that END_TRANSACTION must name."""
+    """CHECK_TRANSACTION_STATE 39, broker to producer: offsets of the half that END_TRANSACTION must
+    name.
+    """
 
     state_table_offset: int
     commit_log_offset: int
@@ -255,7 +276,13 @@ class ProducerGroupHeader(Header):
     producer_group: str
 
 
-@header(read_queues="readQueueNums", write_queues="writeQueueNums", permission="perm", filter_type="topicFilterType", sys_flag="topicSysFlag")
+@header(
+    read_queues="readQueueNums",
+    write_queues="writeQueueNums",
+    permission="perm",
+    filter_type="topicFilterType",
+    sys_flag="topicSysFlag",
+)
 class CreateTopicHeader(Header):
     """UPDATE_AND_CREATE_TOPIC 17."""
 
@@ -314,8 +341,8 @@ class RouteHeader(Header):
 
 @header(ha_address="haServerAddr", body_crc="bodyCrc32", broker_address="brokerAddr")
 class RegisterBrokerHeader(Header):
-    """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not checked. ``master_epoch``: our own field, of a master
-    that a controller elected.
+    """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not
+    checked. ``master_epoch``: our own field, of a master that a controller elected.
     """
 
     broker_name: str

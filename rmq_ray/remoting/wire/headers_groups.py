@@ -7,7 +7,9 @@ from rmq_ray.remoting.wire.header import Header, header
 
 @header(force="isForce", timestamp_ms="timestamp")
 class ResetOffsetHeader(Header):
-    """INVOKE_BROKER_TO_RESET_OFFSET 222 and RESET_CONSUMER_CLIENT_OFFSET 220. ``timestamp_ms`` -1 = the queues' ends."""
+    """INVOKE_BROKER_TO_RESET_OFFSET 222 and RESET_CONSUMER_CLIENT_OFFSET 220. ``timestamp_ms`` -1 =
+    the queues' ends.
+    """
 
     topic: str
     group: str
@@ -17,7 +19,9 @@ class ResetOffsetHeader(Header):
 
 @header()
 class ConsumerStatusHeader(Header):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS 223 (``client_addr`` empty = every member) and GET_CONSUMER_STATUS_FROM_CLIENT 221."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS 223 (``client_addr`` empty = every member) and
+    GET_CONSUMER_STATUS_FROM_CLIENT 221.
+    """
 
     topic: str
     group: str
@@ -52,7 +56,9 @@ class RunningInfoHeader(Header):
 
 @header()
 class ConsumeDirectlyHeader(Header):
-    """CONSUME_MESSAGE_DIRECTLY 309. The broker looks the message up by ``msg_id`` and adds it as the body."""
+    """CONSUME_MESSAGE_DIRECTLY 309. The broker looks the message up by ``msg_id`` and adds it as
+    the body.
+    """
 
     consumer_group: str
     client_id: str | None = None

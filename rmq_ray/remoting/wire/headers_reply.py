@@ -1,4 +1,5 @@
-"""The header of PUSH_REPLY_MESSAGE_TO_CLIENT 326: a reply on its way from the broker to who asked (remoting 4).
+"""The header of PUSH_REPLY_MESSAGE_TO_CLIENT 326: a reply on its way from the broker to who asked
+(remoting 4).
 
 SEND_REPLY_MESSAGE 324 and 325 have the headers of 10 and 310 (``headers.SendHeader``). Pure.
 """
@@ -8,7 +9,9 @@ from __future__ import annotations
 from rmq_ray.remoting.wire.header import Header, Int32, header
 
 
-@header(born_ms="bornTimestamp", store_ms="storeTimestamp", default_topic_queues="defaultTopicQueueNums")
+@header(
+    born_ms="bornTimestamp", store_ms="storeTimestamp", default_topic_queues="defaultTopicQueueNums"
+)
 class PushReplyHeader(Header):
     """``born_host``, ``store_host``: ``ip:port``. ``properties`` hold CORRELATION_ID."""
 

@@ -1,4 +1,5 @@
-"""Bodies of POP_RECORDS and SETTLE_POPPED: taking messages for a time, and saying what became of them.
+"""Bodies of POP_RECORDS and SETTLE_POPPED: taking messages for a time, and saying what became of
+them.
 
     POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 = begin with the first message, retries max,
                                      expression type, expression, attempt, 1 = the answer to this attempt got lost]
@@ -8,9 +9,10 @@
     SETTLE_POPPED  request  msgpack [group, [[topic, queue id, lease id, action, mask, delay ms], ...]]
                    answer   msgpack [mask of stale receipts, ...], one for each
 
-A mask is bytes, little-endian: bit ``i`` is the lease's record ``i``. Actions: 0 acknowledge, 1 come again in ``delay ms``, 2 to the dead
-letters. Decides the layout and its limits. Called by simple consumers and the broker's handlers. Invariants: pure; records are not copied;
-``unpack_*`` raises ``MalformedFrame`` and nothing else.
+A mask is bytes, little-endian: bit ``i`` is the lease's record ``i``. Actions: 0 acknowledge, 1
+come again in ``delay ms``, 2 to the dead letters. Decides the layout and its limits. Called by
+simple consumers and the broker's handlers. Invariants: pure; records are not copied; ``unpack_*``
+raises ``MalformedFrame`` and nothing else.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class Settle(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PopRecords:
-    """A pop. ``count_max`` 0: nothing is taken, the answer comes when there is something. ``retries_max`` -1 = the group's.
+    """A pop. ``count_max`` 0: nothing is taken, the answer comes when there is something.
+    ``retries_max`` -1 = the group's.
 
-    ``attempt``: a number that nobody else uses, 0 = none; with ``again`` set, what this attempt took before is handed out once more.
+    ``attempt``: a number that nobody else uses, 0 = none; with ``again`` set, what this attempt
+    took before is handed out once more.
     """
 
     group: str
@@ -108,12 +112,18 @@ def pack_pop(pop: PopRecords) -> bytes:
 
 def unpack_pop(body: Body) -> PopRecords:
     """Reads what ``pack_pop`` wrote; types and signs are checked."""
-    values = _checked(_list(body), (str, str, int, int, int, int, int, int, str, str, int, int), "a pop")
+    values = _checked(
+        _list(body), (str, str, int, int, int, int, int, int, str, str, int, int), "a pop"
+    )
     return PopRecords(*values)
 
 
-def pack_popped(leases: Sequence[LeaseHead], sizes: Sequence[Any], parts: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """Answer body of POP_RECORDS. ``sizes``: an array for each lease; ``parts``: the records of all, back to back."""
+def pack_popped(
+    leases: Sequence[LeaseHead], sizes: Sequence[Any], parts: Sequence[Buffer]
+) -> tuple[Buffer, ...]:
+    """Answer body of POP_RECORDS. ``sizes``: an array for each lease; ``parts``: the records of
+    all, back to back.
+    """
     head: bytes = msgpack.packb([list(lease) for lease in leases])
     lengths = np.concatenate(sizes).astype(">i4").tobytes()
     return (_LENGTH.pack(len(head)) + head + lengths, *parts)
@@ -130,15 +140,26 @@ def unpack_popped(body: Body) -> list[LeasedRecords]:
     rows = _list(bytes(view[_LENGTH.size : _LENGTH.size + length]))
     if len(rows) > LEASES_MAX:
         raise MalformedFrame(f"answer to a pop with {len(rows)} leases; {LEASES_MAX} may be in it")
-    heads = [LeaseHead(*_checked(row, (str, int, int, int, int, int, int, int), "a lease")) for row in rows]
+    heads = [
+        LeaseHead(*_checked(row, (str, int, int, int, int, int, int, int), "a lease"))
+        for row in rows
+    ]
     count = sum(head.records for head in heads)
     at, start = _LENGTH.size + length, _LENGTH.size + length + 4 * count
-    if not 0 < count <= RECORDS_MAX or min(head.records for head in heads) <= 0 or start + sum(head.size for head in heads) != len(view):
+    if (
+        not 0 < count <= RECORDS_MAX
+        or min(head.records for head in heads) <= 0
+        or start + sum(head.size for head in heads) != len(view)
+    ):
         raise MalformedFrame(f"answer to a pop: {count} records do not fit its {len(view)} bytes")
     sizes: Sizes = np.frombuffer(view, np.dtype(">i4"), count, at)
     found, first = [], 0
     for head in heads:
-        found.append(LeasedRecords(head, sizes[first : first + head.records], view[start : start + head.size]))
+        found.append(
+            LeasedRecords(
+                head, sizes[first : first + head.records], view[start : start + head.size]
+            )
+        )
         first, start = first + head.records, start + head.size
     return found
 
@@ -153,11 +174,22 @@ def unpack_settle(body: Body) -> tuple[str, list[Settlement]]:
     """Reads what ``pack_settle`` wrote; types, signs, actions and lengths are checked."""
     group, rows = _checked(_list(body), (str, list), "a settlement")
     if not 0 < len(rows) <= SETTLEMENTS_MAX:
-        raise MalformedFrame(f"{len(rows)} leases in one request; 1 to {SETTLEMENTS_MAX} may be in it")
-    found = [Settlement(*_checked(row, (str, int, int, int, bytes, int), "a settlement")) for row in rows]
+        raise MalformedFrame(
+            f"{len(rows)} leases in one request; 1 to {SETTLEMENTS_MAX} may be in it"
+        )
+    found = [
+        Settlement(*_checked(row, (str, int, int, int, bytes, int), "a settlement")) for row in rows
+    ]
     for one in found:
-        if one.action > max(Settle) or len(one.mask) > _MASK_BYTES_MAX or one.delay_ms > INVISIBLE_MS_MAX:
-            raise MalformedFrame(f"action {one.action}, mask of {len(one.mask)} bytes, delay {one.delay_ms} ms: out of range")
+        if (
+            one.action > max(Settle)
+            or len(one.mask) > _MASK_BYTES_MAX
+            or one.delay_ms > INVISIBLE_MS_MAX
+        ):
+            raise MalformedFrame(
+                f"action {one.action}, mask of {len(one.mask)} bytes, delay {one.delay_ms} "
+                f"ms: out of range"
+            )
     return group, found
 
 
@@ -192,5 +224,7 @@ def _checked(values: Any, types: tuple[type, ...], what: str) -> list[Any]:
         raise MalformedFrame(f"{what} is no list of {len(types)} values")
     for value, wanted in zip(values, types, strict=True):
         if type(value) is not wanted or (type(value) is int and not -1 <= value < _INT_MAX):
-            raise MalformedFrame(f"{what} has {value!r:.40} where {wanted.__name__} from 0 on is due")
+            raise MalformedFrame(
+                f"{what} has {value!r:.40} where {wanted.__name__} from 0 on is due"
+            )
     return values

@@ -1,4 +1,5 @@
-"""Bodies of our own requests that carry records in store layout: SEND_RECORDS, PULL_RECORDS, SCAN_RECORDS.
+"""Bodies of our own requests that carry records in store layout: SEND_RECORDS, PULL_RECORDS,
+SCAN_RECORDS.
 
     SEND_RECORDS   request  count i32 | sizes count x i32 | records back to back
                    answer   base queue offset i64 | base log offset i64 | store time ms i64 | 1 = a repeat, i32
@@ -7,9 +8,10 @@
     SCAN_RECORDS   request  msgpack [topic, queue id, start, end, max bytes, epoch]
     both           answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 | count i32 | sizes | records
 
-All integers big-endian. Decides the layout and that lengths agree; what is inside the records is checked by the store.
-Called by producers, consumers, scan readers and the broker's handlers. Invariants: pure; records are never copied here;
-``unpack_*`` raises ``MalformedFrame`` and nothing else.
+All integers big-endian. Decides the layout and that lengths agree; what is inside the records is
+checked by the store. Called by producers, consumers, scan readers and the broker's handlers.
+Invariants: pure; records are never copied here; ``unpack_*`` raises ``MalformedFrame`` and nothing
+else.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ _FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(FEW))
 
 
 class SendAnswer(NamedTuple):
-    """Where a frame's first record went; ``repeat``: it had been stored before and this is the first outcome again."""
+    """Where a frame's first record went; ``repeat``: it had been stored before and this is the
+    first outcome again.
+    """
 
     base_queue_offset: int
     base_log_offset: int
@@ -57,7 +61,9 @@ class SendAnswer(NamedTuple):
 
 
 class PullAnswer(NamedTuple, Generic[S]):
-    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their lengths: an array, or as ``unpack_pulled`` has them."""
+    """One answer to a pull or scan. ``records`` is a view of the answer's frame, ``sizes`` their
+    lengths: an array, or as ``unpack_pulled`` has them.
+    """
 
     next_offset: int
     min_offset: int
@@ -70,9 +76,11 @@ class PullAnswer(NamedTuple, Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class PullRecords:
-    """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset belongs to, 0 = not known.
+    """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset
+    belongs to, 0 = not known.
 
-    ``lock_epoch``: of the queue's lock, under which the commit offset was reached; 0 = not consumed in order.
+    ``lock_epoch``: of the queue's lock, under which the commit offset was reached; 0 = not consumed
+    in order.
     """
 
     group: str
@@ -123,7 +131,9 @@ def unpack_send(body: Body) -> tuple[memoryview, Lengths]:
     return view[start:], sizes
 
 
-def pack_send_answer(base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool) -> bytes:
+def pack_send_answer(
+    base_queue_offset: int, base_log_offset: int, store_ms: int, repeat: bool
+) -> bytes:
     """Answer body of SEND_RECORDS."""
     return _SEND_ANSWER.pack(base_queue_offset, base_log_offset, store_ms, repeat)
 
@@ -132,22 +142,40 @@ def unpack_send_answer(body: Body) -> SendAnswer:
     """Reads what ``pack_send_answer`` wrote."""
     view = _view(body)
     if len(view) != _SEND_ANSWER.size:
-        raise MalformedFrame(f"answer to SEND_RECORDS of {len(view)} bytes instead of {_SEND_ANSWER.size}")
+        raise MalformedFrame(
+            f"answer to SEND_RECORDS of {len(view)} bytes instead of {_SEND_ANSWER.size}"
+        )
     queue_offset, log_offset, store_ms, repeat = _SEND_ANSWER.unpack(view)
     return SendAnswer(queue_offset, log_offset, store_ms, repeat != 0)
 
 
 def pack_pull(pull: PullRecords) -> bytes:
     """Request body of PULL_RECORDS."""
-    return _pack([
-        pull.group, pull.topic, pull.queue_id, pull.offset, pull.count_max, pull.bytes_max, pull.sys_flag, pull.commit_offset, pull.suspend_ms,
-        pull.sub_version, pull.expression_type, pull.expression, pull.epoch, pull.lock_epoch,
-    ])  # fmt: skip
+    return _pack(
+        [
+            pull.group,
+            pull.topic,
+            pull.queue_id,
+            pull.offset,
+            pull.count_max,
+            pull.bytes_max,
+            pull.sys_flag,
+            pull.commit_offset,
+            pull.suspend_ms,
+            pull.sub_version,
+            pull.expression_type,
+            pull.expression,
+            pull.epoch,
+            pull.lock_epoch,
+        ]
+    )
 
 
 def unpack_pull(body: Body) -> PullRecords:
     """Reads what ``pack_pull`` wrote; types and signs are checked."""
-    return PullRecords(*_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int, int)))
+    return PullRecords(
+        *_unpack(body, (str, str, int, int, int, int, int, int, int, int, str, None, int, int))
+    )
 
 
 def pack_scan(scan: ScanRecords) -> bytes:
@@ -161,28 +189,55 @@ def unpack_scan(body: Body) -> ScanRecords:
 
 
 def pack_pull_answer(  # noqa: PLR0913 - the answer's fields in their order on the wire
-    next_offset: int, low: int, high: int, epoch: int, suggested_broker: int, sizes: Sizes | None = None, parts: Sequence[Buffer] = ()
+    next_offset: int,
+    low: int,
+    high: int,
+    epoch: int,
+    suggested_broker: int,
+    sizes: Sizes | None = None,
+    parts: Sequence[Buffer] = (),
 ) -> tuple[Buffer, ...]:
-    """Answer body of PULL_RECORDS and SCAN_RECORDS. ``parts``: the records, back to back; they stay where they are."""
+    """Answer body of PULL_RECORDS and SCAN_RECORDS. ``parts``: the records, back to back; they stay
+    where they are.
+    """
     count = 0 if sizes is None else len(sizes)
     head = _PULL_ANSWER.pack(next_offset, low, high, epoch, suggested_broker, count)
     return (head,) if sizes is None else (head, _size_bytes(sizes), *parts)
 
 
-def pack_found(next_offset: int, low: int, epoch: int, suggested_broker: int, sizes: Sequence[int] | Lengths, records: bytes) -> bytes:  # noqa: PLR0913 - as above
-    """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than ``FEW`` records."""
-    return _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes)) + _FEW_SIZES[len(sizes)].pack(*sizes) + records
+def pack_found(
+    next_offset: int,
+    low: int,
+    epoch: int,
+    suggested_broker: int,
+    sizes: Sequence[int] | Lengths,
+    records: bytes,
+) -> bytes:  # noqa: PLR0913 - as above
+    """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than
+    ``FEW`` records.
+    """
+    return (
+        _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes))
+        + _FEW_SIZES[len(sizes)].pack(*sizes)
+        + records
+    )
 
 
 def unpack_pull_answer(body: Body) -> PullAnswer[Sizes]:
     """Reads what ``pack_pull_answer`` wrote."""
     answer = unpack_pulled(body)
     sizes = answer.sizes
-    return PullAnswer(*answer[:5], np.array(sizes, _SIZE_TYPE) if isinstance(sizes, tuple) else sizes, answer.records)
+    return PullAnswer(
+        *answer[:5],
+        np.array(sizes, _SIZE_TYPE) if isinstance(sizes, tuple) else sizes,
+        answer.records,
+    )
 
 
 def unpack_pulled(body: Body) -> PullAnswer[Lengths]:
-    """The same as consumers read it, many times a second: without an array of a few sizes, which costs more than the rest of a small answer."""
+    """The same as consumers read it, many times a second: without an array of a few sizes, which
+    costs more than the rest of a small answer.
+    """
     view = _view(body)
     if len(view) < _PULL_ANSWER.size:
         raise MalformedFrame(f"answer to a pull of {len(view)} bytes; {_PULL_ANSWER.size} at least")
@@ -195,7 +250,10 @@ def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int
     """(where the records begin, their lengths)."""
     start = at + 4 * count
     if not count_min <= count <= RECORDS_MAX or start > len(view):
-        raise MalformedFrame(f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} with a size each may be in it")
+        raise MalformedFrame(
+            f"{count} records in a body of {len(view)} bytes; {count_min} to {RECORDS_MAX} "
+            f"with a size each may be in it"
+        )
     sizes: Lengths
     if count < FEW:
         sizes = few = _FEW_SIZES[count].unpack_from(view, at)
@@ -206,7 +264,10 @@ def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int
     if smallest < RECORD_BYTES_MIN:
         raise MalformedFrame(f"a record of {smallest} bytes; {RECORD_BYTES_MIN} at least")
     if total != len(view) - start:
-        raise MalformedFrame(f"{count} records of {total} bytes in all, but {len(view) - start} bytes follow their sizes")
+        raise MalformedFrame(
+            f"{count} records of {total} bytes in all, but {len(view) - start} bytes follow "
+            f"their sizes"
+        )
     return start, sizes
 
 
@@ -224,9 +285,13 @@ def _pack(values: list[Any]) -> bytes:
 
 
 def _unpack(body: Body, types: tuple[type | None, ...]) -> list[Any]:
-    """A list of values of these types (None = text or nil); integers from 0 on, but -1 stands for 'none' in offsets."""
+    """A list of values of these types (None = text or nil); integers from 0 on, but -1 stands for
+    'none' in offsets.
+    """
     try:
-        values = msgpack.unpackb(_view(body), max_array_len=len(types), max_map_len=0, max_ext_len=0)
+        values = msgpack.unpackb(
+            _view(body), max_array_len=len(types), max_map_len=0, max_ext_len=0
+        )
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise MalformedFrame(f"request body is not msgpack: {error}") from None
     if not isinstance(values, list) or len(values) != len(types):
@@ -236,5 +301,7 @@ def _unpack(body: Body, types: tuple[type | None, ...]) -> list[Any]:
         if wanted is int and fits:
             fits = -1 <= value < 1 << 63
         if not fits:
-            raise MalformedFrame(f"value {index} of the request body is {type(value).__name__}, or out of range")
+            raise MalformedFrame(
+                f"value {index} of the request body is {type(value).__name__}, or out of range"
+            )
     return values

@@ -9,8 +9,9 @@
                    answer   msgpack {"timer": [due ms, offset, first, cancel from], "end": the log's end, "versions": [topics' counter, time, groups' counter,
                            time]}: what a slave keeps besides RocketMQ's four tables; what the tables say was done lies below that end
 
-All integers big-endian. Decides the layout and its limits. Called by ``server.replication.replication`` and ``server.replication.replica``. Invariants: pure; the bytes of
-the log are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing else.
+All integers big-endian. Decides the layout and its limits. Called by
+``server.replication.replication`` and ``server.replication.replica``. Invariants: pure; the bytes
+of the log are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _INT_MAX = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class FollowLog:
-    """A slave that wants to follow: ``log``: whose copy it has, empty = none; (``tail_begin``, ``tail_end``, ``tail_crc``): its log's last bytes."""
+    """A slave that wants to follow: ``log``: whose copy it has, empty = none; (``tail_begin``,
+    ``tail_end``, ``tail_crc``): its log's last bytes.
+    """
 
     broker_id: int
     address: str
@@ -57,7 +60,9 @@ class LogLineage:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """One poll, which is an acknowledgement too: the slave has the log up to ``written``, on its disk up to ``flushed``."""
+    """One poll, which is an acknowledgement too: the slave has the log up to ``written``, on its
+    disk up to ``flushed``.
+    """
 
     epoch: int
     offset: int
@@ -70,7 +75,9 @@ class Replicate:
 
 
 class LogPiece(NamedTuple):
-    """Bytes of the log from ``offset`` on; where the master's log ends and up to where it is confirmed; what in the piece is broken there, too."""
+    """Bytes of the log from ``offset`` on; where the master's log ends and up to where it is
+    confirmed; what in the piece is broken there, too.
+    """
 
     offset: int
     end: int
@@ -92,15 +99,34 @@ def unpack_follow(body: Body) -> FollowLog:
 
 def pack_lineage(found: LogLineage) -> bytes:
     """Answer body of FOLLOW_LOG."""
-    return _packed([found.log, [list(entry) for entry in found.epochs], found.begin, found.segment_bytes, int(found.flush_counts)])
+    return _packed(
+        [
+            found.log,
+            [list(entry) for entry in found.epochs],
+            found.begin,
+            found.segment_bytes,
+            int(found.flush_counts),
+        ]
+    )
 
 
 def unpack_lineage(body: Body) -> LogLineage:
     """Reads what ``pack_lineage`` wrote."""
-    log, epochs, begin, segment_bytes, flush_counts = _list(body, (str, list, int, int, int), "an answer to FOLLOW_LOG")
-    if not all(isinstance(entry, list) and len(entry) == 2 and all(_is_offset(value) for value in entry) for entry in epochs):
+    log, epochs, begin, segment_bytes, flush_counts = _list(
+        body, (str, list, int, int, int), "an answer to FOLLOW_LOG"
+    )
+    if not all(
+        isinstance(entry, list) and len(entry) == 2 and all(_is_offset(value) for value in entry)
+        for entry in epochs
+    ):
         raise MalformedFrame("epochs must be [epoch, start]")
-    return LogLineage(log, tuple((epoch, start) for epoch, start in epochs), begin, segment_bytes, flush_counts != 0)
+    return LogLineage(
+        log,
+        tuple((epoch, start) for epoch, start in epochs),
+        begin,
+        segment_bytes,
+        flush_counts != 0,
+    )
 
 
 def pack_replicate(asked: Replicate) -> bytes:
@@ -127,11 +153,21 @@ def unpack_piece(body: Body) -> LogPiece:
         raise MalformedFrame(f"answer to REPLICATE of {len(view)} bytes; {_HEAD.size} at least")
     offset, end, confirmed, epoch, length = _HEAD.unpack_from(view)
     if not 0 <= length <= len(view) - _HEAD.size or min(offset, end, confirmed, epoch) < 0:
-        raise MalformedFrame(f"answer to REPLICATE with positions {offset}, {end}, {confirmed}, epoch {epoch} and {length} bytes of broken stretches")
+        raise MalformedFrame(
+            f"answer to REPLICATE with positions {offset}, {end}, {confirmed}, epoch {epoch} "
+            f"and {length} bytes of broken stretches"
+        )
     at = _HEAD.size + length
     broken: list[tuple[int, int, str]] = []
     for entry in _unpacked(view[_HEAD.size : at]) if length else ():
-        if not (isinstance(entry, list) and len(entry) == 3 and _is_offset(entry[0]) and _is_offset(entry[1]) and entry[1] and isinstance(entry[2], str)):
+        if not (
+            isinstance(entry, list)
+            and len(entry) == 3
+            and _is_offset(entry[0])
+            and _is_offset(entry[1])
+            and entry[1]
+            and isinstance(entry[2], str)
+        ):
             raise MalformedFrame("broken stretches must be [log offset, bytes, fault]")
         broken.append((entry[0], entry[1], entry[2]))
     return LogPiece(offset, end, confirmed, epoch, broken, view[at:])
@@ -144,10 +180,16 @@ def pack_state(timer: tuple[int, int, int, int], end: int, versions: tuple[int, 
 
 
 def unpack_state(body: Body) -> tuple[tuple[int, int, int, int], int, tuple[int, ...]]:
-    """Reads what ``pack_state`` wrote: the timer's progress, the log's end, versions of the tables of topics and groups (empty where none are told)."""
+    """Reads what ``pack_state`` wrote: the timer's progress, the log's end, versions of the tables
+    of topics and groups (empty where none are told).
+    """
     found = _unpacked(body, maps=8)
     timer = found.get("timer") if isinstance(found, dict) else None
-    if not isinstance(timer, list) or len(timer) != 4 or not all(isinstance(value, int) and -1 <= value < _INT_MAX for value in timer):
+    if (
+        not isinstance(timer, list)
+        or len(timer) != 4
+        or not all(isinstance(value, int) and -1 <= value < _INT_MAX for value in timer)
+    ):
         raise MalformedFrame("answer to REPLICA_STATE without the timer's progress")
     end = found.get("end", 0)
     if not _is_offset(end):
@@ -177,7 +219,9 @@ def _list(body: Body, types: tuple[type, ...], what: str) -> list[Any]:
         raise MalformedFrame(f"body of {what} is no list of {len(types)} values")
     for index, (value, wanted) in enumerate(zip(values, types, strict=True)):
         if type(value) is not wanted or (isinstance(value, int) and not -1 <= value < _INT_MAX):
-            raise MalformedFrame(f"value {index} of {what} is {type(value).__name__}, or out of range")
+            raise MalformedFrame(
+                f"value {index} of {what} is {type(value).__name__}, or out of range"
+            )
     return values
 
 

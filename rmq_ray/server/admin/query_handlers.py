@@ -1,6 +1,8 @@
-"""Finding messages and reading progress: 12, 33, 202, 203, 204, 208, 317-free administration of what is stored (remoting 3, 5; protocol-behaviour 23).
+"""Finding messages and reading progress: 12, 33, 202, 203, 204, 208, 317-free administration of
+what is stored (remoting 3, 5; protocol-behaviour 23).
 
-Decides: how many records a query returns. Key queries and statistics read the disk: they run beside the loop, and their answer comes later.
+Decides: how many records a query returns. Key queries and statistics read the disk: they run beside
+the loop, and their answer comes later.
 """
 
 from __future__ import annotations
@@ -12,13 +14,20 @@ from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, QueueStats
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import LANGUAGES, Command
-from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, ConsumeStatsHeader, ProducerGroupHeader, QueryMessageHeader, TopicHeader, ViewMessageHeader
-from rmq_ray.server.base.identity import Identity
+from rmq_ray.remoting.wire.headers import (
+    ConsumerGroupHeader,
+    ConsumeStatsHeader,
+    ProducerGroupHeader,
+    QueryMessageHeader,
+    TopicHeader,
+    ViewMessageHeader,
+)
 from rmq_ray.server.base.deferred_response import AnswerFrom
-from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.tables.offset_table import OffsetTable
+from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.store_times import store_ms_at
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -30,7 +39,14 @@ class QueryHandlers:
     """See the module."""
 
     def __init__(
-        self, keeper: StoreKeeper, identity: Identity, topics: TopicTable, offsets: OffsetTable, members: Membership, answer_from: AnswerFrom, clock: Clock
+        self,
+        keeper: StoreKeeper,
+        identity: Identity,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        members: Membership,
+        answer_from: AnswerFrom,
+        clock: Clock,
     ) -> None:
         self._clock = clock
         self._keeper = keeper
@@ -48,11 +64,23 @@ class QueryHandlers:
 
         def answer(records: list[bytes]) -> Command:
             if not records:
-                return command.answer(ResponseCode.QUERY_NOT_FOUND, {}, remark="can not find message, maybe time range not correct")
-            fields = {"indexLastUpdateTimestamp": str(self._clock.now_ms()), "indexLastUpdatePhyoffset": str(store.visible_offset)}
+                return command.answer(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    {},
+                    remark="can not find message, maybe time range not correct",
+                )
+            fields = {
+                "indexLastUpdateTimestamp": str(self._clock.now_ms()),
+                "indexLastUpdatePhyoffset": str(store.visible_offset),
+            }
             return command.answer(fields=fields, body=tuple(records))
 
-        self._later(command, peer, lambda: store.query(header.topic, header.key, count, header.begin_ms, header.end_ms), answer)
+        self._later(
+            command,
+            peer,
+            lambda: store.query(header.topic, header.key, count, header.begin_ms, header.end_ms),
+            answer,
+        )
 
     def by_id(self, command: Command, peer: Peer) -> None:
         """33: the record at a physical offset."""
@@ -61,7 +89,11 @@ class QueryHandlers:
 
         def answer(record: bytes | None) -> Command:
             if record is None:
-                return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"can not find message by the offset, {offset}")
+                return command.answer(
+                    ResponseCode.SYSTEM_ERROR,
+                    {},
+                    remark=f"can not find message by the offset, {offset}",
+                )
             return command.answer(fields={}, body=record)
 
         self._later(command, peer, lambda: store.record_at(offset), answer)
@@ -79,10 +111,19 @@ class QueryHandlers:
             found = {}
             for queue_id in queues:
                 low, high = store.bounds(topic, queue_id)
-                found[MessageQueue(topic, broker, queue_id)] = QueueStats(low, high, max(0, store_ms_at(store, topic, queue_id, high - 1)) if high > low else 0)
+                found[MessageQueue(topic, broker, queue_id)] = QueueStats(
+                    low,
+                    high,
+                    max(0, store_ms_at(store, topic, queue_id, high - 1)) if high > low else 0,
+                )
             return found
 
-        self._later(command, peer, read, lambda found: command.answer(body=bodies_admin.encode_topic_stats(found)))
+        self._later(
+            command,
+            peer,
+            read,
+            lambda found: command.answer(body=bodies_admin.encode_topic_stats(found)),
+        )
 
     def consume_stats(self, command: Command, peer: Peer) -> None:
         """208: how far a group is, per queue; without a topic all that it consumes."""
@@ -93,33 +134,62 @@ class QueryHandlers:
         for topic in topics:
             config = self._topics.get(topic)
             for queue_id in range(config.read_queues if config else 0):
-                plan.append((topic, queue_id, self._offsets.query(topic, header.consumer_group, queue_id) or 0))
+                plan.append(
+                    (
+                        topic,
+                        queue_id,
+                        self._offsets.query(topic, header.consumer_group, queue_id) or 0,
+                    )
+                )
 
         def read() -> dict[MessageQueue, Progress]:
             found = {}
             for topic, queue_id, offset in plan:
                 last_ms = store_ms_at(store, topic, queue_id, offset - 1) if offset > 0 else 0
-                found[MessageQueue(topic, broker, queue_id)] = Progress(store.bounds(topic, queue_id)[1], offset, max(0, last_ms))
+                found[MessageQueue(topic, broker, queue_id)] = Progress(
+                    store.bounds(topic, queue_id)[1], offset, max(0, last_ms)
+                )
             return found
 
-        self._later(command, peer, read, lambda found: command.answer(body=bodies_admin.encode_consume_stats(found)))
+        self._later(
+            command,
+            peer,
+            read,
+            lambda found: command.answer(body=bodies_admin.encode_consume_stats(found)),
+        )
 
     def consumers(self, command: Command, peer: Peer) -> Command:
         """203: connections of a consumer group; 206 when nobody is there."""
         name = ConsumerGroupHeader.from_fields(command.fields).consumer_group
         group = self._members.consumers.find(name)
         if group is None:
-            return command.answer(ResponseCode.CONSUMER_NOT_ONLINE, {}, remark=f"the consumer group[{name}] not online")
+            return command.answer(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                {},
+                remark=f"the consumer group[{name}] not online",
+            )
         clients = [_connection(peer, client) for peer, client in group.channels.items()]
-        told = bodies_admin.encode_consumer_connections(clients, group.consume_type, group.model, group.from_where, group.subscriptions, group.conflicts())
+        told = bodies_admin.encode_consumer_connections(
+            clients,
+            group.consume_type,
+            group.model,
+            group.from_where,
+            group.subscriptions,
+            group.conflicts(),
+        )
         return command.answer(body=told)
 
     def producers(self, command: Command, peer: Peer) -> Command:
         """204: connections of a producer group; 1 without any."""
         name = ProducerGroupHeader.from_fields(command.fields).producer_group
-        clients = [_connection(peer, client) for peer, client in self._members.producers.channels(name).items()]
+        clients = [
+            _connection(peer, client)
+            for peer, client in self._members.producers.channels(name).items()
+        ]
         if not clients:
-            return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"the producer group[{name}] not exist")
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR, {}, remark=f"the producer group[{name}] not exist"
+            )
         return command.answer(body=bodies_admin.encode_producer_connections(clients))
 
     def _topics_of(self, group: str) -> list[str]:
@@ -138,5 +208,8 @@ def _connection(peer: object, client: object) -> ClientConnection:
     number = getattr(client, "language", 0)
     language = LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
     return ClientConnection(
-        str(getattr(client, "client_id", "")), f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', 0)}", language, getattr(client, "version", 0)
+        str(getattr(client, "client_id", "")),
+        f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', 0)}",
+        language,
+        getattr(client, "version", 0),
     )

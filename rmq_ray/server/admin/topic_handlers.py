@@ -1,7 +1,7 @@
 """Administration of topics and groups (remoting 5): 17, 21, 200, 201, 207, 215, 300, 305.
 
-Decides: what may be created or deleted. Does not decide how tables are saved: an answer leaves when the change is on disk
-(``after_save``). Called by the broker's table of handlers.
+Decides: what may be created or deleted. Does not decide how tables are saved: an answer leaves when
+the change is on disk (``after_save``). Called by the broker's table of handlers.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.topics import Permission, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
 from rmq_ray.server.base.config_saver import Saved
-from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.base.deferred_response import Answer
-from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.tables.group_table import GroupTable
+from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
 QUEUES_MAX = 4_096  # of one topic on one broker
@@ -36,9 +35,16 @@ class TopicHandlers:
     """``save_topics(then)`` and ``save_groups(then)`` write the tables."""
 
     def __init__(  # noqa: PLR0913 - what administration touches
-        self, keeper: StoreKeeper, topics: TopicTable, groups: GroupTable, offsets: OffsetTable, members: Membership,
-        save_topics: Save, save_groups: Save, answer: Answer,
-    ) -> None:  # fmt: skip
+        self,
+        keeper: StoreKeeper,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        members: Membership,
+        save_topics: Save,
+        save_groups: Save,
+        answer: Answer,
+    ) -> None:
         self._keeper = keeper
         self._topics = topics
         self._groups = groups
@@ -54,13 +60,25 @@ class TopicHandlers:
         _check_user_topic(self._topics, header.topic)
         if not (0 <= header.read_queues <= QUEUES_MAX and 0 <= header.write_queues <= QUEUES_MAX):
             raise Refused(
-                f"topic {header.topic}: {header.read_queues} read and {header.write_queues} write queues; 0 to {QUEUES_MAX} are possible",
+                f"topic {header.topic}: {header.read_queues} read and {header.write_queues} "
+                f"write queues; 0 to {QUEUES_MAX} are possible",
                 ResponseCode.SYSTEM_ERROR,
             )
         if header.permission & ~PERMISSIONS:
-            raise Refused(f"topic {header.topic}: permission {header.permission} has unknown bits", ResponseCode.SYSTEM_ERROR)
+            raise Refused(
+                f"topic {header.topic}: permission {header.permission} has unknown bits",
+                ResponseCode.SYSTEM_ERROR,
+            )
         self._topics.put(
-            TopicConfig(header.topic, header.read_queues, header.write_queues, header.permission, header.filter_type, header.sys_flag or 0, header.order)
+            TopicConfig(
+                header.topic,
+                header.read_queues,
+                header.write_queues,
+                header.permission,
+                header.filter_type,
+                header.sys_flag or 0,
+                header.order,
+            )
         )
         self._save_topics(lambda error: self._saved(command, peer, error))
 
@@ -69,11 +87,15 @@ class TopicHandlers:
         return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot()))
 
     def delete_topic(self, command: Command, peer: Peer) -> None:
-        """215: the topic, its queues and its groups' offsets; the log keeps its records. Fine when it does not exist."""
+        """215: the topic, its queues and its groups' offsets; the log keeps its records. Fine when
+        it does not exist.
+        """
         topic = TopicHeader.from_fields(command.fields).topic
         check_topic(topic)
         if self._topics.is_system(topic):
-            raise Refused(f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR)
+            raise Refused(
+                f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR
+            )
         self._topics.delete(topic)
         self._offsets.forget_topic(topic)
 
@@ -110,7 +132,10 @@ class TopicHandlers:
         """207: the settings, and the offsets where asked."""
         header = DeleteGroupHeader.from_fields(command.fields)
         if is_system_group(header.group_name):
-            raise Refused(f"group {header.group_name} belongs to the system and stays", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"group {header.group_name} belongs to the system and stays",
+                ResponseCode.NO_PERMISSION,
+            )
         self._groups.delete(header.group_name)
         if header.remove_offset:
             self._offsets.forget_group(header.group_name)
@@ -121,7 +146,9 @@ class TopicHandlers:
             self._answer(command, peer, lambda: command.answer(fields={}))
         else:
             remark = f"the change is in memory, its file could not be written: {error}"
-            self._answer(command, peer, lambda: command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=remark))
+            self._answer(
+                command, peer, lambda: command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=remark)
+            )
 
 
 def _check_user_topic(topics: TopicTable, topic: str) -> None:
@@ -130,4 +157,6 @@ def _check_user_topic(topics: TopicTable, topic: str) -> None:
     except RmqError as error:
         raise Refused(error.message, ResponseCode.SYSTEM_ERROR) from error
     if topics.is_system(topic):
-        raise Refused(f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR)
+        raise Refused(
+            f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR
+        )

@@ -1,6 +1,8 @@
-"""Which reads leave the loop: those that lie so far behind the log's end that the page cache may not have them.
+"""Which reads leave the loop: those that lie so far behind the log's end that the page cache may
+not have them.
 
-Decides by distance alone, as RocketMQ does (its 40 % of RAM), with a fixed and smaller bound. Called by pulls and send-back.
+Decides by distance alone, as RocketMQ does (its 40 % of RAM), with a fixed and smaller bound.
+Called by pulls and send-back.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 from rmq_ray.store.front.message_store import MessageStore
 
 WARM_BYTES = 256 << 20  # the newest part of the log counts as being in memory
-TAIL_RECORDS = 1_024  # a pull this close to its queue's end is not looked at further: nearly all are
+TAIL_RECORDS = (
+    1_024  # a pull this close to its queue's end is not looked at further: nearly all are
+)
 
 
 def is_cold(store: MessageStore, log_offset: int) -> bool:
@@ -17,7 +21,9 @@ def is_cold(store: MessageStore, log_offset: int) -> bool:
 
 
 def is_cold_pull(store: MessageStore, topic: str, queue_id: int, offset: int) -> bool:
-    """Whether a pull from queue offset ``offset`` may wait for a disk; cheap for consumers that keep up."""
+    """Whether a pull from queue offset ``offset`` may wait for a disk; cheap for consumers that
+    keep up.
+    """
     if store.end_offset <= WARM_BYTES or store.bounds(topic, queue_id)[1] - offset <= TAIL_RECORDS:
         return False
     log_offset = store.log_offset_of(topic, queue_id, offset)

@@ -1,7 +1,8 @@
 """Writes a table to its file beside the loop: one write at a time, changes in between are joined.
 
-Decides: when the next write starts, and who may be told that his change is on disk. Does not decide the format (``store.io.config_files``).
-Called by the topic, group, offset and delay tables of a broker.
+Decides: when the next write starts, and who may be told that his change is on disk. Does not decide
+the format (``store.io.config_files``). Called by the topic, group, offset and delay tables of a
+broker.
 
 Invariant: a callback given to ``save`` runs only after a write that began after the call has ended.
 """
@@ -23,7 +24,9 @@ Saved = Callable[[Exception | None], None]
 class ConfigSaver(Generic[S]):
     """``snapshot`` is taken in the loop, ``write`` runs in a thread."""
 
-    def __init__(self, name: str, snapshot: Callable[[], S], write: Callable[[S], None], offload: Offload) -> None:
+    def __init__(
+        self, name: str, snapshot: Callable[[], S], write: Callable[[S], None], offload: Offload
+    ) -> None:
         self._name = name
         self._snapshot = snapshot
         self._write = write
@@ -34,7 +37,9 @@ class ConfigSaver(Generic[S]):
         self.failures = 0
 
     def save(self, then: Saved | None = None) -> None:
-        """Write the table as it is now. ``then(None)`` when it is on disk, ``then(error)`` when it could not be written."""
+        """Write the table as it is now. ``then(None)`` when it is on disk, ``then(error)`` when it
+        could not be written.
+        """
         if then is not None:
             self._waiting.append(then)
         if self._running:
@@ -51,7 +56,9 @@ class ConfigSaver(Generic[S]):
         snapshot, told = self._snapshot(), self._waiting
         self._waiting = []
         try:
-            self._offload.submit(lambda: self._write(snapshot), lambda outcome: self._ended(outcome, told))
+            self._offload.submit(
+                lambda: self._write(snapshot), lambda outcome: self._ended(outcome, told)
+            )
         except RmqError as error:
             self._ended(error, told)
 

@@ -1,4 +1,6 @@
-"""Counts of one broker since its start: what status, runtime info and tests read. Plain integers, one attribute each."""
+"""Counts of one broker since its start: what status, runtime info and tests read. Plain integers,
+one attribute each.
+"""
 
 from __future__ import annotations
 

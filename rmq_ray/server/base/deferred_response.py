@@ -1,4 +1,6 @@
-"""Answers that come after ``handle`` returned: how handlers ask for it. Implemented by ``broker_core.BrokerCore``."""
+"""Answers that come after ``handle`` returned: how handlers ask for it. Implemented by
+``broker_core.BrokerCore``.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,15 @@ Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
 class AnswerFrom(Protocol):
     """Read beside the loop, answer in it."""
 
-    def __call__(self, command: Command, peer: Peer, read: Callable[[], Any], build: Callable[[Any], Command | None]) -> None:
-        """``read`` runs in a thread; the answer is what ``build`` makes of its result, or the refusal that either raises.
+    def __call__(
+        self,
+        command: Command,
+        peer: Peer,
+        read: Callable[[], Any],
+        build: Callable[[Any], Command | None],
+    ) -> None:
+        """``read`` runs in a thread; the answer is what ``build`` makes of its result, or the
+        refusal that either raises.
 
         Raises ``BrokerBusy`` when too much waits already.
         """

@@ -11,7 +11,9 @@ _WRITE, _READ = int(Permission.WRITE), int(Permission.READ)
 
 @dataclass(slots=True)
 class Identity:
-    """``address``: ``host:port`` as name servers tell it, empty before it listens. ``permission``: brokerPermission."""
+    """``address``: ``host:port`` as name servers tell it, empty before it listens. ``permission``:
+    brokerPermission.
+    """
 
     name: str
     broker_id: int

@@ -1,7 +1,9 @@
-"""Where a party listens: a port chosen once, kept beside its state, and bound again after a restart.
+"""Where a party listens: a port chosen once, kept beside its state, and bound again after a
+restart.
 
-Clients that lost their connection try the old address first, so a broker that is back after a kill is found without any
-name server. Free ports are taken outside the kernel's ephemeral range and outside the ports of Ray's workers.
+Clients that lost their connection try the old address first, so a broker that is back after a kill
+is found without any name server. Free ports are taken outside the kernel's ephemeral range and
+outside the ports of Ray's workers.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.model.ids import Address
 from rmq_ray.files import FileSystem
+from rmq_ray.model.ids import Address
 
 log = logging.getLogger("rmq_ray.server")
-PORTS = range(20_000, 32_000)  # Linux gives 32768 and up to outgoing connections; Ray's workers sit below 20000
+PORTS = range(
+    20_000, 32_000
+)  # Linux gives 32768 and up to outgoing connections; Ray's workers sit below 20000
 TRIES_MAX = 64
 
 
@@ -29,11 +33,21 @@ class Listens(Protocol):
         ...
 
 
-async def listen(listener: Listens, host: str, configured: int, kept_in: str | None, files: FileSystem, *, must_keep: bool = False) -> Address:
-    """Bind ``configured``, else the port written in the file ``kept_in``, else a free one, which is then written there.
+async def listen(
+    listener: Listens,
+    host: str,
+    configured: int,
+    kept_in: str | None,
+    files: FileSystem,
+    *,
+    must_keep: bool = False,
+) -> Address:
+    """Bind ``configured``, else the port written in the file ``kept_in``, else a free one, which is
+    then written there.
 
-    Raises ``ConfigError`` where a configured port is taken or the host is not this machine's. A kept port that somebody
-    else took meanwhile is given up for a new one, with a warning; with ``must_keep`` that is a ``ConfigError``, too.
+    Raises ``ConfigError`` where a configured port is taken or the host is not this machine's. A
+    kept port that somebody else took meanwhile is given up for a new one, with a warning; with
+    ``must_keep`` that is a ``ConfigError``, too.
     """
     if configured:
         return await _bind(listener, host, configured)
@@ -58,7 +72,11 @@ async def _bind_any(listener: Listens, host: str) -> Address:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise _cannot(host, port, error) from error
-    raise ConfigError(f"no free port among {TRIES_MAX} tried on {host} between {PORTS.start} and {PORTS.stop}: configure one", host)
+    raise ConfigError(
+        f"no free port among {TRIES_MAX} tried on {host} between {PORTS.start} and "
+        f"{PORTS.stop}: configure one",
+        host,
+    )
 
 
 async def _bind(listener: Listens, host: str, port: int) -> Address:
@@ -69,7 +87,11 @@ async def _bind(listener: Listens, host: str, port: int) -> Address:
 
 
 def _cannot(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another port, or an address of this machine", f"{host}:{port}")
+    return ConfigError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}; give another port, or "
+        f"an address of this machine",
+        f"{host}:{port}",
+    )
 
 
 def _read(path: str | None, files: FileSystem) -> int | None:

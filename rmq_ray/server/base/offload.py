@@ -1,9 +1,12 @@
-"""Work that must not stop the event loop: fsync, recovery, cold reads, key queries, deletion of files.
+"""Work that must not stop the event loop: fsync, recovery, cold reads, key queries, deletion of
+files.
 
-Decides: how much such work may wait (a limit, then ``BrokerBusy``) and that results come back in the loop. Does not decide what
-is slow: handlers do. Handlers see the small ``Offload`` protocol, so that tests run the same code at once, without threads.
+Decides: how much such work may wait (a limit, then ``BrokerBusy``) and that results come back in
+the loop. Does not decide what is slow: handlers do. Handlers see the small ``Offload`` protocol, so
+that tests run the same code at once, without threads.
 
-Invariant: ``done`` and ``post`` run in the loop; an exception out of them is fatal (reported to ``on_fatal``), never lost.
+Invariant: ``done`` and ``post`` run in the loop; an exception out of them is fatal (reported to
+``on_fatal``), never lost.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ class Offload(Protocol):
     """Runs work beside the loop."""
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
-        """Run ``work`` in a thread, then ``done(result or exception)`` in the loop. Raises ``BrokerBusy`` when too much waits."""
+        """Run ``work`` in a thread, then ``done(result or exception)`` in the loop. Raises
+        ``BrokerBusy`` when too much waits.
+        """
         ...
 
     def post(self, call: Callable[[], None]) -> None:
@@ -37,12 +42,23 @@ class Offload(Protocol):
 class ThreadOffload:
     """A few daemon threads with a bounded queue. Built in the loop; closed with ``close``."""
 
-    def __init__(self, name: str, on_fatal: Callable[[object], None], threads: int = 3, waiting_max: int = 256) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_fatal: Callable[[object], None],
+        threads: int = 3,
+        waiting_max: int = 256,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_fatal = on_fatal
         self._closed = False
-        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any]] | None] = queue.Queue(waiting_max)
-        self._threads = [threading.Thread(target=self._run, name=f"{name}-offload-{i}", daemon=True) for i in range(threads)]
+        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any]] | None] = queue.Queue(
+            waiting_max
+        )
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-offload-{i}", daemon=True)
+            for i in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -51,7 +67,9 @@ class ThreadOffload:
         try:
             self._work.put_nowait((work, done))
         except queue.Full:
-            raise BrokerBusy(f"{self._work.maxsize} slow requests wait already; try again") from None
+            raise BrokerBusy(
+                f"{self._work.maxsize} slow requests wait already; try again"
+            ) from None
 
     def post(self, call: Callable[[], None]) -> None:
         """See ``Offload.post``; nothing happens once the loop is closed."""
@@ -62,7 +80,9 @@ class ThreadOffload:
                 raise
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Await ``work`` done in a thread; its exception is raised here. ``BrokerBusy`` behind ``close``, too: nobody would do it."""
+        """Await ``work`` done in a thread; its exception is raised here. ``BrokerBusy`` behind
+        ``close``, too: nobody would do it.
+        """
         if self._closed:
             raise BrokerBusy("the threads of this broker have ended; send again")
         future: asyncio.Future[T] = self._loop.create_future()
@@ -107,5 +127,5 @@ class ThreadOffload:
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - a surprise in the loop ends the process in the actor shell
+        except Exception as error:  # noqa: BLE001
             self._on_fatal(error)

@@ -1,4 +1,6 @@
-"""Messages a second over the last 10 s, 1 min and 10 min, as RocketMQ's tools print them: ``"12.5 10.0 9.1"``."""
+"""Messages a second over the last 10 s, 1 min and 10 min, as RocketMQ's tools print them: ``"12.5
+10.0 9.1"``.
+"""
 
 from __future__ import annotations
 
@@ -39,5 +41,7 @@ class PutRate:
         found = []
         for seconds in WINDOWS_S:
             span = min(seconds, len(samples) - 1)
-            found.append((samples[-1][column] - samples[-1 - span][column]) / span if span > 0 else 0.0)
+            found.append(
+                (samples[-1][column] - samples[-1 - span][column]) / span if span > 0 else 0.0
+            )
         return " ".join(f"{rate:.1f}" for rate in found)

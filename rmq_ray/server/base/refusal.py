@@ -1,4 +1,6 @@
-"""A request that a handler refuses with a response code of its own choice; the broker's ``handle`` turns it into the answer."""
+"""A request that a handler refuses with a response code of its own choice; the broker's ``handle``
+turns it into the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
-"""The life of a broker's store: opened and recovered beside the loop, served from, given up at the first failed write, opened again.
+"""The life of a broker's store: opened and recovered beside the loop, served from, given up at the
+first failed write, opened again.
 
     STARTING ──open, recover──> SERVING ──write or fsync failed──> FAILED ──re-read──> SERVING
         │                                                            │
         └──in use, disk failed: again after a pause                  └──disk still bad: again after a pause
         └──missing, foreign, corrupt, unwritable──> BROKEN           any ──stop──> CLOSED
 
-Decides: whether there is a store to serve from, and what callers are told when there is none. Does not decide how recovery works
-(``store.recovery.recovery``) or what becomes of waiting sends (the broker's ``on_lost``).
+Decides: whether there is a store to serve from, and what callers are told when there is none. Does
+not decide how recovery works (``store.recovery.recovery``) or what becomes of waiting sends (the
+broker's ``on_lost``).
 
-Invariants: ``store`` is None unless SERVING; a store that failed is never written again, only a freshly recovered one is; the thread
-that recovers touches nothing of the broker.
+Invariants: ``store`` is None unless SERVING; a store that failed is never written again, only a
+freshly recovered one is; the thread that recovers touches nothing of the broker.
 """
 
 from __future__ import annotations
@@ -19,14 +21,24 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed, StoreFull, StoreInUse, StoreNotReady, StoreUnreadable
+from rmq_ray.errors import (
+    BrokerBusy,
+    RmqError,
+    StoreFailed,
+    StoreFull,
+    StoreInUse,
+    StoreNotReady,
+    StoreUnreadable,
+)
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.store.front.message_store import MessageStore, StoreState
 
 log = logging.getLogger("rmq_ray.server")
 RETRY_MS = 2_000  # between attempts to open a store that may come back by itself
 TRANSIENT = (StoreInUse, StoreFailed, StoreFull)
-IN_USE_TRIES = 2  # of a first start: somebody else has the store; a restarted broker waits on, its predecessor is going away
+# of a first start: somebody else has the store; a restarted broker waits on, its predecessor is
+# going away
+IN_USE_TRIES = 2
 
 
 class KeeperState(Enum):
@@ -40,7 +52,8 @@ class KeeperState(Enum):
 
 
 class StoreKeeper:
-    """One store. ``make`` builds it unopened, ``prepare`` reads what else the broker needs of the directory; both run in a thread.
+    """One store. ``make`` builds it unopened, ``prepare`` reads what else the broker needs of the
+    directory; both run in a thread.
 
     ``on_serving(store)`` and ``on_lost()`` run in the loop, just before and after it serves.
     """
@@ -74,17 +87,36 @@ class StoreKeeper:
         self.reopens = True
         """Whether a store that failed is opened again here; a deposed master's is not."""
         self.covered: Callable[[int], int] = lambda log_offset: log_offset
-        """How much of the log, below what is on disk, may stand behind a progress that is saved: what the next master has, too."""
+        """How much of the log, below what is on disk, may stand behind a progress that is saved:
+        what the next master has, too.
+        """
         self.last_recovery: Any = None
 
-    def start(self, create: bool, identity: str | None, on_durable: Callable[[], None], on_broken: Callable[[RmqError], None]) -> None:
-        """Begin to open. In the loop: ``on_durable()`` after the log became durable further on, ``on_broken(error)`` when it is given up."""
-        self._create, self._identity, self._on_durable, self._on_broken = create, identity, on_durable, on_broken
+    def start(
+        self,
+        create: bool,
+        identity: str | None,
+        on_durable: Callable[[], None],
+        on_broken: Callable[[RmqError], None],
+    ) -> None:
+        """Begin to open. In the loop: ``on_durable()`` after the log became durable further on,
+        ``on_broken(error)`` when it is given up.
+        """
+        self._create, self._identity, self._on_durable, self._on_broken = (
+            create,
+            identity,
+            on_durable,
+            on_broken,
+        )
         self._open()
 
     def tick(self, now_ms: float) -> None:
         """Try again where the cause may have gone; ``now_ms`` is monotonic."""
-        if self.state in (KeeperState.STARTING, KeeperState.FAILED) and not self._busy and (self.reopens or self.state is KeeperState.STARTING):
+        if (
+            self.state in (KeeperState.STARTING, KeeperState.FAILED)
+            and not self._busy
+            and (self.reopens or self.state is KeeperState.STARTING)
+        ):
             if self._retry_at_ms == 0.0:
                 self._retry_at_ms = now_ms + RETRY_MS
             elif now_ms >= self._retry_at_ms:
@@ -92,14 +124,17 @@ class StoreKeeper:
                 self._open()
 
     def check(self, error: Exception) -> None:
-        """Told of every error that a request met: the one that means a failed log ends the serving. A bad sector does not: whoever reads it
-        would stop the broker for everybody, again and again.
+        """Told of every error that a request met: the one that means a failed log ends the serving.
+        A bad sector does not: whoever reads it would stop the broker for everybody, again and
+        again.
         """
         if isinstance(error, StoreFailed) and not isinstance(error, StoreUnreadable):
             self.failed(error)
 
     def failed(self, error: RmqError) -> None:
-        """A write or fsync of the serving store failed: stop serving, read the disk again. Callable more than once."""
+        """A write or fsync of the serving store failed: stop serving, read the disk again. Callable
+        more than once.
+        """
         store = self.store
         if store is None:
             return
@@ -111,8 +146,9 @@ class StoreKeeper:
             self._open()
 
     def close(self) -> MessageStore | None:
-        """Stop serving for good; the store, to be shut down by the caller in a thread. None while a thread opens it: it is shut down
-        when that thread has ended, so that nobody writes without the lock.
+        """Stop serving for good; the store, to be shut down by the caller in a thread. None while a
+        thread opens it: it is shut down when that thread has ended, so that nobody writes without
+        the lock.
         """
         store, self.store, self.state = self.store or self._failed_store, None, KeeperState.CLOSED
         return None if self._busy else store

@@ -1,10 +1,12 @@
-"""A running broker: its port, its threads for slow work, its registration at name servers, its coroutine that makes time pass.
+"""A running broker: its port, its threads for slow work, its registration at name servers, its
+coroutine that makes time pass.
 
-Decides: the order of start and stop. Everything about requests is in ``broker_core``. Made by the actor shell, by tests and by tools, in
-a running event loop.
+Decides: the order of start and stop. Everything about requests is in ``broker_core``. Made by the
+actor shell, by tests and by tools, in a running event loop.
 
-    start: port (kept from the last run) -> requests are answered STILL_RECOVERING -> store recovered beside the loop -> registered, serving
-    stop:  sends refused, waiting sends answered -> unregistered -> held pulls answered -> log flushed, what still waits acknowledged
+    start: port (kept from the last run) -> requests are answered STILL_RECOVERING -> store
+    recovered beside the loop -> registered, serving stop:  sends refused, waiting sends answered ->
+    unregistered -> held pulls answered -> log flushed, what still waits acknowledged
            -> tables written -> port closed
 """
 
@@ -19,52 +21,64 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, StoreNotReady
+from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.reigns import Assignment, ReplicaReport
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.listen_port import listen
+from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.broker.broker_core import TICK_MS, BrokerCore
 from rmq_ray.server.broker.broker_roles import answer_wait_ms
 from rmq_ray.server.broker.drain import wind_down
-from rmq_ray.server.pull.hold_link import Hold, HoldLink, OnWake
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.listen_port import listen
-from rmq_ray.server.pull.local_hold import LocalHold
-from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.broker.role_transition import BrokerSeat, end_core
+from rmq_ray.server.pull.hold_link import Hold, HoldLink, OnWake
+from rmq_ray.server.pull.local_hold import LocalHold
 from rmq_ray.server.replication.leadership import NO_ID, Reign
 from rmq_ray.server.replication.replica import Replica
-from rmq_ray.server.broker.role_transition import BrokerSeat, end_core
-from rmq_ray.files import FileSystem
 
 log = logging.getLogger("rmq_ray.server")
 READ_THREADS = 2
 
 
 def _raise(reason: object) -> None:
-    log.critical("the broker met the unexpected: %s", reason, exc_info=reason if isinstance(reason, BaseException) else None)
+    log.critical(
+        "the broker met the unexpected: %s",
+        reason,
+        exc_info=reason if isinstance(reason, BaseException) else None,
+    )
 
 
 class Broker:
-    """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the process then. ``reign``: under a controller, which
-    says who is master; the role, the broker id and the core change then, the port stays.
+    """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the
+    process then. ``reign``: under a controller, which says who is master; the role, the broker id
+    and the core change then, the port stays.
     """
 
     def __init__(  # noqa: PLR0913 - what a broker is given
-        self, config: BrokerConfig, clock: Clock, credentials: Credentials, on_fatal: Callable[[object], None] = _raise, identity: str | None = None,
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        credentials: Credentials,
+        on_fatal: Callable[[object], None] = _raise,
+        identity: str | None = None,
         reign: Reign | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._clock = clock
         self._credentials = credentials
         self._on_fatal = on_fatal
         self._expected_identity = identity
         self._files = FileSystem()
-        self._who = Identity(config.broker_name, config.broker_id, config.cluster_name, boot_ms=clock.now_ms())
+        self._who = Identity(
+            config.broker_name, config.broker_id, config.cluster_name, boot_ms=clock.now_ms()
+        )
         self._core: BrokerCore | None = None
         self._offload: ThreadOffload | None = None
         self._reads: ThreadOffload | None = None
@@ -77,7 +91,15 @@ class Broker:
         self._host = ("", 0)
         if reign is not None:
             self._who.broker_id = NO_ID
-        self._listener = Listener(self, credentials, config.foreign, config.limits, clock, f"broker {config.broker_name}", config.busy_poll_us)
+        self._listener = Listener(
+            self,
+            credentials,
+            config.foreign,
+            config.limits,
+            clock,
+            f"broker {config.broker_name}",
+            config.busy_poll_us,
+        )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
 
@@ -87,7 +109,10 @@ class Broker:
         """See ``BrokerCore.handle``."""
         if self._core is None:
             if peer.trusted:
-                return command.answer(ResponseCode.STILL_RECOVERING, remark="the broker is starting, or changes its role; send again")
+                return command.answer(
+                    ResponseCode.STILL_RECOVERING,
+                    remark="the broker is starting, or changes its role; send again",
+                )
             raise StoreNotReady("the broker is starting, or changes its role; send again")
         return self._core.handle(command, peer)
 
@@ -99,16 +124,24 @@ class Broker:
     # --- life ---
 
     async def start(self, create: bool, identity: str | None = None) -> None:
-        """Listen at once, then open and recover; returns when the broker serves and name servers are being told.
+        """Listen at once, then open and recover; returns when the broker serves and name servers
+        are being told.
 
-        ``create``: an empty directory may become a new store. ``identity``: the store that must be there, None = any of this broker.
-        Raises ``ConfigError`` when it cannot listen, and the store's error when it
-        never will serve; it then still answers, with that error, until ``stop``. ``StoreNotReady`` when it is stopped meanwhile.
+        ``create``: an empty directory may become a new store. ``identity``: the store that must be
+        there, None = any of this broker. Raises ``ConfigError`` when it cannot listen, and the
+        store's error when it never will serve; it then still answers, with that error, until
+        ``stop``. ``StoreNotReady`` when it is stopped meanwhile.
         """
         config = self._config
         self._expected_identity = identity or self._expected_identity
         port_file = f"{config.store.path}/rmq_ray/port"
-        bound = await listen(self._listener, config.host, config.port, None if config.port else self._kept_port(port_file), self._files)
+        bound = await listen(
+            self._listener,
+            config.host,
+            config.port,
+            None if config.port else self._kept_port(port_file),
+            self._files,
+        )
         if self._stopped:
             await self._listener.close()
             raise _stopped_meanwhile()
@@ -122,7 +155,9 @@ class Broker:
         self._ticking.add_done_callback(self._ended)
         await self._recover(core, create)
         if not config.port and not self._stopped:
-            await self._offload.run(lambda: self._files.write_whole(port_file, str(bound.port).encode()))
+            await self._offload.run(
+                lambda: self._files.write_whole(port_file, str(bound.port).encode())
+            )
         if self._stopped:
             raise _stopped_meanwhile()
         if self._reign is not None:
@@ -134,15 +169,21 @@ class Broker:
     # --- under a controller ---
 
     async def attend(self, assignment: Assignment) -> ReplicaReport:
-        """Take what the controller decided; what follows from it runs by itself. Any order, repeats are harmless. Raises ``RmqError`` without a reign."""
+        """Take what the controller decided; what follows from it runs by itself. Any order, repeats
+        are harmless. Raises ``RmqError`` without a reign.
+        """
         return self._reigned().attend(assignment)
 
     async def fence(self, master_epoch: int) -> ReplicaReport:
-        """Follow nobody of a lower epoch and be master under none from now on; polls have stopped on return."""
+        """Follow nobody of a lower epoch and be master under none from now on; polls have stopped
+        on return.
+        """
         return await self._reigned().fence(master_epoch)
 
     async def hold_sends(self, master_epoch: int, for_ms: int) -> ReplicaReport:
-        """A master of that epoch appends nothing for ``for_ms``, or until another assignment: the report's ``end`` stays, slaves go on copying."""
+        """A master of that epoch appends nothing for ``for_ms``, or until another assignment: the
+        report's ``end`` stays, slaves go on copying.
+        """
         return self._reigned().hold_sends(master_epoch, for_ms)
 
     def report(self) -> ReplicaReport:
@@ -151,7 +192,10 @@ class Broker:
 
     def _reigned(self) -> Reign:
         if self._reign is None:
-            raise RmqError(f"broker {self._config.broker_name} was started without a controller; give it a reign")
+            raise RmqError(
+                f"broker {self._config.broker_name} was started without a controller; give "
+                f"it a reign"
+            )
         return self._reign
 
     @property
@@ -165,7 +209,9 @@ class Broker:
         return core, self._offload
 
     async def begin_core(self, broker_id: int, epoch: int | None) -> None:
-        """Another core: of a follower, or of the master of ``epoch``. Returns when it serves; name servers are being told then."""
+        """Another core: of a follower, or of the master of ``epoch``. Returns when it serves; name
+        servers are being told then.
+        """
         self._who.broker_id = broker_id
         await self._recover(self._make_core(epoch), False)
         if self._registration is not None:
@@ -195,8 +241,14 @@ class Broker:
     # --- the end ---
 
     async def registered(self, timeout_s: float) -> bool:
-        """Whether every name server knows this broker; waits for it, ``timeout_s`` at most. True without name servers."""
-        return self._registration is None or not self._config.name_servers or await self._registration.everywhere(timeout_s)
+        """Whether every name server knows this broker; waits for it, ``timeout_s`` at most. True
+        without name servers.
+        """
+        return (
+            self._registration is None
+            or not self._config.name_servers
+            or await self._registration.everywhere(timeout_s)
+        )
 
     async def stop(self) -> None:
         """See the drawing above. Raises the store's error when the log could not be flushed."""
@@ -204,7 +256,9 @@ class Broker:
             return
         self._stopped = True
         if self._core is not None and not self._who.is_slave:
-            await wind_down(self._who, self._core.acks.__len__, self._clock, answer_wait_ms(self._config))
+            await wind_down(
+                self._who, self._core.acks.__len__, self._clock, answer_wait_ms(self._config)
+            )
         if self._reign is not None:
             await self._reign.end()
         if self._registration is not None:
@@ -228,7 +282,11 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""
-        found: dict[str, Any] = {"state": "starting", "address": self._who.address} if self._core is None else self._core.status()
+        found: dict[str, Any] = (
+            {"state": "starting", "address": self._who.address}
+            if self._core is None
+            else self._core.status()
+        )
         found["connections"] = self._listener.connections
         if self._registration is not None:
             found["name_servers"] = self._registration.status()
@@ -237,7 +295,9 @@ class Broker:
     # --- parts ---
 
     def _kept_port(self, path: str) -> str | None:
-        """The file of the last run's port; ``None`` in a directory that is not a store yet (nothing is created there before the store is)."""
+        """The file of the last run's port; ``None`` in a directory that is not a store yet (nothing
+        is created there before the store is).
+        """
         return path if self._files.exists(path) else None
 
     async def _recover(self, core: BrokerCore, create: bool) -> None:
@@ -255,12 +315,23 @@ class Broker:
         await served
 
     def _make_core(self, epoch: int | None) -> BrokerCore:
-        """A core for the role that this broker has now; ``epoch``: which it begins as an elected master."""
+        """A core for the role that this broker has now; ``epoch``: which it begins as an elected
+        master.
+        """
         offload = self._offload
         assert offload is not None
         self._core = core = BrokerCore(
-            self._config, self._who, self._host, self._clock, offload, self._make_hold, self._files, self._reads, self._reign, epoch
-        )  # fmt: skip
+            self._config,
+            self._who,
+            self._host,
+            self._clock,
+            offload,
+            self._make_hold,
+            self._files,
+            self._reads,
+            self._reign,
+            epoch,
+        )
         core.pulls.parked.hold.start()
         if self._registration is not None:
             core.tables.on_topics = self._registration.changed
@@ -268,22 +339,48 @@ class Broker:
 
     def _register(self) -> None:
         config, credentials = self._config, self._credentials
-        to_name_servers = Credentials(credentials.cluster, "name_server", credentials.secret) if credentials.secret else None
+        to_name_servers = (
+            Credentials(credentials.cluster, "name_server", credentials.secret)
+            if credentials.secret
+            else None
+        )
         self._registration = Registration(
-            self._who, config.name_servers, to_name_servers, config.limits, self._clock, config.register_interval_ms,
-            self._announced, lambda ordered: self._served().tables.take_order(ordered), self._on_fatal,
+            self._who,
+            config.name_servers,
+            to_name_servers,
+            config.limits,
+            self._clock,
+            config.register_interval_ms,
+            self._announced,
+            lambda ordered: self._served().tables.take_order(ordered),
+            self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._reign is None else self._reign.known_epoch,
-        )  # fmt: skip
+        )
         self._served().tables.on_topics = self._registration.changed
         self._registration.start()
 
-    def _follow(self, core: BrokerCore, master: str | None = None, epoch: int | None = None) -> None:
-        """A slave: follow the master from now on; under a controller the one of ``epoch`` at ``master``."""
+    def _follow(
+        self, core: BrokerCore, master: str | None = None, epoch: int | None = None
+    ) -> None:
+        """A slave: follow the master from now on; under a controller the one of ``epoch`` at
+        ``master``.
+        """
         config, credentials = self._config, self._credentials
-        to_master = Credentials(credentials.cluster, "broker", credentials.secret) if credentials.secret else None
+        to_master = (
+            Credentials(credentials.cluster, "broker", credentials.secret)
+            if credentials.secret
+            else None
+        )
         self._replica = Replica(
-            config.but(master=master) if master else config, core, to_master, self._clock, self._look_up_master, self._on_fatal, self._reign, epoch
+            config.but(master=master) if master else config,
+            core,
+            to_master,
+            self._clock,
+            self._look_up_master,
+            self._on_fatal,
+            self._reign,
+            epoch,
         )
         core.replica_status = self._replica.status
         self._replica.start()
@@ -306,7 +403,13 @@ class Broker:
     def _make_hold(self, on_wake: OnWake) -> Hold:
         config = self._config
         if config.hold_link is None:
-            return LocalHold(on_wake, self._max_offset, self._clock, scan_ms=config.hold_check_ms, parked_max=config.parked_pulls_max)
+            return LocalHold(
+                on_wake,
+                self._max_offset,
+                self._clock,
+                scan_ms=config.hold_check_ms,
+                parked_max=config.parked_pulls_max,
+            )
         return HoldLink(
             config.hold_link,
             on_wake,
@@ -337,7 +440,9 @@ def _stopped_meanwhile() -> StoreNotReady:
 
 
 def _ip(advertised: str, bound: str) -> str:
-    """The address that records carry: the advertised one if it is an IP address, else the bound one."""
+    """The address that records carry: the advertised one if it is an IP address, else the bound
+    one.
+    """
     try:
         return str(ipaddress.ip_address(advertised))
     except ValueError:

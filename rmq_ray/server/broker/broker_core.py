@@ -1,9 +1,12 @@
-"""A broker without sockets and threads of its own: its parts, which handler serves which code, what happens when time passes.
+"""A broker without sockets and threads of its own: its parts, which handler serves which code, what
+happens when time passes.
 
-Decides: how errors become answers, what is served in which state of the store, how often periodic work runs. Does not decide anything
-about messages: handlers, rules and the store do. ``Broker`` gives it a port and a loop; tests drive it directly.
+Decides: how errors become answers, what is served in which state of the store, how often periodic
+work runs. Does not decide anything about messages: handlers, rules and the store do. ``Broker``
+gives it a port and a loop; tests drive it directly.
 
-Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never raises an ``RmqError``.
+Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never
+raises an ``RmqError``.
 """
 
 from __future__ import annotations
@@ -16,58 +19,61 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreFailed, StoreNotReady
+from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
-from rmq_ray.server.send.acknowledgements import Acknowledgements
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.put_rate import PutRate
+from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.timers import Timers
 from rmq_ray.server.broker.broker_handlers import make_handlers
 from rmq_ray.server.broker.broker_roles import answer_wait_ms, at_master
 from rmq_ray.server.broker.broker_status import broker_status
-from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.broker.drain import Drain
+from rmq_ray.server.broker.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
+from rmq_ray.server.delay.delay_service import DelayService
+from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.groups.group_handlers import GroupHandlers
-from rmq_ray.server.pull.hold_link import Hold, OnWake
-from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.send.message_writer import MessageWriter
-from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.pop.pop_service import PopService
+from rmq_ray.server.pull.hold_link import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers
-from rmq_ray.server.base.put_rate import PutRate
-from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.replication.leadership_gate import ReignGate
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.send.acknowledgements import Acknowledgements
+from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
-from rmq_ray.server.base.timers import Timers
+from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
-from rmq_ray.server.broker.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
-from rmq_ray.files import FileSystem
 from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
 TICK_MS = 50
-CLIENT_SIDE_CODES = 10_000  # error classes with codes from here on have no meaning on the wire, except ours from 20001
+# error classes with codes from here on have no meaning on the wire, except ours from 20001
+CLIENT_SIDE_CODES = 10_000
 FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
 Handler = Callable[[Command, Peer], Command | None]
 
 
 class BrokerCore:
-    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are held.
+    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are
+    held.
 
-    ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files). ``reads``: threads for what clients ask, so
-    that many scans hold up neither tables nor recovery; None = the same. ``reign``, ``epoch``: under a controller, and of which epoch it is master
-    (None = a follower).
+    ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
+    ``reads``: threads for what clients ask, so that many scans hold up neither tables nor recovery;
+    None = the same. ``reign``, ``epoch``: under a controller, and of which epoch it is master (None
+    = a follower).
     """
 
     pulls: PullHandlers
@@ -76,9 +82,18 @@ class BrokerCore:
     lock_handlers: LockHandlers
 
     def __init__(  # noqa: PLR0913 - what a broker is made of
-        self, config: BrokerConfig, identity: Identity, store_host: tuple[str, int], clock: Clock, offload: Offload, make_hold: Callable[[OnWake], Hold],
-        files: FileSystem | None = None, reads: Offload | None = None, reign: Reign | None = None, epoch: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        store_host: tuple[str, int],
+        clock: Clock,
+        offload: Offload,
+        make_hold: Callable[[OnWake], Hold],
+        files: FileSystem | None = None,
+        reads: Offload | None = None,
+        reign: Reign | None = None,
+        epoch: int | None = None,
+    ) -> None:
         self.config = config
         self.identity = identity
         self.clock = clock
@@ -93,36 +108,86 @@ class BrokerCore:
         self.drain = Drain(identity, self.tables.topics)
         self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
-        self.keeper = StoreKeeper(self._make_store, self._read_tables, offload, self._serving, self._lost)
+        self.keeper = StoreKeeper(
+            self._make_store, self._read_tables, offload, self._serving, self._lost
+        )
         self.upkeep = Upkeep(self.keeper, identity, self.tables.offsets, clock, offload)
         self.replication = Replication(
-            config, identity, self.keeper, clock, self._files, offload, self.answer, self.answer_from, self._durable, lambda: self.timed.saved,
-            reign, epoch,
-        )  # fmt: skip
+            config,
+            identity,
+            self.keeper,
+            clock,
+            self._files,
+            offload,
+            self.answer,
+            self.answer_from,
+            self._durable,
+            lambda: self.timed.saved,
+            reign,
+            epoch,
+        )
         self.replication.versions = self.tables.versions
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
-        self.writer = MessageWriter(self.keeper, identity, self.levels, clock, store_host, config.timer_max_delay_hours * HOUR_MS)
+        self.writer = MessageWriter(
+            self.keeper,
+            identity,
+            self.levels,
+            clock,
+            store_host,
+            config.timer_max_delay_hours * HOUR_MS,
+        )
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
-        self.timed = TimerService(config, self.keeper, self.writer, self.tables.topics, self.counters, self._files, offload)
+        self.timed = TimerService(
+            config,
+            self.keeper,
+            self.writer,
+            self.tables.topics,
+            self.counters,
+            self._files,
+            offload,
+        )
         asker = TransactionAsker(self.members, store_host)
-        self.transactions = Transactions(config, self.keeper, self.writer, self.tables.topics, self.tables.offsets, self.counters, asker)
+        self.transactions = Transactions(
+            config,
+            self.keeper,
+            self.writer,
+            self.tables.topics,
+            self.tables.offsets,
+            self.counters,
+            asker,
+        )
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
         self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
         self._started: list[Callable[[RmqError | None], None]] = []
-        self.gate = ReignGate(reign, epoch, identity, self.keeper, self.replication, config) if reign is not None else None
-        self.keeper.reopens, self.keeper.covered = reign is None or epoch is None, self.replication.covered
-        self._handlers = at_master(hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks), identity)
+        self.gate = (
+            ReignGate(reign, epoch, identity, self.keeper, self.replication, config)
+            if reign is not None
+            else None
+        )
+        self.keeper.reopens, self.keeper.covered = (
+            reign is None or epoch is None,
+            self.replication.covered,
+        )
+        self._handlers = at_master(
+            hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks),
+            identity,
+        )
         self._set_timers()
 
     # --- requests ---
 
     def handle(self, command: Command, peer: Peer) -> Command | None:
-        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never (oneway)."""
+        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never
+        (oneway).
+        """
         handler = self._handlers.get(command.code)
         try:
             if handler is None:
-                return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported")
+                return command.answer(
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                    remark=f" request type {command.code} not supported",
+                )
             if not self.tables.loaded and command.code not in ANY_STATE:
                 raise self.keeper.refusal()
             if self.gate is not None:
@@ -145,8 +210,16 @@ class BrokerCore:
         if answer is not None and not command.flag & FLAG_ONEWAY:
             peer.send(answer)
 
-    def answer_from(self, command: Command, peer: Peer, read: Callable[[], Any], build: Callable[[Any], Command | None]) -> None:
-        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop. Raises ``BrokerBusy`` when too much waits."""
+    def answer_from(
+        self,
+        command: Command,
+        peer: Peer,
+        read: Callable[[], Any],
+        build: Callable[[Any], Command | None],
+    ) -> None:
+        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop.
+        Raises ``BrokerBusy`` when too much waits.
+        """
 
         def run(outcome: Any) -> Command | None:
             if isinstance(outcome, Exception):
@@ -163,8 +236,9 @@ class BrokerCore:
         self.replication.closed(peer)
 
     def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
-        """The answer that names the error. No answer to a message that may be stored: every code stands for a definite refusal, a closed
-        connection for neither, so that producers send the frame again, which is recognised when the disk was read.
+        """The answer that names the error. No answer to a message that may be stored: every code
+        stands for a definite refusal, a closed connection for neither, so that producers send the
+        frame again, which is recognised when the disk was read.
         """
         if isinstance(error, AppendUnknown):
             self.keeper.check(error)
@@ -182,8 +256,12 @@ class BrokerCore:
 
     # --- life ---
 
-    def open(self, create: bool, identity: str | None, started: Callable[[RmqError | None], None]) -> None:
-        """Begin to open and recover the store; ``started(None)`` once it serves, ``started(error)`` if it never will."""
+    def open(
+        self, create: bool, identity: str | None, started: Callable[[RmqError | None], None]
+    ) -> None:
+        """Begin to open and recover the store; ``started(None)`` once it serves, ``started(error)``
+        if it never will.
+        """
         self._started.append(started)
         self.keeper.start(create, identity, self._durable, self._give_up)
 
@@ -192,7 +270,8 @@ class BrokerCore:
         self.timers.run_due(self.clock.monotonic_ms())
 
     def close(self) -> Callable[[], None]:
-        """Serve nothing any more. The returned work, to be run in a thread, flushes and closes the store and writes all tables.
+        """Serve nothing any more. The returned work, to be run in a thread, flushes and closes the
+        store and writes all tables.
 
         It raises the store's error when the log could not be flushed.
         """
@@ -207,7 +286,10 @@ class BrokerCore:
             try:
                 if store is not None:
                     if not store.shutdown():
-                        raise StoreFailed("the log could not be flushed at the stop: what waits for its acknowledgement may be lost with this host")
+                        raise StoreFailed(
+                            "the log could not be flushed at the stop: what waits for its "
+                            "acknowledgement may be lost with this host"
+                        )
                     if self.gate is None:
                         saved = self.delays.settled()
                         self.timed.settle()
@@ -220,7 +302,9 @@ class BrokerCore:
         return finish
 
     def forget_handed_out(self) -> None:
-        """Of a follower, before it follows: locks and popped messages of a reign that is over; another master hands them out since."""
+        """Of a follower, before it follows: locks and popped messages of a reign that is over;
+        another master hands them out since.
+        """
         with contextlib.suppress(BrokerBusy):  # stale ones are told by their epochs, too
             self.offload.submit(self._remove_handed_out, _removed)
 
@@ -245,10 +329,16 @@ class BrokerCore:
         make = FollowerStore if self.identity.is_slave else MessageStore
         epoch = None if self.gate is None else self.gate.epoch
         return make(
-            self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
-            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
-            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None, new_epoch=epoch,
-        )  # fmt: skip
+            self.config.store,
+            self.clock,
+            broker_name=self.identity.name,
+            store_host=self._store_host,
+            files=self._files,
+            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
+            delay_level_max=levels.highest,
+            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None,
+            new_epoch=epoch,
+        )
 
     def _set_timers(self) -> None:
         every, config = self.timers.every, self.config
@@ -257,8 +347,15 @@ class BrokerCore:
         every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
         every(FILTER_PERSIST_MS, self.tables.save_filters, FIRST_PERSIST_MS)
         every(config.timer_checkpoint_ms, self.timed.save)
-        every(config.delay_persist_ms, lambda: self.tables.save_delays(self.delays.offsets()), FIRST_PERSIST_MS)
-        every(config.housekeeping_ms, lambda: self.group_handlers.housekeeping(config.channel_expiry_ms))
+        every(
+            config.delay_persist_ms,
+            lambda: self.tables.save_delays(self.delays.offsets()),
+            FIRST_PERSIST_MS,
+        )
+        every(
+            config.housekeeping_ms,
+            lambda: self.group_handlers.housekeeping(config.channel_expiry_ms),
+        )
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
         every(CLEAN_MS, self.upkeep.clean, FIRST_CLEAN_MS)
 
@@ -283,7 +380,9 @@ class BrokerCore:
             self.pops.each_second()
 
     def _deliver(self) -> None:
-        """Due delayed messages; a long list goes on in the next turns of the loop, so that requests are served in between."""
+        """Due delayed messages; a long list goes on in the next turns of the loop, so that requests
+        are served in between.
+        """
         now_ms = self.clock.now_ms()
         self._more_delays = self.delays.tick(now_ms) | self.timed.tick(now_ms)
         if self._more_delays:
@@ -304,8 +403,14 @@ class BrokerCore:
     def _serving(self, store: MessageStore) -> None:
         """The store is recovered and about to serve."""
         if self._found is not None:
-            self.lock_handlers.load(self._found.locks, 0 if self.gate is None else self.gate.epoch or 0)
-        self.delays.load(self.delays.offsets() if self._found is None else self.tables.take_over(self._found, self.levels.highest))
+            self.lock_handlers.load(
+                self._found.locks, 0 if self.gate is None else self.gate.epoch or 0
+            )
+        self.delays.load(
+            self.delays.offsets()
+            if self._found is None
+            else self.tables.take_over(self._found, self.levels.highest)
+        )
         self.replication.serving(store)
         self.upkeep.serving(store)
         if self.gate is not None:
@@ -318,9 +423,13 @@ class BrokerCore:
 
     def _lead(self, store: MessageStore) -> None:
         """What only a master does with a store."""
-        clamped = self.tables.offsets.clamp(lambda topic, queue_id: store.bounds(topic, queue_id)[1])
+        clamped = self.tables.offsets.clamp(
+            lambda topic, queue_id: store.bounds(topic, queue_id)[1]
+        )
         if clamped:
-            log.warning("%d consumed offsets lay beyond the log's end and were lowered to it", clamped)
+            log.warning(
+                "%d consumed offsets lay beyond the log's end and were lowered to it", clamped
+            )
         self.pops.serving(store)
         self.transactions.load(store)
         self.timed.load(store)
@@ -337,7 +446,9 @@ class BrokerCore:
     def _durable(self) -> None:
         store = self.keeper.store
         if store is not None:
-            durable = self.replication.settled(store.durable_offset)  # read before the dispatch: what is acknowledged is visible already
+            durable = self.replication.settled(
+                store.durable_offset
+            )  # read before the dispatch: what is acknowledged is visible already
             try:
                 store.dispatch_durable()
             except RmqError as error:

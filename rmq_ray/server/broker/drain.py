@@ -1,11 +1,13 @@
-"""A broker that takes no more messages: before it stops, or because somebody wants to take it away (operations: a broker's life).
+"""A broker that takes no more messages: before it stops, or because somebody wants to take it away
+(operations: a broker's life).
 
     open ──set──> draining: sends are refused with SERVICE_NOT_AVAILABLE, after which producers ask another broker; name servers get every
       ^             │       topic without its write permission; everything else is served, what it holds is still delivered
       └────set──────┘
 
-Decides what name servers are told meanwhile and how long a stop waits for those who wait. Does not decide who is refused (``topic_gate``). Called by the
-broker's core, its stop and the DRAIN_BROKER request. Not kept over a restart: an upgraded broker takes messages again by itself.
+Decides what name servers are told meanwhile and how long a stop waits for those who wait. Does not
+decide who is refused (``topic_gate``). Called by the broker's core, its stop and the DRAIN_BROKER
+request. Not kept over a restart: an upgraded broker takes messages again by itself.
 """
 
 from __future__ import annotations
@@ -44,16 +46,27 @@ class Drain:
             self._topics.announce()
 
     def snapshot(self) -> tuple[dict[str, TopicConfig], DataVersion]:
-        """The topics as name servers are told them: with what the broker's own permission leaves (protocol-behaviour 5)."""
+        """The topics as name servers are told them: with what the broker's own permission leaves
+        (protocol-behaviour 5).
+        """
         topics, version = self._topics.snapshot()
-        allowed = self._identity.permission & ~_WRITE if self._identity.draining else self._identity.permission
+        allowed = (
+            self._identity.permission & ~_WRITE
+            if self._identity.draining
+            else self._identity.permission
+        )
         if allowed & Permission.READ_WRITE == Permission.READ_WRITE:
             return topics, version
         left = allowed | int(Permission.INHERIT | Permission.PRIORITY)
-        return {name: replace(config, permission=config.permission & left) for name, config in topics.items()}, version
+        return {
+            name: replace(config, permission=config.permission & left)
+            for name, config in topics.items()
+        }, version
 
     def ordered(self, command: Command, peer: Peer) -> Command:
-        """DRAIN_BROKER: msgpack [draining]; answer: {"draining", "was"}. Only for connections that proved the cluster's secret."""
+        """DRAIN_BROKER: msgpack [draining]; answer: {"draining", "was"}. Only for connections that
+        proved the cluster's secret.
+        """
         if not peer.trusted:
             raise NotAuthorized("this request is for clients of the cluster that proved its secret")
         try:
@@ -64,16 +77,22 @@ class Drain:
             raise MalformedFrame("body of DRAIN_BROKER must be [true] or [false]")
         if self._identity.is_slave:
             raise Refused(
-                f"broker {self._identity.name} at {self._identity.address} is a slave and takes no sends; drain the master", ResponseCode.NO_PERMISSION
+                f"broker {self._identity.name} at {self._identity.address} is a slave and "
+                f"takes no sends; drain the master",
+                ResponseCode.NO_PERMISSION,
             )
         was = self._identity.draining
         self.set(asked[0])
         return command.answer(body=msgpack.packb({"draining": asked[0], "was": was}))
 
 
-async def wind_down(identity: Identity, waiting: Callable[[], int], clock: Clock, limit_ms: int) -> None:
-    """The first step of a stop: refuse sends from now on, wait for the ``waiting()`` ones (``limit_ms`` at most). Name servers hear of the stop itself, right
-    behind it: a route that shows the broker without write permission would make sends fail that have no other broker and could wait for its next start.
+async def wind_down(
+    identity: Identity, waiting: Callable[[], int], clock: Clock, limit_ms: int
+) -> None:
+    """The first step of a stop: refuse sends from now on, wait for the ``waiting()`` ones
+    (``limit_ms`` at most). Name servers hear of the stop itself, right behind it: a route that
+    shows the broker without write permission would make sends fail that have no other broker and
+    could wait for its next start.
     """
     identity.draining = True
     deadline = clock.monotonic_ms() + limit_ms

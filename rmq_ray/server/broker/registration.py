@@ -1,10 +1,11 @@
 """Tells every name server what this broker has (protocol-behaviour 4.2, 5; remoting 6.1).
 
-Decides: when: at start, after 10 s, then every 30 s, at once when a topic changed, soon again after a failure; and that name servers never
-wait for one another: each has its own task and connection. Does not decide what a name server does with it.
+Decides: when: at start, after 10 s, then every 30 s, at once when a topic changed, soon again after
+a failure; and that name servers never wait for one another: each has its own task and connection.
+Does not decide what a name server does with it.
 
-Invariant: a name server that is down or hangs costs the broker nothing but its own task; what it missed it gets with the next registration,
-which always carries the whole table.
+Invariant: a name server that is down or hangs costs the broker nothing but its own task; what it
+missed it gets with the next registration, which always carries the whole table.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import RemotingError, StoreNotReady
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import DataVersion, TopicConfig
-from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.headers import BrokerHeader, RegisterBrokerAnswer, RegisterBrokerHeader
 from rmq_ray.server.base.identity import Identity
 
@@ -52,15 +53,26 @@ class _Server:
 
 
 class Registration:
-    """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an unexpected exception. ``on_master``: of a slave, told
-    the master's address. ``epoch()``: of a master's election; None = there was none. An identity with a negative broker id is registered nowhere.
+    """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an
+    unexpected exception. ``on_master``: of a slave, told the master's address. ``epoch()``: of a
+    master's election; None = there was none. An identity with a negative broker id is registered
+    nowhere.
     """
 
     def __init__(  # noqa: PLR0913 - what a registration is made of
-        self, identity: Identity, name_servers: tuple[str, ...], credentials: Credentials | None, limits: RemotingLimits, clock: Clock, period_ms: int,
-        snapshot: Snapshot, on_order: Callable[[Mapping[str, str]], None], on_fatal: Callable[[object], None],
-        on_master: Callable[[str], None] = lambda _address: None, epoch: Callable[[], int | None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        identity: Identity,
+        name_servers: tuple[str, ...],
+        credentials: Credentials | None,
+        limits: RemotingLimits,
+        clock: Clock,
+        period_ms: int,
+        snapshot: Snapshot,
+        on_order: Callable[[Mapping[str, str]], None],
+        on_fatal: Callable[[object], None],
+        on_master: Callable[[str], None] = lambda _address: None,
+        epoch: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._identity = identity
         self._servers = [_Server(Address.parse(text)) for text in name_servers]
         self._credentials = credentials
@@ -78,12 +90,16 @@ class Registration:
     def start(self) -> None:
         """Begin; returns at once."""
         for server in self._servers:
-            task = asyncio.get_running_loop().create_task(self._keep(server), name=f"registration at {server.address}")
+            task = asyncio.get_running_loop().create_task(
+                self._keep(server), name=f"registration at {server.address}"
+            )
             task.add_done_callback(self._ended)
             self._tasks.append(task)
 
     async def everywhere(self, timeout_s: float) -> bool:
-        """Wait until every name server knows this broker under the id that it has now; False when one did not after ``timeout_s``."""
+        """Wait until every name server knows this broker under the id that it has now; False when
+        one did not after ``timeout_s``.
+        """
         if not self._known:
             self._everywhere.clear()
         with contextlib.suppress(TimeoutError):
@@ -106,7 +122,11 @@ class Registration:
     def status(self) -> dict[str, dict[str, object]]:
         """Per name server: connected, registrations that it took, failures."""
         return {
-            str(server.address): {"connected": server.connection is not None, "registrations": server.registrations, "failures": server.failures}
+            str(server.address): {
+                "connected": server.connection is not None,
+                "registrations": server.registrations,
+                "failures": server.failures,
+            }
             for server in self._servers
         }
 
@@ -123,11 +143,19 @@ class Registration:
                 if await self._told(server):
                     pause_s = wait_s
                     wait_s = self._period_s
-            except (RemotingError, StoreNotReady) as error:  # not ready: its role changes while the answer comes, and nobody takes the order table
+            except (
+                RemotingError,
+                StoreNotReady,
+            ) as error:
+                # not ready: its role changes while the answer comes, and nobody takes the order
+                # table
                 server.failures += 1
                 pause_s = FAILURE_PAUSE_S
                 log.log(
-                    logging.WARNING if server.failures % 30 == 1 else logging.DEBUG, "name server %s does not take the registration: %s", server.address, error
+                    logging.WARNING if server.failures % 30 == 1 else logging.DEBUG,
+                    "name server %s does not take the registration: %s",
+                    server.address,
+                    error,
                 )
                 await self._drop(server)
             with contextlib.suppress(TimeoutError):
@@ -135,7 +163,9 @@ class Registration:
                     await server.due.wait()
 
     async def _told(self, server: _Server) -> bool:
-        """Register, or where this broker has no role now unregister. False: nothing can be told yet."""
+        """Register, or where this broker has no role now unregister. False: nothing can be told
+        yet.
+        """
         if self._identity.broker_id < 0:
             await self._unregister(server)
             self._look_round()
@@ -162,16 +192,35 @@ class Registration:
         connection = server.connection
         if connection is None:
             connection = server.connection = await AsyncConnection.open(
-                server.address, self._credentials, self._limits, self._clock, lambda command, _: None, lambda lost, _: self._lost(server, lost)
+                server.address,
+                self._credentials,
+                self._limits,
+                self._clock,
+                lambda command, _: None,
+                lambda lost, _: self._lost(server, lost),
             )
         identity = self._identity
         broker_id, crc = identity.broker_id, bodies.body_crc(body)
         epoch = self._epoch() if broker_id == MASTER_ID else None
-        header = RegisterBrokerHeader(identity.name, identity.address, identity.cluster, identity.address, broker_id, False, crc, epoch)
+        header = RegisterBrokerHeader(
+            identity.name,
+            identity.address,
+            identity.cluster,
+            identity.address,
+            broker_id,
+            False,
+            crc,
+            epoch,
+        )
         server.asked_as = broker_id
-        answer = await connection.request(Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS)
+        answer = await connection.request(
+            Command(RequestCode.REGISTER_BROKER, fields=header.to_fields(), body=body), TIMEOUT_MS
+        )
         if answer.code != 0:
-            raise RemotingError(f"registration refused with code {answer.code}: {answer.remark}", str(server.address))
+            raise RemotingError(
+                f"registration refused with code {answer.code}: {answer.remark}",
+                str(server.address),
+            )
         server.known_as = broker_id
         if (master := RegisterBrokerAnswer.from_fields(answer.fields).master_address) is not None:
             self._on_master(master)
@@ -180,16 +229,24 @@ class Registration:
 
     async def _unregister(self, server: _Server) -> None:
         identity, connection = self._identity, server.connection
-        known = {server.known_as, server.asked_as}  # a stop may come while the answer to a registration is on its way
+        known = {
+            server.known_as,
+            server.asked_as,
+        }  # a stop may come while the answer to a registration is on its way
         server.known_as = server.asked_as = None
         if connection is None:
             return
         try:
             for broker_id in sorted(number for number in known if number is not None):
                 header = BrokerHeader(identity.name, identity.address, identity.cluster, broker_id)
-                await connection.request(Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()), UNREGISTER_TIMEOUT_MS)
+                await connection.request(
+                    Command(RequestCode.UNREGISTER_BROKER, fields=header.to_fields()),
+                    UNREGISTER_TIMEOUT_MS,
+                )
         except RemotingError as error:
-            log.info("name server %s was not told that this broker stops: %s", server.address, error)
+            log.info(
+                "name server %s was not told that this broker stops: %s", server.address, error
+            )
         await self._drop(server)
 
     async def _drop(self, server: _Server) -> None:
@@ -199,7 +256,9 @@ class Registration:
             await connection.close()
 
     def _lost(self, server: _Server, lost: object) -> None:
-        """The name server closed or died: it forgot this broker, so it is told again as soon as it is back."""
+        """The name server closed or died: it forgot this broker, so it is told again as soon as it
+        is back.
+        """
         if server.connection is lost:
             server.connection = server.known_as = server.asked_as = None
             server.due.set()

@@ -1,10 +1,13 @@
-"""How a broker changes its role under a controller: the port stays, everything behind it is made anew.
+"""How a broker changes its role under a controller: the port stays, everything behind it is made
+anew.
 
     depose      now: connections of clients and slaves are closed, who waits is told nothing
     reopen      core closed (store flushed, tables written) -> another core -> store opened and recovered as the role demands -> name servers told
 
-Decides: the order of these. Does not decide when (``reign``). Invariants: between two cores requests are answered STILL_RECOVERING; a store is opened only
-after it was closed; what a follower knows of locks and popped messages is dropped before it follows: another master has given them out since.
+Decides: the order of these. Does not decide when (``reign``). Invariants: between two cores
+requests are answered STILL_RECOVERING; a store is opened only after it was closed; what a follower
+knows of locks and popped messages is dropped before it follows: another master has given them out
+since.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from rmq_ray.errors import RmqError
 from rmq_ray.model.reigns import ReplicaReport, Role
-from rmq_ray.server.broker.broker_core import BrokerCore
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.base.store_keeper import KeeperState
+from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.store.front.message_store import StoreState
 
 if TYPE_CHECKING:
@@ -29,15 +32,21 @@ EVERYTHING = 1 << 62  # a log offset behind every log
 
 
 async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
-    """Wake and answer held pulls, flush and close the store, write the tables. Raises the store's error when the log could not be flushed."""
+    """Wake and answer held pulls, flush and close the store, write the tables. Raises the store's
+    error when the log could not be flushed.
+    """
     core.pulls.parked.wake_all()
     await core.pulls.parked.hold.close()
     await offload.run(core.close())
 
 
 async def end_core(core: BrokerCore, offload: ThreadOffload, *, alone: bool) -> None:
-    """The stop of a broker: close, and acknowledge what is on disk, where nobody else must have it. Raises the store's error."""
-    failed = core.keeper.error if core.keeper.state is KeeperState.FAILED else None  # while those who waited were waited for
+    """The stop of a broker: close, and acknowledge what is on disk, where nobody else must have it.
+    Raises the store's error.
+    """
+    failed = (
+        core.keeper.error if core.keeper.state is KeeperState.FAILED else None
+    )  # while those who waited were waited for
     await close_core(core, offload)
     if failed is not None:
         raise failed
@@ -62,9 +71,17 @@ class BrokerSeat:
         end = store.end_offset
         within = max((epoch for epoch, start in store.epochs if start <= end), default=0)
         return ReplicaReport(
-            self._reign.replica, Role.SLAVE, core.identity.address, store.identity, within, end, store.flushed_offset, store.report.sound, 0,
+            self._reign.replica,
+            Role.SLAVE,
+            core.identity.address,
+            store.identity,
+            within,
+            end,
+            store.flushed_offset,
+            store.report.sound,
+            0,
             newest_epoch=store.epoch,
-        )  # fmt: skip
+        )
 
     def fault(self) -> str:
         """See ``Seat.fault``."""
@@ -113,10 +130,14 @@ class BrokerSeat:
         if core is None or offload is None:
             return
         core.acks.abandon()
-        closing = asyncio.get_running_loop().create_task(close_core(core, offload), name="close of a role's core")
+        closing = asyncio.get_running_loop().create_task(
+            close_core(core, offload), name="close of a role's core"
+        )
         try:
             await asyncio.shield(closing)
-        except asyncio.CancelledError:  # the broker stops, and knows this core no more: on return its store is closed
+        except (
+            asyncio.CancelledError
+        ):  # the broker stops, and knows this core no more: on return its store is closed
             await asyncio.wait((closing,))
             if (error := closing.exception()) is not None:
                 _not_closed(error)

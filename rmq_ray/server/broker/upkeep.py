@@ -1,11 +1,14 @@
-"""A broker's old files: when a cycle of retention runs, and what it takes from groups that lag (store-format 13; operations: retention).
+"""A broker's old files: when a cycle of retention runs, and what it takes from groups that lag
+(store-format 13; operations: retention).
 
     every 10 s, or an administrator asks ──> a cycle in a thread ──> did queues begin later than before? ──> what groups had not consumed of the gone: expired
 
-So that the accounts of a group add up: acknowledged + to be retried + dead letters + backlog + expired = stored since it began. Decides what counts as expired.
-Does not decide which segments go (``store.reading.retention``). Called by the broker's core, in its loop.
+So that the accounts of a group add up: acknowledged + to be retried + dead letters + backlog +
+expired = stored since it began. Decides what counts as expired. Does not decide which segments go
+(``store.reading.retention``). Called by the broker's core, in its loop.
 
-Invariant: a message expires at most once for a group; a group that has no progress in a queue yet loses nothing there, it begins where the queue does.
+Invariant: a message expires at most once for a group; a group that has no progress in a queue yet
+loses nothing there, it begins where the queue does.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.retention import RetentionReport
 
@@ -36,7 +39,14 @@ Minima = dict[tuple[str, int], int]
 class Upkeep:
     """Of one broker; loop only."""
 
-    def __init__(self, keeper: StoreKeeper, identity: Identity, offsets: OffsetTable, clock: Clock, offload: Offload) -> None:
+    def __init__(
+        self,
+        keeper: StoreKeeper,
+        identity: Identity,
+        offsets: OffsetTable,
+        clock: Clock,
+        offload: Offload,
+    ) -> None:
         self._keeper = keeper
         self._identity = identity
         self._offsets = offsets
@@ -64,7 +74,9 @@ class Upkeep:
             self._running = False  # the next turn does it
 
     def delete_expired(self, command: Command, peer: Peer) -> Command:
-        """329: segments older than the reserved time go with this and the next 19 cycles, whatever the hour. The answer does not wait for them."""
+        """329: segments older than the reserved time go with this and the next 19 cycles, whatever
+        the hour. The answer does not wait for them.
+        """
         if self._keeper.store is None:
             raise self._keeper.refusal()
         self._keeper.store.request_cleaning()
@@ -74,7 +86,13 @@ class Upkeep:
     def status(self) -> dict[str, Any]:
         """``expired_messages``, and of which groups."""
         worst = nlargest(TOLD, self._expired.items(), key=lambda item: item[1])
-        return {"expired_messages": self.total, "expired": [{"group": group, "topic": topic, "messages": count} for (topic, group), count in worst]}
+        return {
+            "expired_messages": self.total,
+            "expired": [
+                {"group": group, "topic": topic, "messages": count}
+                for (topic, group), count in worst
+            ],
+        }
 
     def _cleaned(self, outcome: object) -> None:
         self._running = False
@@ -83,8 +101,17 @@ class Upkeep:
             self._keeper.check(outcome)
         elif isinstance(outcome, Exception):
             raise outcome
-        elif isinstance(outcome, RetentionReport) and outcome.segments and self._keeper.store is not None:
-            log.info("retention removed %d segments (%s): the log begins at %d now", outcome.segments, outcome.reason.value, outcome.begin)
+        elif (
+            isinstance(outcome, RetentionReport)
+            and outcome.segments
+            and self._keeper.store is not None
+        ):
+            log.info(
+                "retention removed %d segments (%s): the log begins at %d now",
+                outcome.segments,
+                outcome.reason.value,
+                outcome.begin,
+            )
             self._account(self._keeper.store)
 
     def _account(self, store: MessageStore) -> None:
@@ -94,14 +121,24 @@ class Upkeep:
             return
         risen = {key: low for key, low in self._minima.items() if low > before.get(key, 0)}
         lost: dict[tuple[str, str], int] = {}
-        for topic, group, queue_id, offset in self._offsets.of_topics({topic for topic, _ in risen}):
+        for topic, group, queue_id, offset in self._offsets.of_topics(
+            {topic for topic, _ in risen}
+        ):
             low = risen.get((topic, queue_id), 0)
             count = low - max(offset, before.get((topic, queue_id), 0))
             if count > 0:
                 lost[topic, group] = lost.get((topic, group), 0) + count
-        for told, ((topic, group), count) in enumerate(sorted(lost.items(), key=lambda item: -item[1])):
+        for told, ((topic, group), count) in enumerate(
+            sorted(lost.items(), key=lambda item: -item[1])
+        ):
             if told < TOLD:
-                log.warning("%d messages of %s expired before group %s consumed them: it lags more than the retention", count, topic, group)
+                log.warning(
+                    "%d messages of %s expired before group %s consumed them: it lags more "
+                    "than the retention",
+                    count,
+                    topic,
+                    group,
+                )
             self.total += count
             if (topic, group) in self._expired or len(self._expired) < GROUPS_MAX:
                 self._expired[topic, group] = self._expired.get((topic, group), 0) + count

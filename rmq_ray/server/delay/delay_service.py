@@ -1,10 +1,12 @@
-"""Delivers delayed messages: reads the schedule topic and stores what is due under its real topic (protocol-behaviour 19).
+"""Delivers delayed messages: reads the schedule topic and stores what is due under its real topic
+(protocol-behaviour 19).
 
-Decides: when each level's next message is looked at, how many are delivered in one turn, which offsets may be saved. Does not decide
-delays or targets (``protocol.delay``). Driven by the broker's tick; state: level -> next offset of queue level - 1.
+Decides: when each level's next message is looked at, how many are delivered in one turn, which
+offsets may be saved. Does not decide delays or targets (``protocol.delay``). Driven by the broker's
+tick; state: level -> next offset of queue level - 1.
 
-Invariants: never early; a level's messages keep their order; a saved offset never covers a copy that is not on disk, so a crash may
-repeat copies but loses none.
+Invariants: never early; a level's messages keep their order; a saved offset never covers a copy
+that is not on disk, so a crash may repeat copies but loses none.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import RmqError, StoreError
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, queue_of_level, release
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import Record, decode_record
 
 log = logging.getLogger("rmq_ray.server")
 RETRY_MS = 100  # after a message could not be stored
@@ -47,7 +49,9 @@ class _Level:
 class DelayService:
     """All levels of one broker."""
 
-    def __init__(self, levels: DelayLevels, keeper: StoreKeeper, writer: MessageWriter, counters: Counters) -> None:
+    def __init__(
+        self, levels: DelayLevels, keeper: StoreKeeper, writer: MessageWriter, counters: Counters
+    ) -> None:
         self._delays = levels
         self._keeper = keeper
         self._writer = writer
@@ -61,7 +65,9 @@ class DelayService:
             self._levels[state.level - 1] = _Level(state.level, offset, offset)
 
     def tick(self, now_ms: int) -> bool:
-        """Deliver what is due at ``now_ms`` (wall clock). True when more is due already: call again soon."""
+        """Deliver what is due at ``now_ms`` (wall clock). True when more is due already: call again
+        soon.
+        """
         store = self._keeper.store
         if store is None:
             return False
@@ -70,15 +76,21 @@ class DelayService:
             if now_ms >= state.wait_until_ms:
                 try:
                     more = self._run(state, store, now_ms) or more
-                except StoreError as error:  # of reading: a log that has failed is read again, anything else with the next tick
-                    log.warning("delayed messages of level %d cannot be read: %s", state.level, error)
+                except StoreError as error:
+                    # of reading: a log that has failed is read again, anything else with the next
+                    # tick
+                    log.warning(
+                        "delayed messages of level %d cannot be read: %s", state.level, error
+                    )
                     state.wait_until_ms = now_ms + RETRY_MS
                     self._keeper.check(error)
                     return False
         return more
 
     def offsets(self) -> dict[int, int]:
-        """Level -> next offset, as far as copies are on disk; levels that never delivered are left out."""
+        """Level -> next offset, as far as copies are on disk; levels that never delivered are left
+        out.
+        """
         store = self._keeper.store
         flushed = -1 if store is None else self._keeper.covered(int(store.status()["durable"]))
         for state in self._levels:
@@ -95,7 +107,9 @@ class DelayService:
             record = self._peek(state, store)
             if record is None:
                 return False
-            due_ms = self._delays.due_ms(state.level, self._delays.deliver_at_ms(state.level, record.store_ms), now_ms)
+            due_ms = self._delays.due_ms(
+                state.level, self._delays.deliver_at_ms(state.level, record.store_ms), now_ms
+            )
             if due_ms > now_ms:
                 state.wait_until_ms = due_ms
                 return False
@@ -111,12 +125,21 @@ class DelayService:
         low, high = store.bounds(SCHEDULE_TOPIC, queue_id)
         if not low <= state.next_offset <= high:
             corrected = min(max(state.next_offset, low), high)
-            log.warning("delay level %d: offset %d is outside %d..%d and becomes %d", state.level, state.next_offset, low, high, corrected)
+            log.warning(
+                "delay level %d: offset %d is outside %d..%d and becomes %d",
+                state.level,
+                state.next_offset,
+                low,
+                high,
+                corrected,
+            )
             state.next_offset = state.safe_offset = corrected
             state.unsafe.clear()
         if state.next_offset >= high:
             return None
-        found = store.get_messages(SCHEDULE_TOPIC, queue_id, state.next_offset, PAGE_RECORDS, PAGE_BYTES, None)
+        found = store.get_messages(
+            SCHEDULE_TOPIC, queue_id, state.next_offset, PAGE_RECORDS, PAGE_BYTES, None
+        )
         data = b"".join(found.parts)
         at = 0
         for size in found.sizes.tolist():
@@ -133,21 +156,41 @@ class DelayService:
         end_offset = 0
         if target is None:
             self._counters.delayed_dropped += 1
-            log.error("delayed message at log offset %d names no lawful target and is dropped", record.log_offset)
+            log.error(
+                "delayed message at log offset %d names no lawful target and is dropped",
+                record.log_offset,
+            )
         else:
             topic, queue_id, properties = target
-            origin = Origin(record.born_ms, record.born_host, record.flag, record.sys_flag, record.reconsume_times)
+            origin = Origin(
+                record.born_ms,
+                record.born_host,
+                record.flag,
+                record.sys_flag,
+                record.reconsume_times,
+            )
             try:
-                end_offset = self._writer.put(topic, queue_id, record.body, properties, origin).end_log_offset
+                end_offset = self._writer.put(
+                    topic, queue_id, record.body, properties, origin
+                ).end_log_offset
             except StoreError as error:
-                log.log(logging.DEBUG if state.failing else logging.WARNING, "delayed messages of level %d wait: %s", state.level, error)
+                log.log(
+                    logging.DEBUG if state.failing else logging.WARNING,
+                    "delayed messages of level %d wait: %s",
+                    state.level,
+                    error,
+                )
                 state.failing = True
                 self._keeper.check(error)
                 state.wait_until_ms = now_ms + RETRY_MS
                 return False
             except RmqError as error:
                 self._counters.delayed_dropped += 1
-                log.error("delayed message at log offset %d cannot be stored and is dropped: %s", record.log_offset, error)
+                log.error(
+                    "delayed message at log offset %d cannot be stored and is dropped: %s",
+                    record.log_offset,
+                    error,
+                )
             else:
                 self._counters.delayed_delivered += 1
                 state.failing = False

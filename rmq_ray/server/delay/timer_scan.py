@@ -1,7 +1,8 @@
 """Looks through the timer queue's entries for what is due next (store-format 14).
 
-Decides: which entries still wait, which of them belong into the window, which must get a new record. Called by ``timer_service`` in a thread: 20 bytes
-are read for each message since the first that waits, 64 Ki entries at a time, so memory does not grow with the queue.
+Decides: which entries still wait, which of them belong into the window, which must get a new
+record. Called by ``timer_service`` in a thread: 20 bytes are read for each message since the first
+that waits, 64 Ki entries at a time, so memory does not grow with the queue.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.record import decode_record
 from rmq_ray.model.message import TIMER_OUT_MS, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.due_window import Array, nearest
 from rmq_ray.protocol.timer import DUE_MS_MIN, WAITING
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import decode_record
+from rmq_ray.store.queue.consume_queue import BLANK_SIZE
 
 CHUNK_ENTRIES = 65_536
 ROLLED_A_SCAN_MAX = 10_000
@@ -25,8 +26,9 @@ ROLLED_A_SCAN_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ScanOrder:
-    """Entries [low, high); due in [start_ms, end_ms) and behind ``progress`` (due, offset). ``cancelled``: sorted offsets that wait no more.
-    ``roll_below``: entries before this offset get a new record unless they are due in the window.
+    """Entries [low, high); due in [start_ms, end_ms) and behind ``progress`` (due, offset).
+    ``cancelled``: sorted offsets that wait no more. ``roll_below``: entries before this offset get
+    a new record unless they are due in the window.
     """
 
     low: int
@@ -41,7 +43,9 @@ class ScanOrder:
 
 @dataclass(slots=True)
 class Scanned:
-    """``rows``: (due, offset, log offset); all up to ``end_ms`` are there. ``first``: the first offset that waits. ``waiting``: how many do."""
+    """``rows``: (due, offset, log offset); all up to ``end_ms`` are there. ``first``: the first
+    offset that waits. ``waiting``: how many do.
+    """
 
     end_ms: int
     first: int
@@ -71,16 +75,24 @@ def scan(store: MessageStore, order: ScanOrder) -> Scanned:
             _narrow(found, order.limit)
         if len(found.old) < ROLLED_A_SCAN_MAX:
             old = rows[(rows[:, 1] < order.roll_below) & (rows[:, 0] >= order.end_ms)]
-            found.old += [(offset, log_offset) for _, offset, log_offset in old[:ROLLED_A_SCAN_MAX].tolist()]
+            found.old += [
+                (offset, log_offset) for _, offset, log_offset in old[:ROLLED_A_SCAN_MAX].tolist()
+            ]
     _narrow(found, order.limit)
     return found
 
 
 def read_rows(store: MessageStore, offset: int, count: int) -> tuple[Array, int]:
-    """(rows of the messages, entries read) from ``offset`` on; entries of records that are lost make no row."""
+    """(rows of the messages, entries read) from ``offset`` on; entries of records that are lost
+    make no row.
+    """
     entries = store.entries(TIMER_TOPIC, WAITING, offset, count)
     rows = np.empty((len(entries), 3), np.int64)
-    rows[:, 0], rows[:, 1], rows[:, 2] = entries["code"], np.arange(offset, offset + len(entries)), entries["log_offset"]
+    rows[:, 0], rows[:, 1], rows[:, 2] = (
+        entries["code"],
+        np.arange(offset, offset + len(entries)),
+        entries["log_offset"],
+    )
     rows = rows[entries["size"] != BLANK_SIZE]
     for at in np.flatnonzero(rows[:, 0] < DUE_MS_MIN).tolist():
         rows[at, 0] = _due_of(store, int(rows[at, 2]))
@@ -90,7 +102,11 @@ def read_rows(store: MessageStore, offset: int, count: int) -> tuple[Array, int]
 def _due_of(store: MessageStore, log_offset: int) -> int:
     """From the record itself: Apache RocketMQ has built the consume queue anew."""
     raw = store.record_at(log_offset)
-    text = decode_properties(decode_record(raw).properties).get(TIMER_OUT_MS, "") if raw is not None else ""
+    text = (
+        decode_properties(decode_record(raw).properties).get(TIMER_OUT_MS, "")
+        if raw is not None
+        else ""
+    )
     return int(text) if text.isdecimal() and len(text) < 19 else 0
 
 

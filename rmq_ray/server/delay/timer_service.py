@@ -1,16 +1,20 @@
-"""Delivers messages at their exact times, and takes back those that are recalled (store-format 14; features 17, 18).
+"""Delivers messages at their exact times, and takes back those that are recalled (store-format 14;
+features 17, 18).
 
     send ──> rmq_sys_wheel_timer/0 ──scan, read──> DueWindow ──due──> real topic
                       '<── rolled copies                       recalled, rolled: rmq_sys_wheel_timer/1
 
-The timer queue's entries are the index: code = due time. What was delivered is one point: everything up to (due, offset) is.
+The timer queue's entries are the index: code = due time. What was delivered is one point:
+everything up to (due, offset) is.
 
-Decides: when entries are read and scanned, what is delivered in one turn, which progress may be saved. Does not decide due times or forms
-(``protocol.timer``), order (``protocol.due_window``). Runs in the broker's loop; scans run beside it.
+Decides: when entries are read and scanned, what is delivered in one turn, which progress may be
+saved. Does not decide due times or forms (``protocol.timer``), order (``protocol.due_window``).
+Runs in the broker's loop; scans run beside it.
 
-Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind the progress: so nothing is written with an earlier due
-time (``MessageWriter.timer_floor_ms``), and nothing is delivered before all that was written earlier can be read. Saved progress never covers a copy that is
-not on disk: a crash repeats what came since, and loses nothing.
+Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind
+the progress: so nothing is written with an earlier due time (``MessageWriter.timer_floor_ms``), and
+nothing is delivered before all that was written earlier can be read. Saved progress never covers a
+copy that is not on disk: a crash repeats what came since, and loses nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +25,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
+from rmq_ray.files import FileSystem
 from rmq_ray.model.message import TIMER_CANCELS, SysFlag, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.due_window import Due, DueWindow
 from rmq_ray.protocol.timer import CANCELLED, WAITING, cancelling, release_timed, rolled
 from rmq_ray.server.base.config_saver import ConfigSaver
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.delay.timer_scan import CHUNK_ENTRIES, Scanned, ScanOrder, read_rows, scan
+from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.tables.topic_table import TopicTable
-from rmq_ray.files import FileSystem
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.store.tables.timer_file import TimerProgress, timer_file
 
 log = logging.getLogger("rmq_ray.server")
@@ -59,7 +63,14 @@ class TimerService:
     """Of one broker."""
 
     def __init__(  # noqa: PLR0913 - its surroundings
-        self, config: BrokerConfig, keeper: StoreKeeper, writer: MessageWriter, topics: TopicTable, counters: Counters, files: FileSystem, offload: Offload
+        self,
+        config: BrokerConfig,
+        keeper: StoreKeeper,
+        writer: MessageWriter,
+        topics: TopicTable,
+        counters: Counters,
+        files: FileSystem,
+        offload: Offload,
     ) -> None:
         self._config = config
         self._keeper = keeper
@@ -68,8 +79,12 @@ class TimerService:
         self._counters = counters
         self._offload = offload
         self._file = timer_file(files, f"{config.store.path}/rmq_ray/timer.json")
-        self._saver: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", self._snapshot, self._file.save, offload)
-        self._follower: ConfigSaver[TimerProgress] = ConfigSaver("timer.json", lambda: self._found, self._file.save, offload)
+        self._saver: ConfigSaver[TimerProgress] = ConfigSaver(
+            "timer.json", self._snapshot, self._file.save, offload
+        )
+        self._follower: ConfigSaver[TimerProgress] = ConfigSaver(
+            "timer.json", lambda: self._found, self._file.save, offload
+        )
         self._saved: TimerProgress | None = None
         self._found = TimerProgress()
         self._gone = 0  # messages that waited and do not any more
@@ -87,13 +102,16 @@ class TimerService:
         self._owed: deque[int] = deque()
         self._old: deque[tuple[int, int]] = deque()
         self._read = 0
-        self._mark = (0, 0)  # (end of the log, time) of a moment; until all before it can be read nothing behind it is delivered
+        self._mark = (
+            0,
+            0,
+        )  # (end of the log, time) of a moment; until all before it can be read nothing behind it is delivered
         self._cap_ms = saved.due_ms
         self._wait_until_ms = 0
         self._scanning = self._failing = False
         self._waiting = 0  # of those read
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def read(self) -> None:
         """In a thread, before ``load``: the file. Raises ``StoreCorrupt``."""
@@ -142,14 +160,18 @@ class TimerService:
             self._safe = self._unsafe.popleft().progress
 
     def settle(self) -> None:
-        """The whole log is on disk, and nothing more is delivered: write the progress in the calling thread."""
+        """The whole log is on disk, and nothing more is delivered: write the progress in the
+        calling thread.
+        """
         self._safe = self._progress
         self._unsafe.clear()
         if self._saved is not None:
             self._saver.save_now()
 
     def keep(self) -> None:
-        """Nothing more is delivered here, another broker may go on: write what is sure, or what the master said, in the calling thread."""
+        """Nothing more is delivered here, another broker may go on: write what is sure, or what the
+        master said, in the calling thread.
+        """
         (self._follower if self._saved is None else self._saver).save_now()
 
     @property
@@ -158,7 +180,9 @@ class TimerService:
         return self._found if self._saved is None else self._saved
 
     def follow(self, progress: TimerProgress) -> None:
-        """Of a slave: keep what the master's file says, for the day on which this broker delivers."""
+        """Of a slave: keep what the master's file says, for the day on which this broker
+        delivers.
+        """
         if progress != self._found and self._saved is None:
             self._found = progress
             self._follower.save()
@@ -170,12 +194,18 @@ class TimerService:
     def waiting(self) -> int:
         """Messages that wait; after a start the first scan must have ended."""
         store = self._keeper.store
-        return 0 if store is None else max(0, self._waiting + store.bounds(TIMER_TOPIC, WAITING)[1] - self._read)
+        return (
+            0
+            if store is None
+            else max(0, self._waiting + store.bounds(TIMER_TOPIC, WAITING)[1] - self._read)
+        )
 
-    # --- delivery ------------------------------------------------------------------------------------------------------
+    # --- delivery ---------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
-        """Read what came, deliver what is due at ``now_ms`` (wall clock). True when more is due already."""
+        """Read what came, deliver what is due at ``now_ms`` (wall clock). True when more is due
+        already.
+        """
         store = self._keeper.store
         if store is None or now_ms < self._wait_until_ms <= now_ms + RETRY_MS:
             return False
@@ -186,7 +216,11 @@ class TimerService:
             self._look_ahead(store, now_ms)
             return more or bool(self._old)
         except StoreError as error:
-            log.log(logging.DEBUG if self._failing else logging.WARNING, "messages with a delivery time wait: %s", error)
+            log.log(
+                logging.DEBUG if self._failing else logging.WARNING,
+                "messages with a delivery time wait: %s",
+                error,
+            )
             self._failing = True
             self._wait_until_ms = now_ms + RETRY_MS
             self._keeper.check(error)
@@ -232,7 +266,11 @@ class TimerService:
         target = release_timed(decode_properties(record.properties)) if record is not None else None
         if record is None or target is None:
             self._counters.timed_dropped += 1
-            log.error("the message with a delivery time at log offset %d %s and is dropped", due[2], "names no lawful target" if record else "is not there")
+            log.error(
+                "the message with a delivery time at log offset %d %s and is dropped",
+                due[2],
+                "names no lawful target" if record else "is not there",
+            )
             return
         try:
             self._writer.put(target[0], target[1], record.body, target[2], _origin(record))
@@ -240,12 +278,17 @@ class TimerService:
             raise
         except RmqError as error:
             self._counters.timed_dropped += 1
-            log.error("the message with a delivery time at log offset %d cannot be stored and is dropped: %s", due[2], error)
+            log.error(
+                "the message with a delivery time at log offset %d cannot be stored and is "
+                "dropped: %s",
+                due[2],
+                error,
+            )
             return
         self._counters.timed_delivered += 1
         self._failing = False
 
-    # --- looking ahead -------------------------------------------------------------------------------------------------
+    # --- looking ahead ----------------------------------------------------------------------------
 
     def _look_ahead(self, store: MessageStore, now_ms: int) -> None:
         """Roll some, and scan when the window comes to its end."""
@@ -254,17 +297,35 @@ class TimerService:
             self._old.popleft()
         horizon = self._config.timer_window_ms
         full_enough = len(self.window) > self._config.timer_window_messages // 4
-        if self._scanning or self.window.end_ms > now_ms + horizon // 2 or (full_enough and self.window.end_ms > now_ms + horizon // 100):
+        if (
+            self._scanning
+            or self.window.end_ms > now_ms + horizon // 2
+            or (full_enough and self.window.end_ms > now_ms + horizon // 100)
+        ):
             return
-        roll_below = self._stored_before(store, now_ms - min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3) * HOUR_MS)
+        roll_below = self._stored_before(
+            store,
+            now_ms
+            - min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3)
+            * HOUR_MS,
+        )
         cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
         order = ScanOrder(
-            self._first, self._read, self.window.end_ms, now_ms + horizon, self._progress, cancelled, self._config.timer_window_messages, roll_below
+            self._first,
+            self._read,
+            self.window.end_ms,
+            now_ms + horizon,
+            self._progress,
+            cancelled,
+            self._config.timer_window_messages,
+            roll_below,
         )
         life, gone = self._life, self._gone
         self._scanning = True
         try:
-            self._offload.submit(lambda: scan(store, order), lambda found: self._scanned((life, gone), order, found))
+            self._offload.submit(
+                lambda: scan(store, order), lambda found: self._scanned((life, gone), order, found)
+            )
         except BrokerBusy:
             self._scanning = False  # the next tick tries again
 
@@ -275,7 +336,9 @@ class TimerService:
             return
         self._scanning = False
         if isinstance(found, StoreError):
-            log.warning("the timer queue could not be scanned, the next tick tries again: %s", found)
+            log.warning(
+                "the timer queue could not be scanned, the next tick tries again: %s", found
+            )
             self._keeper.check(found)
             return
         if isinstance(found, Exception):
@@ -296,7 +359,9 @@ class TimerService:
 
     def _stored_before(self, store: MessageStore, at_ms: int) -> int:
         """The offset from which on messages were stored later than ``at_ms``."""
-        offset = store.offset_by_time(TIMER_TOPIC, WAITING, at_ms)  # of the last message, when all are older
+        offset = store.offset_by_time(
+            TIMER_TOPIC, WAITING, at_ms
+        )  # of the last message, when all are older
         log_offset = store.log_offset_of(TIMER_TOPIC, WAITING, offset)
         raw = store.record_at(log_offset) if log_offset >= 0 else None
         return offset + 1 if raw is not None and decode_record(raw).store_ms <= at_ms else offset
@@ -309,11 +374,21 @@ class TimerService:
         if record is None:
             return
         try:
-            self._writer.put(TIMER_TOPIC, WAITING, record.body, rolled(decode_properties(record.properties), offset), _origin(record))
+            self._writer.put(
+                TIMER_TOPIC,
+                WAITING,
+                record.body,
+                rolled(decode_properties(record.properties), offset),
+                _origin(record),
+            )
         except StoreError:
             raise
-        except RmqError as error:  # a record of another broker that cannot be copied: it waits on where it is
-            log.error("the waiting message at log offset %d cannot be renewed: %s", log_offset, error)
+        except (
+            RmqError
+        ) as error:  # a record of another broker that cannot be copied: it waits on where it is
+            log.error(
+                "the waiting message at log offset %d cannot be renewed: %s", log_offset, error
+            )
             return
         self._counters.timed_rolled += 1
         self._leaves()
@@ -321,10 +396,12 @@ class TimerService:
         self._cancelled.add(offset)
         self._pay()
 
-    # --- taking back ---------------------------------------------------------------------------------------------------
+    # --- taking back ------------------------------------------------------------------------------
 
     def is_delivered(self, due_ms: int, offset: int) -> bool:
-        """Whether the entry with this code and offset was delivered, as far as this process knows."""
+        """Whether the entry with this code and offset was delivered, as far as this process
+        knows.
+        """
         return (due_ms, offset) <= self._progress
 
     def is_cancelled(self, offset: int) -> bool:
@@ -332,9 +409,15 @@ class TimerService:
         return offset in self._cancelled
 
     def cancel(self, offset: int) -> int:
-        """The waiting message at ``offset`` is never delivered; returns the log offset behind the entry that says so. Raises the store's errors."""
+        """The waiting message at ``offset`` is never delivered; returns the log offset behind the
+        entry that says so. Raises the store's errors.
+        """
         if len(self._cancelled) >= CANCELLED_MAX:
-            raise BrokerBusy(f"{CANCELLED_MAX} recalled messages are remembered already; recall more when some of them were due", CANCELLED_MAX)
+            raise BrokerBusy(
+                f"{CANCELLED_MAX} recalled messages are remembered already; recall more when "
+                f"some of them were due",
+                CANCELLED_MAX,
+            )
         self._pay()
         end = self._write_cancel(offset)
         self._cancelled.add(offset)
@@ -358,7 +441,9 @@ class TimerService:
         return end
 
     def _mend(self, store: MessageStore) -> None:
-        """The log's last record is a rolled copy, and the old one was not taken out before the crash: do it."""
+        """The log's last record is a rolled copy, and the old one was not taken out before the
+        crash: do it.
+        """
         raw = store.record_at(store.report.last_record) if store.report.last_record >= 0 else None
         record = decode_record(raw) if raw is not None else None
         if record is None or record.topic != TIMER_TOPIC or record.queue_id != WAITING:
@@ -370,7 +455,9 @@ class TimerService:
 
 
 def _readable(store: MessageStore, log_offset: int) -> Record | None:
-    """None for one that is gone, broken, or lies on a bad sector: the others must not wait for it."""
+    """None for one that is gone, broken, or lies on a bad sector: the others must not wait
+    for it.
+    """
     try:
         raw = store.record_at(log_offset)
     except StoreUnreadable as error:
@@ -380,4 +467,10 @@ def _readable(store: MessageStore, log_offset: int) -> Record | None:
 
 
 def _origin(record: Record) -> Origin:
-    return Origin(record.born_ms, record.born_host, record.flag, record.sys_flag & ~SysFlag.TRANSACTION_MASK, record.reconsume_times)
+    return Origin(
+        record.born_ms,
+        record.born_host,
+        record.flag,
+        record.sys_flag & ~SysFlag.TRANSACTION_MASK,
+        record.reconsume_times,
+    )

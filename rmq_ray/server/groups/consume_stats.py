@@ -1,7 +1,9 @@
-"""GET_BROKER_CONSUME_STATS 317: every group's progress in every topic of this broker, in one answer (remoting 5; RocketMQ's brokerConsumeStats).
+"""GET_BROKER_CONSUME_STATS 317: every group's progress in every topic of this broker, in one answer
+(remoting 5; RocketMQ's brokerConsumeStats).
 
-Decides: which groups and topics are listed, as RocketMQ 4.9 does: what has a committed offset here; not what a running group has ceased to
-subscribe to. Called by ``group_operations``. Reads last store times from the disk: run ``read`` beside the loop.
+Decides: which groups and topics are listed, as RocketMQ 4.9 does: what has a committed offset here;
+not what a running group has ceased to subscribe to. Called by ``group_operations``. Reads last
+store times from the disk: run ``read`` beside the loop.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import NamedTuple
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.wire.bodies_admin import Progress
 from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.tables.store_times import store_ms_at
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -35,7 +37,9 @@ class Listed(NamedTuple):
     committed: int
 
 
-def listed(topics: TopicTable, offsets: OffsetTable, members: Membership, ordered_only: bool) -> list[Listed]:
+def listed(
+    topics: TopicTable, offsets: OffsetTable, members: Membership, ordered_only: bool
+) -> list[Listed]:
     """What is to be told, in the loop. ``Refused`` beyond ``QUEUES_MAX`` queues."""
     found: list[Listed] = []
     for (topic, group), queues in sorted(offsets.tables().items()):
@@ -44,9 +48,16 @@ def listed(topics: TopicTable, offsets: OffsetTable, members: Membership, ordere
             continue
         if running is not None and running.subscriptions and topic not in running.subscriptions:
             continue
-        found += [Listed(group, topic, queue_id, queues.get(queue_id, 0)) for queue_id in range(config.write_queues)]
+        found += [
+            Listed(group, topic, queue_id, queues.get(queue_id, 0))
+            for queue_id in range(config.write_queues)
+        ]
         if len(found) > QUEUES_MAX:
-            raise Refused(f"groups of this broker consume more than {QUEUES_MAX} queues; ask for one group after the other (208)", ResponseCode.SYSTEM_ERROR)
+            raise Refused(
+                f"groups of this broker consume more than {QUEUES_MAX} queues; ask for one "
+                f"group after the other (208)",
+                ResponseCode.SYSTEM_ERROR,
+            )
     return found
 
 
@@ -56,5 +67,7 @@ def read(store: MessageStore, broker_name: str, wanted: Iterable[Listed]) -> Fou
     for group, topic, queue_id, committed in wanted:
         last_ms = max(0, store_ms_at(store, topic, queue_id, committed - 1)) if committed else 0
         progress = Progress(store.bounds(topic, queue_id)[1], committed, last_ms)
-        found.setdefault(group, {}).setdefault(topic, {})[MessageQueue(topic, broker_name, queue_id)] = progress
+        found.setdefault(group, {}).setdefault(topic, {})[
+            MessageQueue(topic, broker_name, queue_id)
+        ] = progress
     return {group: list(by_topic.values()) for group, by_topic in found.items()}

@@ -1,7 +1,7 @@
 """Heartbeats and members of groups (protocol-behaviour 12; remoting 3, 4, 5).
 
-Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide how groups merge
-(``protocol.consumer_group``).
+Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide
+how groups merge (``protocol.consumer_group``).
 
 Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that caused it.
 """
@@ -23,9 +23,9 @@ from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.groups.group_modes import divides_queues, refusal_to_join
-from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.groups.subscription_watch import TOLD_CHARS_MAX, SubscriptionWatch
+from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
 GROUPS_PER_HEARTBEAT_MAX = 1_024
@@ -35,7 +35,13 @@ class GroupHandlers:
     """34, 35, 38 and the housekeeping of silent connections."""
 
     def __init__(  # noqa: PLR0913 - the tables that heartbeats fill
-        self, members: Membership, groups: GroupTable, topics: TopicTable, counters: Counters, clock: Clock, watch: SubscriptionWatch
+        self,
+        members: Membership,
+        groups: GroupTable,
+        topics: TopicTable,
+        counters: Counters,
+        clock: Clock,
+        watch: SubscriptionWatch,
     ) -> None:
         self._members = members
         self._groups = groups
@@ -50,7 +56,11 @@ class GroupHandlers:
         beat = bodies.decode_heartbeat(command.body_bytes())
         if len(beat.consumers) + len(beat.producer_groups) > GROUPS_PER_HEARTBEAT_MAX:
             return command.answer(
-                ResponseCode.SYSTEM_ERROR, remark=f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several client instances"
+                ResponseCode.SYSTEM_ERROR,
+                remark=(
+                    f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several "
+                    f"client instances"
+                ),
             )
         client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
         self._members.introduce(peer, beat.client_id)
@@ -64,7 +74,11 @@ class GroupHandlers:
         for group in beat.producer_groups:
             self._members.producers.register(group, peer, client)
         fields = {CONFLICT_FIELD: "; ".join(conflicts)[:TOLD_CHARS_MAX]} if conflicts else None
-        return command.answer(ResponseCode.GROUP_IN_OTHER_USE, fields, remark="; ".join(refused)) if refused else command.answer(fields=fields)
+        return (
+            command.answer(ResponseCode.GROUP_IN_OTHER_USE, fields, remark="; ".join(refused))
+            if refused
+            else command.answer(fields=fields)
+        )
 
     def unregister(self, command: Command, peer: Peer) -> Command:
         """UNREGISTER_CLIENT 35."""
@@ -72,7 +86,11 @@ class GroupHandlers:
         if header.producer_group:
             self._members.producers.unregister(header.producer_group, peer)
         if header.consumer_group:
-            self._tell(self._members.consumers.unregister(header.consumer_group, peer, self._notifies(header.consumer_group)))
+            self._tell(
+                self._members.consumers.unregister(
+                    header.consumer_group, peer, self._notifies(header.consumer_group)
+                )
+            )
         return command.answer(fields={})
 
     def consumer_list(self, command: Command, peer: Peer) -> Command:
@@ -80,7 +98,9 @@ class GroupHandlers:
         group = ConsumerGroupHeader.from_fields(command.fields).consumer_group
         ids = self._members.consumers.client_ids(group)
         if not ids:
-            return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark="no consumer for this group")
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR, {}, remark="no consumer for this group"
+            )
         return command.answer(fields={}, body=bodies.encode_consumer_ids(ids))
 
     def closed(self, peer: Peer) -> None:
@@ -96,7 +116,9 @@ class GroupHandlers:
         expired = self._members.consumers.expire(now_ms, expiry_ms)
         for change in expired.changes:
             self._tell(change)
-        for peer in dict.fromkeys((*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))):
+        for peer in dict.fromkeys(
+            (*expired.connections, *self._members.producers.expire(now_ms, expiry_ms))
+        ):
             cast(Peer, peer).close(f"no heartbeat for {expiry_ms} ms")
 
     def _join(self, data: ConsumerData, peer: Peer, client: Client) -> list[str]:
@@ -123,4 +145,11 @@ class GroupHandlers:
         for peer in change.notify:
             self._notice += 1
             self._counters.notices += 1
-            cast(Peer, peer).send(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notice & 0x7FFFFFFF, FLAG_ONEWAY, {"consumerGroup": change.group}))
+            cast(Peer, peer).send(
+                Command(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+                    self._notice & 0x7FFFFFFF,
+                    FLAG_ONEWAY,
+                    {"consumerGroup": change.group},
+                )
+            )

@@ -1,10 +1,13 @@
-"""Locks of queues for ordered consumption: LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42 (protocol-behaviour 13 end, 16; remoting 3).
+"""Locks of queues for ordered consumption: LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42 (protocol-behaviour
+13 end, 16; remoting 3).
 
-Decides: that no lock is granted which a restarted broker would not know. Does not decide who gets one (``protocol.queue_locks``) nor what a
-commit without a lock is worth (``server.groups.offset_handlers``). Called by the broker core, in its loop.
+Decides: that no lock is granted which a restarted broker would not know. Does not decide who gets
+one (``protocol.queue_locks``) nor what a commit without a lock is worth
+(``server.groups.offset_handlers``). Called by the broker core, in its loop.
 
-Invariants: a change of hands lies in the journal before its answer leaves; no lock of one master has the epoch of another's, so that what a holder does
-who does not know yet that his broker was replaced counts for nothing.
+Invariants: a change of hands lies in the journal before its answer leaves; no lock of one master
+has the epoch of another's, so that what a holder does who does not know yet that his broker was
+replaced counts for nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +37,17 @@ class LockHandlers:
         self._closed = False
 
     def load(self, found: tuple[list[LockLine], int], reign: int = 0) -> None:
-        """What the journal said. Epochs go on from there, and from the clock where the journal was lost; those of a ``reign`` (the epoch of its master's
-        election) are greater than all of the reigns before, whoever gave them.
+        """What the journal said. Epochs go on from there, and from the clock where the journal was
+        lost; those of a ``reign`` (the epoch of its master's election) are greater than all of the
+        reigns before, whoever gave them.
         """
         lines, highest = found
         highest = max(highest, reign << REIGN_BITS)
-        held = [HeldLock(line.group, line.queue, line.client_id, line.epoch) for line in lines if line.client_id is not None]
+        held = [
+            HeldLock(line.group, line.queue, line.client_id, line.epoch)
+            for line in lines
+            if line.client_id is not None
+        ]
         self._locks.load(held, max(highest, self._clock.now_ms()), self._clock.monotonic_ms())
 
     def lock(self, command: Command, peer: Peer) -> Command:
@@ -49,23 +57,47 @@ class LockHandlers:
         group, client_id, queues, epochs = _asked(command)
         granted = self._locks.lock(group, client_id, queues, self._clock.monotonic_ms(), epochs)
         changed = [grant for grant in granted if grant.changed]
-        if changed and not self._written([LockLine(grant.epoch, client_id, group, grant.queue) for grant in changed]):
+        if changed and not self._written(
+            [LockLine(grant.epoch, client_id, group, grant.queue) for grant in changed]
+        ):
             self._locks.unlock(group, client_id, [grant.queue for grant in changed])
             granted = [grant for grant in granted if not grant.changed]
-        return command.answer(body=bodies.encode_locked([grant.queue for grant in granted], None if epochs is None else [grant.epoch for grant in granted]))
+        return command.answer(
+            body=bodies.encode_locked(
+                [grant.queue for grant in granted],
+                None if epochs is None else [grant.epoch for grant in granted],
+            )
+        )
 
     def unlock(self, command: Command, peer: Peer) -> Command:
-        """42. A lock whose end could not be written is free all the same: after a restart it runs out by itself."""
+        """42. A lock whose end could not be written is free all the same: after a restart it runs
+        out by itself.
+        """
         group, client_id, queues, epochs = _asked(command)
-        self._written([LockLine(0, None, group, queue) for queue in self._locks.unlock(group, client_id, queues, epochs)])
+        self._written(
+            [
+                LockLine(0, None, group, queue)
+                for queue in self._locks.unlock(group, client_id, queues, epochs)
+            ]
+        )
         return command.answer()
 
     def housekeeping(self) -> None:
         """Forget locks of clients that are gone for good; shorten the journal."""
-        self._written([LockLine(0, None, lock.group, lock.queue) for lock in self._locks.expire(self._clock.monotonic_ms())])
+        self._written(
+            [
+                LockLine(0, None, lock.group, lock.queue)
+                for lock in self._locks.expire(self._clock.monotonic_ms())
+            ]
+        )
         if self._journal.is_long(len(self._locks)):
             try:
-                self._journal.rewrite([LockLine(lock.epoch, lock.client_id, lock.group, lock.queue) for lock in self._locks.held()])
+                self._journal.rewrite(
+                    [
+                        LockLine(lock.epoch, lock.client_id, lock.group, lock.queue)
+                        for lock in self._locks.held()
+                    ]
+                )
             except StoreError as error:
                 log.warning("the journal of queue locks was not shortened: %s", error)
 
@@ -80,7 +112,11 @@ class LockHandlers:
         try:
             self._journal.append(lines)
         except StoreError as error:
-            log.error("changes of %d queue locks could not be written, none of them is granted: %s", len(lines), error)
+            log.error(
+                "changes of %d queue locks could not be written, none of them is granted: %s",
+                len(lines),
+                error,
+            )
             return False
         return True
 

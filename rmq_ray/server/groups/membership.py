@@ -1,7 +1,9 @@
-"""Who is connected as what: consumer and producer groups, holders of queue locks, and whose word a request is.
+"""Who is connected as what: consumer and producer groups, holders of queue locks, and whose word a
+request is.
 
-Decides: by which name a connection is known (its client id once it sent a heartbeat, else the connection itself), and who counts as
-an administrator for offsets. Does not decide how groups merge (``protocol.consumer_group``). Callers: group, pull and offset handlers.
+Decides: by which name a connection is known (its client id once it sent a heartbeat, else the
+connection itself), and who counts as an administrator for offsets. Does not decide how groups merge
+(``protocol.consumer_group``). Callers: group, pull and offset handlers.
 """
 
 from __future__ import annotations
@@ -57,25 +59,39 @@ class Membership:
         return found is not None and peer in found.channels
 
     def is_administrator(self, group: str, peer: Peer, oneway: bool) -> bool:
-        """A connection that asks for an answer and never was a consumer of the group: a tool, not a consumer that was left behind."""
+        """A connection that asks for an answer and never was a consumer of the group: a tool, not a
+        consumer that was left behind.
+        """
         return not oneway and group not in peer.attributes.get(CONSUMER_GROUPS, ())
 
     def lock_holder(self, group: str, topic: str, queue_id: int) -> Hashable | None:
         """Client id that holds the queue for ordered consumption."""
         if not len(self.locks):
             return None
-        return self.locks.holder(group, MessageQueue(topic, self._broker_name, queue_id), self._clock.monotonic_ms())
+        return self.locks.holder(
+            group, MessageQueue(topic, self._broker_name, queue_id), self._clock.monotonic_ms()
+        )
 
     def committing(  # noqa: PLR0913 - what a commit says of itself
-        self, peer: Peer, group: str, topic: str, queue_id: int, lock_epoch: int, client_id: str | None = None
+        self,
+        peer: Peer,
+        group: str,
+        topic: str,
+        queue_id: int,
+        lock_epoch: int,
+        client_id: str | None = None,
     ) -> tuple[Hashable, Hashable | None]:
-        """(who commits, who holds the queue). An epoch that is in force is its holder's proof, and a client id in the commit says who it is, also
-        before the connection's first heartbeat.
+        """(who commits, who holds the queue). An epoch that is in force is its holder's proof, and
+        a client id in the commit says who it is, also before the connection's first heartbeat.
         """
         if lock_epoch:
             return lock_epoch, lock_epoch
         return client_id or self.client_of(peer), self.lock_holder(group, topic, queue_id)
 
     def is_fenced(self, group: str, topic: str, queue_id: int, lock_epoch: int) -> bool:
-        """Whether somebody else has had the queue since the lock of this epoch (> 0) was granted."""
-        return not self.locks.admits(group, MessageQueue(topic, self._broker_name, queue_id), lock_epoch)
+        """Whether somebody else has had the queue since the lock of this epoch (> 0) was
+        granted.
+        """
+        return not self.locks.admits(
+            group, MessageQueue(topic, self._broker_name, queue_id), lock_epoch
+        )

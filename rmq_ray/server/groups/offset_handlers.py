@@ -1,9 +1,10 @@
 """Consumed offsets and the bounds of queues (protocol-behaviour 13, 18; remoting 3).
 
-14 QUERY_CONSUMER_OFFSET, 15 UPDATE_CONSUMER_OFFSET, 43 GET_ALL_CONSUMER_OFFSET, 30 / 31 bounds, 29 by time, 32 earliest, QUEUE_BOUNDS (ours).
+14 QUERY_CONSUMER_OFFSET, 15 UPDATE_CONSUMER_OFFSET, 43 GET_ALL_CONSUMER_OFFSET, 30 / 31 bounds, 29
+by time, 32 earliest, QUEUE_BOUNDS (ours).
 
-Decides: what a group without an offset is told, and who may move an offset back (with ``offset_table``). Answers to bounds count visible
-messages only.
+Decides: what a group without an offset is told, and who may move an offset back (with
+``offset_table``). Answers to bounds count visible messages only.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
+from rmq_ray.remoting.wire.headers import (
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
+)
 from rmq_ray.server.base.deferred_response import AnswerFrom
+from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
-from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -29,7 +35,14 @@ TOPICS_PER_REQUEST_MAX = 10_000
 class OffsetHandlers:
     """See the module."""
 
-    def __init__(self, keeper: StoreKeeper, topics: TopicTable, offsets: OffsetTable, members: Membership, answer_from: AnswerFrom) -> None:
+    def __init__(
+        self,
+        keeper: StoreKeeper,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        members: Membership,
+        answer_from: AnswerFrom,
+    ) -> None:
         self._later = answer_from
         self._keeper = keeper
         self._topics = topics
@@ -37,57 +50,106 @@ class OffsetHandlers:
         self._members = members
 
     def query(self, command: Command, peer: Peer) -> Command:
-        """14: the stored offset; a group that has none starts at 0 where the whole queue is still in memory (and 0 will do), else it is told so (22)."""
+        """14: the stored offset; a group that has none starts at 0 where the whole queue is still
+        in memory (and 0 will do), else it is told so (22).
+        """
         header = QueryOffsetHeader.from_fields(command.fields)
         offset = self._offsets.query(header.topic, header.consumer_group, header.queue_id)
         if offset is None:
             low, _ = self._store().bounds(header.topic, header.queue_id)
-            if low > 0 or header.set_zero_if_not_found is False or _is_cold(self._store(), header.topic, header.queue_id):
-                return command.answer(ResponseCode.QUERY_NOT_FOUND, {}, remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+            if (
+                low > 0
+                or header.set_zero_if_not_found is False
+                or _is_cold(self._store(), header.topic, header.queue_id)
+            ):
+                return command.answer(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    {},
+                    remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+                )
             offset = 0
         return command.answer(fields={"offset": str(offset)})
 
     def update(self, command: Command, peer: Peer) -> Command:
-        """15: commits; consumers send it oneway, or say who they are: anybody else is an administrator. Of queues that this broker has: what
-        clients make up would fill the table.
+        """15: commits; consumers send it oneway, or say who they are: anybody else is an
+        administrator. Of queues that this broker has: what clients make up would fill the table.
         """
         header = UpdateOffsetHeader.from_fields(command.fields)
         config = self._topics.get(header.topic)
-        if config is None or not 0 <= header.queue_id < max(config.read_queues, config.write_queues):
-            return command.answer(ResponseCode.SYSTEM_ERROR, {}, remark=f"there is no queue {header.queue_id} of topic {header.topic} here")
-        if header.lock_epoch and self._members.is_fenced(header.consumer_group, header.topic, header.queue_id, header.lock_epoch):
+        if config is None or not 0 <= header.queue_id < max(
+            config.read_queues, config.write_queues
+        ):
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR,
+                {},
+                remark=f"there is no queue {header.queue_id} of topic {header.topic} here",
+            )
+        if header.lock_epoch and self._members.is_fenced(
+            header.consumer_group, header.topic, header.queue_id, header.lock_epoch
+        ):
             self._offsets.fence()
             return command.answer(
-                ResponseCode.SYSTEM_ERROR, {},
-                remark=f"offset {header.commit_offset} is not taken: lock {header.lock_epoch} of {header.topic}, queue {header.queue_id}, is over: lock again",
-            )  # fmt: skip
+                ResponseCode.SYSTEM_ERROR,
+                {},
+                remark=(
+                    f"offset {header.commit_offset} is not taken: lock {header.lock_epoch} of "
+                    f"{header.topic}, queue {header.queue_id}, is over: lock again"
+                ),
+            )
         store = self._keeper.store
         outcome = self._offsets.commit(
-            header.topic, header.consumer_group, header.queue_id, header.commit_offset,
-            *self._members.committing(peer, header.consumer_group, header.topic, header.queue_id, header.lock_epoch or 0, header.client_id),
-            not header.lock_epoch and not header.client_id and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
+            header.topic,
+            header.consumer_group,
+            header.queue_id,
+            header.commit_offset,
+            *self._members.committing(
+                peer,
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                header.lock_epoch or 0,
+                header.client_id,
+            ),
+            not header.lock_epoch
+            and not header.client_id
+            and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
             None if store is None else store.bounds(header.topic, header.queue_id)[1],
-        )  # fmt: skip
+        )
         if outcome is Commit.REFUSED:
             return command.answer(
-                ResponseCode.SYSTEM_ERROR, {},
-                remark=f"offset {header.commit_offset} is not taken: another client pulls or holds queue {header.queue_id} of {header.topic}",
-            )  # fmt: skip
+                ResponseCode.SYSTEM_ERROR,
+                {},
+                remark=(
+                    f"offset {header.commit_offset} is not taken: another client pulls or holds "
+                    f"queue {header.queue_id} of {header.topic}"
+                ),
+            )
         return command.answer(fields={})
 
     def all_offsets(self, command: Command, peer: Peer) -> Command:
         """43."""
-        return command.answer(body=bodies_admin.encode_offset_table({f"{topic}@{group}": queues for (topic, group), queues in self._offsets.tables().items()}))
+        return command.answer(
+            body=bodies_admin.encode_offset_table(
+                {
+                    f"{topic}@{group}": queues
+                    for (topic, group), queues in self._offsets.tables().items()
+                }
+            )
+        )
 
     def max_offset(self, command: Command, peer: Peer) -> Command:
         """30: 0 for what does not exist."""
         header = QueueHeader.from_fields(command.fields)
-        return command.answer(fields={"offset": str(self._store().bounds(header.topic, header.queue_id)[1])})
+        return command.answer(
+            fields={"offset": str(self._store().bounds(header.topic, header.queue_id)[1])}
+        )
 
     def min_offset(self, command: Command, peer: Peer) -> Command:
         """31: 0 for what does not exist."""
         header = QueueHeader.from_fields(command.fields)
-        return command.answer(fields={"offset": str(self._store().bounds(header.topic, header.queue_id)[0])})
+        return command.answer(
+            fields={"offset": str(self._store().bounds(header.topic, header.queue_id)[0])}
+        )
 
     def by_time(self, command: Command, peer: Peer) -> None:
         """29: the first message stored at or after a time; past the last one: the last."""
@@ -112,14 +174,19 @@ class OffsetHandlers:
         )
 
     def bounds(self, command: Command, peer: Peer) -> Command:
-        """QUEUE_BOUNDS: {topic: {queue id: [min, max]}} of the asked topics, all for an empty list."""
+        """QUEUE_BOUNDS: {topic: {queue id: [min, max]}} of the asked topics, all for an empty
+        list.
+        """
         store = self._store()
         asked = _topics(command)
         found: dict[str, dict[int, list[int]]] = {}
         for topic in asked or self._topics.names():
             config = self._topics.get(topic)
             if config is not None:
-                found[topic] = {queue_id: list(store.bounds(topic, queue_id)) for queue_id in range(max(config.read_queues, config.write_queues))}
+                found[topic] = {
+                    queue_id: list(store.bounds(topic, queue_id))
+                    for queue_id in range(max(config.read_queues, config.write_queues))
+                }
         return command.answer(body=msgpack.packb(found))
 
     def _store(self) -> MessageStore:
@@ -130,7 +197,9 @@ class OffsetHandlers:
 
 
 def _is_cold(store: MessageStore, topic: str, queue_id: int) -> bool:
-    """Whether the queue's first message lies further back in the log than what RocketMQ takes to be in memory (40 % of RAM)."""
+    """Whether the queue's first message lies further back in the log than what RocketMQ takes to be
+    in memory (40 % of RAM).
+    """
     return store.get_messages(topic, queue_id, 0, 1, 1, None).suggest_slave
 
 
@@ -139,6 +208,12 @@ def _topics(command: Command) -> list[str]:
         asked = msgpack.unpackb(command.body)
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"body of QUEUE_BOUNDS is no msgpack: {error}") from None
-    if not isinstance(asked, list) or len(asked) > TOPICS_PER_REQUEST_MAX or not all(isinstance(topic, str) for topic in asked):
-        raise MalformedFrame(f"body of QUEUE_BOUNDS must be a list of at most {TOPICS_PER_REQUEST_MAX} topics")
+    if (
+        not isinstance(asked, list)
+        or len(asked) > TOPICS_PER_REQUEST_MAX
+        or not all(isinstance(topic, str) for topic in asked)
+    ):
+        raise MalformedFrame(
+            f"body of QUEUE_BOUNDS must be a list of at most {TOPICS_PER_REQUEST_MAX} topics"
+        )
     return asked

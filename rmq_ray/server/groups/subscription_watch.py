@@ -1,7 +1,9 @@
-"""What heartbeats say about subscriptions, beyond who is there: SQL92 filters are taken in, members that disagree are told.
+"""What heartbeats say about subscriptions, beyond who is there: SQL92 filters are taken in, members
+that disagree are told.
 
-Decides: when a filter is registered or dies (``FilterTable``), when a conflict is logged and counted: once for each state of it. Does not decide
-which subscription counts. Called by: group handlers, in the broker's loop.
+Decides: when a filter is registered or dies (``FilterTable``), when a conflict is logged and
+counted: once for each state of it. Does not decide which subscription counts. Called by: group
+handlers, in the broker's loop.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ log = logging.getLogger("rmq_ray.server")
 class SubscriptionWatch:
     """One broker's."""
 
-    def __init__(self, consumers: ConsumerTable, filters: FilterTable, counters: Counters, clock: Clock) -> None:
+    def __init__(
+        self, consumers: ConsumerTable, filters: FilterTable, counters: Counters, clock: Clock
+    ) -> None:
         self._consumers = consumers
         self._filters = filters
         self._counters = counters
@@ -31,7 +35,9 @@ class SubscriptionWatch:
         self._told: dict[str, str] = {}
 
     def heard(self, data: ConsumerData) -> str:
-        """A heartbeat was registered. Returns what is to be told to its sender: a conflict of the group, or nothing."""
+        """A heartbeat was registered. Returns what is to be told to its sender: a conflict of the
+        group, or nothing.
+        """
         for fault in self._filters.register(data.group, data.subscriptions, self._clock.now_ms()):
             log.warning("%s", fault)
         group = self._consumers.find(data.group)

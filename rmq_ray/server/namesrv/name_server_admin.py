@@ -1,7 +1,9 @@
-"""The name server's key-value table and settings, as administration tools ask for them (remoting 6).
+"""The name server's key-value table and settings, as administration tools ask for them (remoting
+6).
 
-Decides: which settings may be changed by a request (``orderMessageEnable`` alone: no remote call sets a path or a port) and what
-is answered. Does not decide what the values mean. Called by ``server.namesrv.name_server``.
+Decides: which settings may be changed by a request (``orderMessageEnable`` alone: no remote call
+sets a path or a port) and what is answered. Does not decide what the values mean. Called by
+``server.namesrv.name_server``.
 
 Invariant: a change of the key-value table is answered once it is on disk.
 """
@@ -45,41 +47,58 @@ class AdminHandlers:
         }
 
     def order_messages(self) -> bool:
-        """Whether routes carry the order configuration; changeable by 318 until the next restart."""
+        """Whether routes carry the order configuration; changeable by 318 until the next
+        restart.
+        """
         return self._order_messages
 
     def _put(self, command: Command, peer: Peer) -> Command | None:
         header = KeyValueHeader.from_fields(command.fields)
         key, value = _required(header.key, "key"), _required(header.value, "value")
-        return _once_saved(command, peer, lambda saved: self._kv.put(header.namespace, key, value, saved))
+        return _once_saved(
+            command, peer, lambda saved: self._kv.put(header.namespace, key, value, saved)
+        )
 
     def _delete(self, command: Command, peer: Peer) -> Command | None:
         header = KeyValueHeader.from_fields(command.fields)
         key = _required(header.key, "key")
-        return _once_saved(command, peer, lambda saved: self._kv.delete(header.namespace, key, saved))
+        return _once_saved(
+            command, peer, lambda saved: self._kv.delete(header.namespace, key, saved)
+        )
 
     def _get(self, command: Command, _peer: Peer) -> Command:
         header = KeyValueHeader.from_fields(command.fields)
         value = self._kv.get(header.namespace, _required(header.key, "key"))
         if value is None:
-            return command.answer(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {header.namespace} Key: {header.key}")
+            return command.answer(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"No config item, Namespace: {header.namespace} Key: {header.key}",
+            )
         return command.answer(fields={"value": value})
 
     def _list(self, command: Command, _peer: Peer) -> Command:
         header = KeyValueHeader.from_fields(command.fields)
         table = self._kv.namespace(header.namespace)
         if table is None:
-            return command.answer(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {header.namespace}")
+            return command.answer(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"No config item, Namespace: {header.namespace}",
+            )
         return command.answer(body=bodies.encode_table(table))
 
     def _update_config(self, command: Command, _peer: Peer) -> Command:
         changes = _lines(command.body_bytes())
         for name, value in changes.items():
             if name != ORDER_MESSAGES:
-                raise AdminError(f"setting {name!r} cannot be changed by a request, only {ORDER_MESSAGES}: set it where the name server is started")
+                raise AdminError(
+                    f"setting {name!r} cannot be changed by a request, only "
+                    f"{ORDER_MESSAGES}: set it where the name server is started"
+                )
             if value not in ("true", "false"):
                 raise AdminError(f"{ORDER_MESSAGES} must be true or false, not {value!r}")
-        self._order_messages = changes.get(ORDER_MESSAGES, str(self._order_messages)).lower() == "true"
+        self._order_messages = (
+            changes.get(ORDER_MESSAGES, str(self._order_messages)).lower() == "true"
+        )
         return command.answer()
 
     def _get_config(self, command: Command, _peer: Peer) -> Command:
@@ -90,7 +109,9 @@ class AdminHandlers:
             "scanNotActiveBrokerInterval": str(self._config.scan_interval_ms),
             "brokerExpiry": str(self._config.broker_expiry_ms),
         }
-        return command.answer(body="".join(f"{name}={value}\n" for name, value in sorted(settings.items())).encode())
+        return command.answer(
+            body="".join(f"{name}={value}\n" for name, value in sorted(settings.items())).encode()
+        )
 
 
 def _required(value: str | None, name: str) -> str:
@@ -112,7 +133,9 @@ def _lines(body: bytes) -> dict[str, str]:
 
 
 def _once_saved(command: Command, peer: Peer, change: Callable[[Saved], None]) -> Command | None:
-    """Make the change and answer when it is on disk: at once where files are written in this thread, else through the peer."""
+    """Make the change and answer when it is on disk: at once where files are written in this
+    thread, else through the peer.
+    """
     answers: list[Command] = []
     returned = False
 

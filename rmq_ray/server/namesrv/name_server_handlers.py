@@ -1,7 +1,8 @@
-"""What brokers and clients ask a name server: registration, routes, lists, permissions (remoting 6).
+"""What brokers and clients ask a name server: registration, routes, lists, permissions (remoting
+6).
 
-Decides: how a request becomes a call of the route table and its result an answer. Does not decide: the rules of routes.
-Called by ``server.namesrv.name_server``.
+Decides: how a request becomes a call of the route table and its result an answer. Does not decide:
+the rules of routes. Called by ``server.namesrv.name_server``.
 
 Invariant: everything of a request is parsed and checked before the table is touched.
 """
@@ -20,7 +21,14 @@ from rmq_ray.protocol.routing.route_table import UNIT, UNIT_SUB, Registration, R
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import STANDARD_JSON_VERSION, Command
-from rmq_ray.remoting.wire.headers import BrokerHeader, BrokerNameHeader, RegisterBrokerAnswer, RegisterBrokerHeader, RouteHeader, TopicHeader
+from rmq_ray.remoting.wire.headers import (
+    BrokerHeader,
+    BrokerNameHeader,
+    RegisterBrokerAnswer,
+    RegisterBrokerHeader,
+    RouteHeader,
+    TopicHeader,
+)
 from rmq_ray.server.namesrv.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 
 ADDRESSES_MAX = 10_000
@@ -31,9 +39,13 @@ Handler = Callable[[Command, Peer], Command | None]
 
 
 class RouteHandlers:
-    """The requests that read or change routes. ``order_messages()``: whether routes carry the order configuration."""
+    """The requests that read or change routes. ``order_messages()``: whether routes carry the order
+    configuration.
+    """
 
-    def __init__(self, routes: RouteTable, kv: KvConfig, clock: Clock, order_messages: Callable[[], bool]) -> None:
+    def __init__(
+        self, routes: RouteTable, kv: KvConfig, clock: Clock, order_messages: Callable[[], bool]
+    ) -> None:
         self._routes = routes
         self._kv = kv
         self._clock = clock
@@ -65,8 +77,14 @@ class RouteHandlers:
         body = command.body_bytes()
         if header.body_crc and header.body_crc != bodies.body_crc(body):
             return command.answer(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
-        _check_broker(header.cluster_name, header.broker_name, header.broker_id, header.broker_address)
-        topics, version = bodies.decode_registration(body, compressed=header.compressed) if body else (None, DataVersion())
+        _check_broker(
+            header.cluster_name, header.broker_name, header.broker_id, header.broker_address
+        )
+        topics, version = (
+            bodies.decode_registration(body, compressed=header.compressed)
+            if body
+            else (None, DataVersion())
+        )
         self._check_room(header.broker_address, len(topics or ()))
         answer = self._routes.register(
             Registration(
@@ -84,7 +102,9 @@ class RouteHandlers:
         )
         order = self._kv.namespace(ORDER_TOPIC_CONFIG)
         fields = RegisterBrokerAnswer(answer.master_address, answer.master_ha_address).to_fields()
-        return command.answer(fields=fields, body=b"" if order is None else bodies.encode_table(order))
+        return command.answer(
+            fields=fields, body=b"" if order is None else bodies.encode_table(order)
+        )
 
     def _unregister(self, command: Command, _peer: Peer) -> Command:
         header = BrokerHeader.from_fields(command.fields)
@@ -96,13 +116,25 @@ class RouteHandlers:
         asked = bodies.decode_version(bodies.parse(command.body_bytes()))
         changed = self._routes.refresh(header.broker_address, asked, self._clock.now_ms())
         known = self._routes.data_version(header.broker_address)
-        return command.answer(fields={"changed": "true" if changed else "false"}, body=b"" if known is None else bodies.write(bodies.encode_version(known)))
+        return command.answer(
+            fields={"changed": "true" if changed else "false"},
+            body=b"" if known is None else bodies.write(bodies.encode_version(known)),
+        )
 
     def _check_room(self, address: str, topics: int) -> None:
-        if self._routes.data_version(address) is None and self._routes.address_count >= ADDRESSES_MAX:
-            raise AdminError(f"{ADDRESSES_MAX} brokers are registered already; {address} is refused until some leave")
+        if (
+            self._routes.data_version(address) is None
+            and self._routes.address_count >= ADDRESSES_MAX
+        ):
+            raise AdminError(
+                f"{ADDRESSES_MAX} brokers are registered already; {address} is refused until "
+                f"some leave"
+            )
         if topics > TOPICS_MAX:
-            raise AdminError(f"the registration of {address} brings {topics} topics, the limit is {TOPICS_MAX}; spread them over several clusters")
+            raise AdminError(
+                f"the registration of {address} brings {topics} topics, the limit is "
+                f"{TOPICS_MAX}; spread them over several clusters"
+            )
 
     # --- questions ---
 
@@ -110,11 +142,16 @@ class RouteHandlers:
         header = RouteHeader.from_fields(command.fields)
         route = self._routes.route(header.topic)
         if route is None:
-            remark = f"No topic route info in name server for the topic: {header.topic}\nCreate it, or let the broker create it with the first message."
+            remark = (
+                f"No topic route info in name server for the topic: {header.topic}\nCreate it, "
+                f"or let the broker create it with the first message."
+            )
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark=remark)
         if self._order_messages():
             route = replace(route, order_conf=self._kv.get(ORDER_TOPIC_CONFIG, header.topic))
-        standard = command.version >= STANDARD_JSON_VERSION or bool(header.accept_standard_json_only)
+        standard = command.version >= STANDARD_JSON_VERSION or bool(
+            header.accept_standard_json_only
+        )
         return command.answer(body=bodies.encode_route(route, standard=standard))
 
     def _cluster_info(self, command: Command, _peer: Peer) -> Command:
@@ -126,11 +163,17 @@ class RouteHandlers:
     def _topics_of_cluster(self, command: Command, _peer: Peer) -> Command:
         cluster = (command.fields or {}).get("cluster")
         if cluster is None:
-            raise AdminError("the field 'cluster' is missing in a request for the topics of a cluster")
-        return command.answer(body=bodies.encode_topic_list(self._routes.topics_of_cluster(cluster)))
+            raise AdminError(
+                "the field 'cluster' is missing in a request for the topics of a cluster"
+            )
+        return command.answer(
+            body=bodies.encode_topic_list(self._routes.topics_of_cluster(cluster))
+        )
 
     def _system_topics(self, command: Command, _peer: Peer) -> Command:
-        return command.answer(body=bodies.encode_topic_list(self._routes.system_topics(), self._routes.any_address()))
+        return command.answer(
+            body=bodies.encode_topic_list(self._routes.system_topics(), self._routes.any_address())
+        )
 
     def _unit_topics(self, command: Command, _peer: Peer) -> Command:
         wanted = {
@@ -144,11 +187,15 @@ class RouteHandlers:
 
     def _wipe_write_permission(self, command: Command, _peer: Peer) -> Command:
         name = BrokerNameHeader.from_fields(command.fields).broker_name
-        return command.answer(fields={"wipeTopicCount": str(self._routes.wipe_write_permission(name))})
+        return command.answer(
+            fields={"wipeTopicCount": str(self._routes.wipe_write_permission(name))}
+        )
 
     def _add_write_permission(self, command: Command, _peer: Peer) -> Command:
         name = BrokerNameHeader.from_fields(command.fields).broker_name
-        return command.answer(fields={"addTopicCount": str(self._routes.add_write_permission(name))})
+        return command.answer(
+            fields={"addTopicCount": str(self._routes.add_write_permission(name))}
+        )
 
     def _delete_topic(self, command: Command, _peer: Peer) -> Command:
         header = TopicHeader.from_fields(command.fields)
@@ -160,10 +207,15 @@ def _check_broker(cluster: str, name: str, broker_id: int, address: str) -> None
     """What would poison every client's route is refused."""
     for what, text in (("clusterName", cluster), ("brokerName", name)):
         if not text or text != text.strip() or len(text) > NAME_CHARS_MAX:
-            raise AdminError(f"{what} is {text!r:.300}; it must have 1 to {NAME_CHARS_MAX} characters without blanks around them")
+            raise AdminError(
+                f"{what} is {text!r:.300}; it must have 1 to {NAME_CHARS_MAX} characters "
+                f"without blanks around them"
+            )
     if broker_id < 0:
         raise AdminError(f"brokerId is {broker_id}; 0 is the master, slaves count from 1")
     try:
         Address.parse(address)
     except ValueError:
-        raise AdminError(f"brokerAddr is {address!r:.300}; it must be host:port as clients can reach it") from None
+        raise AdminError(
+            f"brokerAddr is {address!r:.300}; it must be host:port as clients can reach it"
+        ) from None

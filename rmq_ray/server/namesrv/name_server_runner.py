@@ -1,6 +1,7 @@
 """Runs a name server: binds its port, feeds it time, closes it. No decisions of its own.
 
-Called by the actor shell and by tests. ``address`` is None until it listens; ``error`` says why it never will.
+Called by the actor shell and by tests. ``address`` is None until it listens; ``error`` says why it
+never will.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import logging
 from rmq_ray.clock import Clock
 from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import ConfigError, RmqError, StoreInUse
+from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.server.base.listen_port import listen, port_file
 from rmq_ray.server.namesrv.name_server import NameServer
-from rmq_ray.files import DirectoryLock, FileSystem
 
 log = logging.getLogger("rmq_ray.server")
 TICK_S = 1.0
@@ -26,16 +27,27 @@ LOCK_TRIES, LOCK_PAUSE_S = 20, 0.25
 
 
 class NameServerRunner:
-    """One name server with its listener. ``restarted``: others know where it was, so that it listens there again or not at all."""
+    """One name server with its listener. ``restarted``: others know where it was, so that it
+    listens there again or not at all.
+    """
 
-    def __init__(self, config: NameServerConfig, secret: bytes, clock: Clock, *, restarted: bool = False) -> None:
+    def __init__(
+        self, config: NameServerConfig, secret: bytes, clock: Clock, *, restarted: bool = False
+    ) -> None:
         self._config = config
         self._restarted = restarted
         self._clock = clock
         self._files = FileSystem()
         self._stopping = asyncio.Event()
         self.server = NameServer(config, clock)
-        self._listener = Listener(self.server, Credentials(config.cluster_name, "name_server", secret), config.foreign, config.limits, clock, "name server")
+        self._listener = Listener(
+            self.server,
+            Credentials(config.cluster_name, "name_server", secret),
+            config.foreign,
+            config.limits,
+            clock,
+            "name server",
+        )
         self.address: Address | None = None
         self.error: RmqError | None = None
         self._lock: DirectoryLock | None = None
@@ -68,25 +80,42 @@ class NameServerRunner:
         kept_in = port_file(self._config.directory)
         while True:  # ends: the port is free, or ``stop``
             try:
-                return await listen(self._listener, self._config.host, self._config.port, kept_in, self._files, must_keep=self._restarted)
+                return await listen(
+                    self._listener,
+                    self._config.host,
+                    self._config.port,
+                    kept_in,
+                    self._files,
+                    must_keep=self._restarted,
+                )
             except ConfigError as error:
                 if not self._restarted or self._stopping.is_set():
                     raise
-                log.warning("the name server waits for its port, its brokers look nowhere else: %s", error)
+                log.warning(
+                    "the name server waits for its port, its brokers look nowhere else: %s", error
+                )
                 await asyncio.sleep(TICK_S)
 
     async def _hold(self, directory: str) -> None:
-        """One name server writes there: another one's port in its place, and it would come back where none of its brokers looks for it."""
+        """One name server writes there: another one's port in its place, and it would come back
+        where none of its brokers looks for it.
+        """
         self._files.make_dirs(directory)
         tries = 0
-        while (self._restarted and not self._stopping.is_set()) or tries < LOCK_TRIES:  # a restarted one waits on: nobody starts it once more
+        while (
+            self._restarted and not self._stopping.is_set()
+        ) or tries < LOCK_TRIES:  # a restarted one waits on: nobody starts it once more
             try:
                 self._lock = self._files.lock_directory(directory)
                 return
             except StoreInUse:
                 tries += 1
                 await asyncio.sleep(LOCK_PAUSE_S)
-        raise StoreInUse(f"another name server runs on {directory}: stop its cluster first, or give this one another store path", directory)
+        raise StoreInUse(
+            f"another name server runs on {directory}: stop its cluster first, or give this "
+            f"one another store path",
+            directory,
+        )
 
     def _release(self) -> None:
         lock, self._lock = self._lock, None

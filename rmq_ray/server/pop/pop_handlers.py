@@ -1,12 +1,16 @@
-"""POP_RECORDS and SETTLE_POPPED: workers take messages of any queue for a time, and say what became of them (protocol-behaviour 26).
+"""POP_RECORDS and SETTLE_POPPED: workers take messages of any queue for a time, and say what became
+of them (protocol-behaviour 26).
 
-Decides: who may pop, from which queue first, how much, and what a pop that finds nothing is told. Does not decide what is free or stale
-(``protocol.pop``), how it is written down (``pop_ledger``), who waits (``pop_waiting``), what becomes of what expired (``pop_mover``).
+Decides: who may pop, from which queue first, how much, and what a pop that finds nothing is told.
+Does not decide what is free or stale (``protocol.pop``), how it is written down (``pop_ledger``),
+who waits (``pop_waiting``), what becomes of what expired (``pop_mover``).
 
-A pop looks at every queue of the topic and at those of the group's retry topic, each time beginning with another one. Reads of what may
-lie on a cold disk leave the loop; meanwhile nobody else takes from that queue.
+A pop looks at every queue of the topic and at those of the group's retry topic, each time beginning
+with another one. Reads of what may lie on a cold disk leave the loop; meanwhile nobody else takes
+from that queue.
 
-Invariants: an answer with messages leaves after their lease was written down; a settlement is answered after it was; both may be repeated.
+Invariants: an answer with messages leaves after their lease was written down; a settlement is
+answered after it was; both may be repeated.
 """
 
 from __future__ import annotations
@@ -26,20 +30,28 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PopRecords, Settle, pack_stale, unpack_pop, unpack_settle
+from rmq_ray.remoting.wire.pops import (
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    PopRecords,
+    Settle,
+    pack_stale,
+    unpack_pop,
+    unpack_settle,
+)
 from rmq_ray.remoting.wire.records import PullRecords
 from rmq_ray.server.base.cold_reads import is_cold_pull
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_page import PopPage, lease_head, offsets_of, read_queue
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull.pull_handlers import PullTables
-from rmq_ray.server.base.refusal import Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.reading import GetResult
 
@@ -58,12 +70,24 @@ class Look(Enum):
 
 
 class PopHandlers:
-    """``answer(command, peer, run)``: send what ``run`` returns or the refusal it raises. ``move()``: look for due messages soon."""
+    """``answer(command, peer, run)``: send what ``run`` returns or the refusal it raises.
+    ``move()``: look for due messages soon.
+    """
 
     def __init__(  # noqa: PLR0913 - what a pop touches
-        self, keeper: StoreKeeper, tables: PullTables, ledger: PopLedger, parked: ParkedPulls[Any], counters: Counters, clock: Clock, config: BrokerConfig,
-        answer: Answer, offload: Offload, reads: Offload, move: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        keeper: StoreKeeper,
+        tables: PullTables,
+        ledger: PopLedger,
+        parked: ParkedPulls[Any],
+        counters: Counters,
+        clock: Clock,
+        config: BrokerConfig,
+        answer: Answer,
+        offload: Offload,
+        reads: Offload,
+        move: Callable[[], None],
+    ) -> None:
         self._keeper = keeper
         self._tables = tables
         self._ledger = ledger
@@ -74,16 +98,30 @@ class PopHandlers:
         self._filters = PullFilters(tables.members, tables.filters, config.property_filter)
         self._move = move
         self._turn = 0
-        self.waiting = PopWaiting(parked, offload.post, self._serve_waiting, self._wishes, self._give_up, clock, config.parked_pulls_max)
+        self.waiting = PopWaiting(
+            parked,
+            offload.post,
+            self._serve_waiting,
+            self._wishes,
+            self._give_up,
+            clock,
+            config.parked_pulls_max,
+        )
         ledger.freed = self.waiting.wake_group
 
     def pop_records(self, command: Command, peer: Peer) -> Command | None:
         """20030: messages at once where there are some, else the pop waits as long as it asked."""
         pop = unpack_pop(command.body)
         command.body = b""  # it is the connection's buffer; the command stays while the pop waits
-        if not INVISIBLE_MS_MIN <= pop.invisible_ms <= INVISIBLE_MS_MAX or not 0 <= pop.wait_ms <= WAIT_MS_MAX or pop.count_max < 0:
+        if (
+            not INVISIBLE_MS_MIN <= pop.invisible_ms <= INVISIBLE_MS_MAX
+            or not 0 <= pop.wait_ms <= WAIT_MS_MAX
+            or pop.count_max < 0
+        ):
             raise Refused(
-                f"a pop of {pop.count_max} messages, invisible for {pop.invisible_ms} ms, waiting {pop.wait_ms} ms: out of range", ResponseCode.SYSTEM_ERROR
+                f"a pop of {pop.count_max} messages, invisible for {pop.invisible_ms} ms, "
+                f"waiting {pop.wait_ms} ms: out of range",
+                ResponseCode.SYSTEM_ERROR,
             )
         self._check(pop, peer)
         if pop.again and self._hand_out_again(pop, command, peer):
@@ -96,13 +134,21 @@ class PopHandlers:
         if pop.wait_ms <= 0 or not peer.may_suspend:
             return self._nothing(command, found)
         try:
-            self.waiting.add(pop if self._config.long_polling else replace(pop, wait_ms=min(pop.wait_ms, self._config.short_polling_ms)), command, peer)
+            self.waiting.add(
+                pop
+                if self._config.long_polling
+                else replace(pop, wait_ms=min(pop.wait_ms, self._config.short_polling_ms)),
+                command,
+                peer,
+            )
         except TooManyRequests as error:
             raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
         return None
 
     def settle(self, command: Command, peer: Peer) -> Command:
-        """20031: what is to become of popped messages. No membership needed: whoever has a receipt may use it."""
+        """20031: what is to become of popped messages. No membership needed: whoever has a receipt
+        may use it.
+        """
         group, settlements = unpack_settle(command.body)
         ledger, stale = self._ledger, []
         self._store()
@@ -112,59 +158,88 @@ class PopHandlers:
                 refused = ledger.ack(key, one.lease_id, mask)
             else:
                 delay_ms = 0 if one.action == Settle.REJECT else max(0, one.delay_ms)
-                refused = ledger.change(key, one.lease_id, mask, delay_ms, one.action == Settle.REJECT)
+                refused = ledger.change(
+                    key, one.lease_id, mask, delay_ms, one.action == Settle.REJECT
+                )
                 if delay_ms == 0:
                     self._move()
             stale.append(mask_bytes(refused))
         return command.answer(body=pack_stale(stale))
 
     def closed(self, peer: Peer) -> None:
-        """The connection is gone: what it waits for is dropped. What it has taken comes again at its deadlines."""
+        """The connection is gone: what it waits for is dropped. What it has taken comes again at
+        its deadlines.
+        """
         self.waiting.closed(peer)
 
-    # --- who may -----------------------------------------------------------------------------------------------------------
+    # --- who may ----------------------------------------------------------------------------------
 
     def _check(self, pop: PopRecords, peer: Peer) -> None:
         tables = self._tables
         group = tables.groups.find(pop.group)
         if group is None:
-            raise Refused(f"subscription group [{pop.group}] does not exist; create it", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            raise Refused(
+                f"subscription group [{pop.group}] does not exist; create it",
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            )
         if not tables.identity.readable or not group.consume_enable:
-            raise Refused(f"group {pop.group} may not consume from {tables.identity.name}", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"group {pop.group} may not consume from {tables.identity.name}",
+                ResponseCode.NO_PERMISSION,
+            )
         topic = tables.topics.get(pop.topic)
         if topic is None:
-            raise Refused(f"topic[{pop.topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST)
+            raise Refused(
+                f"topic[{pop.topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST
+            )
         if not topic.permission & int(Permission.READ):
-            raise Refused(f"the topic[{pop.topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"the topic[{pop.topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION
+            )
         found = tables.members.consumers.find(pop.group)
         if found is not None and found.consume_type is not ConsumeType.CONSUME_POP:
             raise Refused(
-                f"group {pop.group} is used by push or pull consumers ({', '.join(found.client_ids[:3])}); receive as another group, or stop them",
+                f"group {pop.group} is used by push or pull consumers "
+                f"({', '.join(found.client_ids[:3])}); receive as another group, or stop them",
                 ResponseCode.GROUP_IN_OTHER_USE,
             )
         if found is None or not tables.members.is_member(pop.group, peer):
-            raise Refused(f"this client is no consumer of group {pop.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+            raise Refused(
+                f"this client is no consumer of group {pop.group}; send a heartbeat first",
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
         subscription = found.subscriptions.get(pop.topic)
-        if subscription is None or (subscription.expression_type, subscription.expression) != (pop.expression_type, pop.expression):
+        if subscription is None or (subscription.expression_type, subscription.expression) != (
+            pop.expression_type,
+            pop.expression,
+        ):
             told = "nothing" if subscription is None else repr(subscription.expression)
             raise Refused(
-                f"group {pop.group} subscribes to {told} of {pop.topic}, this receive asks for {pop.expression!r}: its consumers must use the same",
-                ResponseCode.SUBSCRIPTION_NOT_EXIST if subscription is None else ResponseCode.GROUP_IN_OTHER_USE,
+                f"group {pop.group} subscribes to {told} of {pop.topic}, this receive asks "
+                f"for {pop.expression!r}: its consumers must use the same",
+                ResponseCode.SUBSCRIPTION_NOT_EXIST
+                if subscription is None
+                else ResponseCode.GROUP_IN_OTHER_USE,
             )
 
     def _wanted(self, pop: PopRecords, topic: str) -> Wanted:
-        """What the group's subscription lets pass. What lies in the retry topic has passed before."""
+        """What the group's subscription lets pass. What lies in the retry topic has passed
+        before.
+        """
         group = self._tables.groups.find(pop.group)
         if topic != pop.topic or group is None:
             return EVERYTHING
         return self._filters.subscribed(PullRecords(pop.group, pop.topic, 0, 0, 0, 0), group)
 
-    # --- looking ---------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def _look(self, pop: PopRecords, command: Command, peer: Peer) -> Command | Look:
         """Take what there is now."""
         store, outcome, cold = self._store(), Look.EMPTY, None
-        page = PopPage(min(pop.count_max, self._config.pull_records_max), max(1, min(pop.bytes_max, self._config.pull_bytes_max)))
+        page = PopPage(
+            min(pop.count_max, self._config.pull_records_max),
+            max(1, min(pop.bytes_max, self._config.pull_bytes_max)),
+        )
         for key, queue in self._queues(store, pop):
             if queue.reading or queue.next_offset >= store.bounds(key[1], key[2])[1]:
                 continue
@@ -196,7 +271,9 @@ class PopHandlers:
         """Every queue that the group may pop from, beginning with another one each time."""
         topics = self._tables.topics
         both = dict.fromkeys((retry_topic(pop.group), pop.topic))
-        names = [(name, config.read_queues) for name in both if (config := topics.get(name)) is not None]
+        names = [
+            (name, config.read_queues) for name in both if (config := topics.get(name)) is not None
+        ]
         keys = [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
         self._turn += 1
         turn = self._turn % max(1, len(keys))
@@ -207,16 +284,23 @@ class PopHandlers:
         low, high = store.bounds(key[1], key[2])
         return low if pop.from_first or key[1] != pop.topic else high
 
-    def _take(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage) -> None:  # noqa: PLR0913 - one queue of one pop
+    def _take(
+        self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage
+    ) -> None:  # noqa: PLR0913 - one queue of one pop
         wanted = self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
         for _ in range(READS_A_QUEUE):
             before = queue.next_offset
             result = read_queue(store, key, before, count, page.size, wanted)
-            if self._granted(pop, key, queue, result, page) or not before < queue.next_offset < result.max_offset:
+            if (
+                self._granted(pop, key, queue, result, page)
+                or not before < queue.next_offset < result.max_offset
+            ):
                 return
 
-    def _granted(self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: PopPage) -> bool:  # noqa: PLR0913 - one read of one pop
+    def _granted(
+        self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: PopPage
+    ) -> bool:  # noqa: PLR0913 - one read of one pop
         """Lease what was read; False when there was nothing in it."""
         if result.status is not GetMessageStatus.FOUND or not result.count:
             if result.next_offset >= queue.next_offset:
@@ -234,48 +318,89 @@ class PopHandlers:
             self._tables.offsets.behind.note(*key, result, self._keeper.store)
         return True
 
-    def _read_cold(self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage, command: Command, peer: Peer) -> None:  # noqa: PLR0913
+    def _read_cold(
+        self,
+        store: MessageStore,
+        pop: PopRecords,
+        key: Key,
+        queue: PopQueue,
+        page: PopPage,
+        command: Command,
+        peer: Peer,
+    ) -> None:  # noqa: PLR0913
         offset, wanted = queue.next_offset, self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
 
         def read(outcome: GetResult | Exception) -> None:
             queue.reading = False
-            self._answer(command, peer, lambda: self._conclude(pop, key, queue, offset, outcome, page, command))
+            self._answer(
+                command,
+                peer,
+                lambda: self._conclude(pop, key, queue, offset, outcome, page, command),
+            )
             self.waiting.wake((pop.group, pop.topic))
 
         queue.reading = True
         try:
-            self._reads.submit(lambda: read_queue(store, key, offset, count, page.size, wanted), read)
+            self._reads.submit(
+                lambda: read_queue(store, key, offset, count, page.size, wanted), read
+            )
         except RmqError:
             queue.reading = False
             raise
 
     def _hand_out_again(self, pop: PopRecords, command: Command, peer: Peer) -> bool:
-        """The messages that this attempt took before; its answer got lost. False when it took none, or something became of them."""
+        """The messages that this attempt took before; its answer got lost. False when it took none,
+        or something became of them.
+        """
         store = self._store()
-        taken = [(key, lease) for key, queue in self._queues(store, pop) if (lease := queue.taken_by(pop.attempt)) is not None]
+        taken = [
+            (key, lease)
+            for key, queue in self._queues(store, pop)
+            if (lease := queue.taken_by(pop.attempt)) is not None
+        ]
         if not taken:
             return False
         wanted = {key: self._wanted(pop, key[1]) for key, _ in taken}
         size = self._config.pull_bytes_max
 
         def read() -> list[GetResult]:
-            return [read_queue(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key]) for key, lease in taken]
+            return [
+                read_queue(store, key, lease.offsets[0], len(lease.offsets), size, wanted[key])
+                for key, lease in taken
+            ]
 
         def answer(outcome: list[GetResult] | Exception) -> Command:
             if isinstance(outcome, Exception):
                 raise outcome
             page = PopPage(0, 0)
             for (key, lease), result in zip(taken, outcome, strict=True):
-                if lease.untouched and result.count == len(lease.offsets) and list(offsets_of(result, lease.offsets[0])) == list(lease.offsets):
+                if (
+                    lease.untouched
+                    and result.count == len(lease.offsets)
+                    and list(offsets_of(result, lease.offsets[0])) == list(lease.offsets)
+                ):
                     page.add(lease_head(key, lease.id, lease.deadline_ms, result), result)
-            return self._page_answer(command, page) if page.heads else command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+            return (
+                self._page_answer(command, page)
+                if page.heads
+                else command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
+            )
 
-        self._reads.submit(read, lambda outcome: self._answer(command, peer, lambda: answer(outcome)))
+        self._reads.submit(
+            read, lambda outcome: self._answer(command, peer, lambda: answer(outcome))
+        )
         return True
 
     def _conclude(  # noqa: PLR0913 - one read of one pop
-        self, pop: PopRecords, key: Key, queue: PopQueue, offset: int, outcome: GetResult | Exception, page: PopPage, command: Command
+        self,
+        pop: PopRecords,
+        key: Key,
+        queue: PopQueue,
+        offset: int,
+        outcome: GetResult | Exception,
+        page: PopPage,
+        command: Command,
     ) -> Command:
         if isinstance(outcome, Exception):
             raise outcome
@@ -284,7 +409,7 @@ class PopHandlers:
             return self._page_answer(command, page)
         return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
 
-    # --- answering -------------------------------------------------------------------------------------------------------
+    # --- answering --------------------------------------------------------------------------------
 
     def _page_answer(self, command: Command, page: PopPage) -> Command:
         self._counters.pulls += 1
@@ -295,7 +420,11 @@ class PopHandlers:
         if outcome is Look.FULL:
             limit = self._config.pop_in_flight_max
             return command.answer(
-                ResponseCode.FLOW_CONTROL, remark=f"{limit} messages of a queue are out at workers already; acknowledge some, or raise pop_in_flight_max"
+                ResponseCode.FLOW_CONTROL,
+                remark=(
+                    f"{limit} messages of a queue are out at workers already; acknowledge some, "
+                    f"or raise pop_in_flight_max"
+                ),
             )
         return command.answer(ResponseCode.PULL_NOT_FOUND)
 
@@ -338,7 +467,9 @@ class PopHandlers:
             return ()
         limit = self._config.pop_in_flight_max
         return [
-            (key[1], key[2], queue.next_offset, codes if key[1] == pop.topic else None) for key, queue in found if not queue.reading and queue.in_flight < limit
+            (key[1], key[2], queue.next_offset, codes if key[1] == pop.topic else None)
+            for key, queue in found
+            if not queue.reading and queue.in_flight < limit
         ]
 
     def _store(self) -> MessageStore:

@@ -1,13 +1,16 @@
-"""The broker's book of popped messages: the table of leases, its journal, and the groups' commit offsets, kept in step.
+"""The broker's book of popped messages: the table of leases, its journal, and the groups' commit
+offsets, kept in step.
 
     change ──> journal (kernel) ──> PopTable ──> OffsetTable, when the commit offset moved
 
-Decides: the order of these (a change that cannot be written is refused and has not happened), when the journal is written anew, what a
-restart and a cut of the log leave of it, and that a commit offset which somebody else moved (an administrator, a push consumer that took
-the group over) voids the leases of its queue. Does not decide who gets what (``pop_handlers``) or what expired messages become
-(``pop_mover``). Everything but ``read`` runs in the broker's loop.
+Decides: the order of these (a change that cannot be written is refused and has not happened), when
+the journal is written anew, what a restart and a cut of the log leave of it, and that a commit
+offset which somebody else moved (an administrator, a push consumer that took the group over) voids
+the leases of its queue. Does not decide who gets what (``pop_handlers``) or what expired messages
+become (``pop_mover``). Everything but ``read`` runs in the broker's loop.
 
-Invariants: what ``ack`` and ``change`` accepted survives the process; nothing is granted or accepted while the journal cannot be written.
+Invariants: what ``ack`` and ``change`` accepted survives the process; nothing is granted or
+accepted while the journal cannot be written.
 """
 
 from __future__ import annotations
@@ -19,10 +22,19 @@ from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError
-from rmq_ray.protocol.pop import Event, EventKind, Expired, Key, PopQueue, PopTable, grant_event, mask_bytes
+from rmq_ray.protocol.pop import (
+    Event,
+    EventKind,
+    Expired,
+    Key,
+    PopQueue,
+    PopTable,
+    grant_event,
+    mask_bytes,
+)
 from rmq_ray.remoting.wire.pops import PopRecords
-from rmq_ray.server.pull.epoch_guard import cut_offset
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.pull.epoch_guard import cut_offset
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.tables.pop_journal import PopHistory, PopJournal
@@ -47,12 +59,15 @@ class PopCounters:
 
 
 class PopLedger:
-    """``freed(group)``: told when a group may get what it could not before: a queue was full, or the group was moved.
+    """``freed(group)``: told when a group may get what it could not before: a queue was full, or
+    the group was moved.
 
     ``full``: queues that a pop found full; who finds one adds it.
     """
 
-    def __init__(self, journal: PopJournal, offsets: OffsetTable, clock: Clock, offload: Offload) -> None:
+    def __init__(
+        self, journal: PopJournal, offsets: OffsetTable, clock: Clock, offload: Offload
+    ) -> None:
         self._journal = journal
         self._offsets = offsets
         self._clock = clock
@@ -71,15 +86,19 @@ class PopLedger:
         self.full: set[Key] = set()
         self.freed: Callable[[str], None] = lambda group: None
 
-    # --- life ------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """In a thread, before ``serving``: what the last life of the broker left. Nothing once it was read: memory is newer."""
+        """In a thread, before ``serving``: what the last life of the broker left. Nothing once it
+        was read: memory is newer.
+        """
         if not self._loaded:
             self._history = self._journal.read()
 
     def serving(self, store: MessageStore) -> None:
-        """The store is recovered: take over what the journal says, void what the log does not have any more, write the journal anew."""
+        """The store is recovered: take over what the journal says, void what the log does not have
+        any more, write the journal anew.
+        """
         history, self._history = self._history, None
         if history is not None and not self._loaded:
             self._replay(history, store)
@@ -91,7 +110,9 @@ class PopLedger:
         self._rewrite()
 
     def tick(self) -> None:
-        """Once a second: notice commits that others made, forget idle queues, write the journal anew where it is large or broken."""
+        """Once a second: notice commits that others made, forget idle queues, write the journal
+        anew where it is large or broken.
+        """
         if not self._loaded:
             return
         with contextlib.suppress(BrokerBusy):  # the next turn does it
@@ -119,14 +140,19 @@ class PopLedger:
             "dead": counters.dead,
         }
 
-    # --- changes ---------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def queue(self, key: Key, first: Callable[[], int]) -> PopQueue:
-        """The queue's state; one that nobody popped yet begins at the group's commit offset, else at ``first()``. Raises ``BrokerBusy``."""
+        """The queue's state; one that nobody popped yet begins at the group's commit offset, else
+        at ``first()``. Raises ``BrokerBusy``.
+        """
         found = self._checked(key)
         if found is None:
             if len(self.table.queues) >= QUEUES_MAX:
-                raise BrokerBusy(f"{QUEUES_MAX} queues are popped on this broker already; use fewer groups or queues")
+                raise BrokerBusy(
+                    f"{QUEUES_MAX} queues are popped on this broker already; use fewer "
+                    f"groups or queues"
+                )
             stored = self._offsets.query(key[1], key[0], key[2])
             self._record((EventKind.RESET, *key, first() if stored is None else stored))
             found = self.table.queues[key]
@@ -140,12 +166,20 @@ class PopLedger:
         """The state of a queue that is popped."""
         return self._checked(key)
 
-    def grant(self, key: Key, offsets: Sequence[int], next_offset: int, pop: PopRecords) -> tuple[int, int]:
-        """(lease id, deadline ms) of a new lease on these messages. Raises ``BrokerBusy`` when it cannot be written down."""
+    def grant(
+        self, key: Key, offsets: Sequence[int], next_offset: int, pop: PopRecords
+    ) -> tuple[int, int]:
+        """(lease id, deadline ms) of a new lease on these messages. Raises ``BrokerBusy`` when it
+        cannot be written down.
+        """
         now_ms = self._clock.now_ms()
         self._last_id = max(self._last_id + 1, now_ms << 16)
         deadline_ms = now_ms + pop.invisible_ms
-        self._record(grant_event(key, self._last_id, deadline_ms, pop.retries_max, offsets, next_offset, pop.attempt))
+        self._record(
+            grant_event(
+                key, self._last_id, deadline_ms, pop.retries_max, offsets, next_offset, pop.attempt
+            )
+        )
         self.counters.popped += len(offsets)
         self._progress(key)
         return self._last_id, deadline_ms
@@ -156,7 +190,9 @@ class PopLedger:
         self._progress(key)
 
     def restart_at(self, key: Key, next_offset: int) -> None:
-        """The queue does not have the next offset: begin again where it has messages. Receipts are void."""
+        """The queue does not have the next offset: begin again where it has messages. Receipts are
+        void.
+        """
         self._record((EventKind.RESET, *key, next_offset))
         self._progress(key)
 
@@ -173,12 +209,23 @@ class PopLedger:
         return stale
 
     def change(self, key: Key, lease_id: int, mask: int, delay_ms: int, reject: bool) -> int:
-        """These come again in ``delay_ms``, or go to the dead letters; the mask of those whose receipts are stale."""
+        """These come again in ``delay_ms``, or go to the dead letters; the mask of those whose
+        receipts are stale.
+        """
         queue = self._checked(key)
         stale = mask if queue is None else queue.stale(lease_id, mask)
         touched = 0 if queue is None else queue.openable(lease_id, mask)
         if touched:
-            self._record((EventKind.CHANGE, *key, lease_id, mask_bytes(touched), self._clock.now_ms() + delay_ms, int(reject)))
+            self._record(
+                (
+                    EventKind.CHANGE,
+                    *key,
+                    lease_id,
+                    mask_bytes(touched),
+                    self._clock.now_ms() + delay_ms,
+                    int(reject),
+                )
+            )
         self.counters.stale += stale.bit_count()
         return stale
 
@@ -187,10 +234,12 @@ class PopLedger:
         queue = self.table.queues.get(expired.key)
         if queue is None or queue.lease(expired.lease_id) is None:
             return  # voided meanwhile
-        self._record((EventKind.MOVED, *expired.key, expired.lease_id, mask_bytes(1 << expired.index)))
+        self._record(
+            (EventKind.MOVED, *expired.key, expired.lease_id, mask_bytes(1 << expired.index))
+        )
         self._progress(expired.key)
 
-    # --- inside ----------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _forget_idle(self) -> None:
         now_ms = self._clock.now_ms()
@@ -203,7 +252,9 @@ class PopLedger:
                 self._record((EventKind.FORGET, *key))
 
     def _checked(self, key: Key) -> PopQueue | None:
-        """The queue's state; None, and forgotten, where somebody else moved or removed the group's offset."""
+        """The queue's state; None, and forgotten, where somebody else moved or removed the group's
+        offset.
+        """
         queue = self.table.queues.get(key)
         if queue is None:
             return None
@@ -211,7 +262,14 @@ class PopLedger:
         if stored == queue.committed:
             return queue
         if queue.in_flight:
-            log.info("offset of group %s in queue %d of %s was set to %s: receipts of what is out there are void", key[0], key[2], key[1], stored)
+            log.info(
+                "offset of group %s in queue %d of %s was set to %s: receipts of what is out "
+                "there are void",
+                key[0],
+                key[2],
+                key[1],
+                stored,
+            )
         self._record((EventKind.FORGET, *key))
         self.freed(key[0])
         return None
@@ -224,7 +282,9 @@ class PopLedger:
         except StoreError as error:
             self._writable = False
             log.error("the journal of popped messages failed, it is written anew: %s", error)
-            raise BrokerBusy(f"the broker cannot write down what is popped: {error}; try again") from error
+            raise BrokerBusy(
+                f"the broker cannot write down what is popped: {error}; try again"
+            ) from error
         if self._buffer is not None:
             self._buffer.append(event)
         self.table.apply(event)
@@ -239,8 +299,14 @@ class PopLedger:
             self.freed(key[0])
 
     def _commit(self, key: Key, offset: int) -> None:
-        if self._offsets.commit(key[1], key[0], key[2], offset, COMMITTER, administrator=True) is Commit.REFUSED:
-            raise BrokerBusy("the broker has no room for the offsets of another group; delete groups that are not used")
+        if (
+            self._offsets.commit(key[1], key[0], key[2], offset, COMMITTER, administrator=True)
+            is Commit.REFUSED
+        ):
+            raise BrokerBusy(
+                "the broker has no room for the offsets of another group; delete groups that "
+                "are not used"
+            )
         self.table.queues[key].committed = offset
 
     def _replay(self, history: PopHistory, store: MessageStore) -> None:
@@ -260,11 +326,22 @@ class PopLedger:
                 queue.committed = stored
             else:  # the offsets' file is up to 5 s behind, or was never written
                 self._commit(key, queue.commit_offset)
-            self._last_id = max([self._last_id, *(lease.id for lease in queue.leases()), *(lease_id for lease_id, _ in queue.finished())])
-        log.info("%d messages are out at workers", sum(queue.in_flight for queue in self.table.queues.values()))
+            self._last_id = max(
+                [
+                    self._last_id,
+                    *(lease.id for lease in queue.leases()),
+                    *(lease_id for lease_id, _ in queue.finished()),
+                ]
+            )
+        log.info(
+            "%d messages are out at workers",
+            sum(queue.in_flight for queue in self.table.queues.values()),
+        )
 
     def _rewrite(self) -> None:
-        """Write the journal as the table is now; what happens meanwhile goes to the old file and, after that, to the new one."""
+        """Write the journal as the table is now; what happens meanwhile goes to the old file and,
+        after that, to the new one.
+        """
         events, epoch = list(self.table.snapshot()), self._epoch
         self._buffer = []
         try:
@@ -282,7 +359,9 @@ class PopLedger:
             self._journal.reopen(outcome)
             self._journal.append(missed)
         except RmqError as error:
-            log.error("the journal of popped messages cannot be written, receives are refused: %s", error)
+            log.error(
+                "the journal of popped messages cannot be written, receives are refused: %s", error
+            )
             self._writable = False
             return
         self._writable = True

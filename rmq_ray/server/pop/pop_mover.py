@@ -1,9 +1,12 @@
-"""Popped messages whose time is over: a copy goes to the group's retry topic, or to its dead letters (protocol-behaviour 17, 26).
+"""Popped messages whose time is over: a copy goes to the group's retry topic, or to its dead
+letters (protocol-behaviour 17, 26).
 
-Decides: how many in one turn, and when the original counts as done: when its copy is on the disk, so that no loss of power takes both.
-Does not decide what is due (``protocol.pop``) or whether it is a dead letter (``protocol.redelivery``). Driven by the broker's tick.
+Decides: how many in one turn, and when the original counts as done: when its copy is on the disk,
+so that no loss of power takes both. Does not decide what is due (``protocol.pop``) or whether it is
+a dead letter (``protocol.redelivery``). Driven by the broker's tick.
 
-Invariants: a message that cannot be copied stays where it is and is tried again; a crash may leave two copies, never none.
+Invariants: a message that cannot be copied stays where it is and is tried again; a crash may leave
+two copies, never none.
 """
 
 from __future__ import annotations
@@ -12,18 +15,18 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from rmq_ray.codec.record import Record, decode_record, offset_message_id
 from rmq_ray.errors import RmqError
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, dlq_topic, retry_topic
 from rmq_ray.protocol.pop import Expired
 from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
 from rmq_ray.server.base.cold_reads import is_cold
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.pop.pop_ledger import PopLedger
+from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.records_handlers import SendPath
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import Record, decode_record, offset_message_id
 
 log = logging.getLogger("rmq_ray.server.pop")
 TURN_MAX = 128  # messages in one tick: each costs 0.1 ms of the loop
@@ -35,7 +38,14 @@ DEAD, BY_COUNT = -1, 0  # delay levels of a send-back
 class PopMover:
     """Of one broker."""
 
-    def __init__(self, ledger: PopLedger, path: SendPath, writer: MessageWriter, group_of: Callable[[str], GroupConfig | None], reads: Offload) -> None:
+    def __init__(
+        self,
+        ledger: PopLedger,
+        path: SendPath,
+        writer: MessageWriter,
+        group_of: Callable[[str], GroupConfig | None],
+        reads: Offload,
+    ) -> None:
         self._ledger = ledger
         self._path = path
         self._writer = writer
@@ -45,7 +55,9 @@ class PopMover:
         self._unsettled: deque[tuple[int, Expired]] = deque()
 
     def tick(self, now_ms: int) -> bool:
-        """Move what is due at ``now_ms`` (wall clock). True when more is due already: call again soon."""
+        """Move what is due at ``now_ms`` (wall clock). True when more is due already: call again
+        soon.
+        """
         store = self._path.keeper.store
         if store is None:
             return False
@@ -68,7 +80,13 @@ class PopMover:
         try:
             work()
         except RmqError as error:
-            log.warning("message %d of %s cannot be given to group %s again yet: %s", one.offset, one.key[1], one.key[0], error)
+            log.warning(
+                "message %d of %s cannot be given to group %s again yet: %s",
+                one.offset,
+                one.key[1],
+                one.key[0],
+                error,
+            )
             self._ledger.table.not_moved(one.key, one.lease_id, 1 << one.index, now_ms + AGAIN_MS)
             self._path.keeper.check(error)
 
@@ -97,13 +115,22 @@ class PopMover:
             self._ledger.moved(one)  # retention took the record, or nobody is there to get it
             return
         record = decode_record(raw)
-        plan = decide(group, record.reconsume_times, DEAD if one.rejected or group.retry_queues <= 0 else BY_COUNT, max_times(group, one.retries_max))
+        plan = decide(
+            group,
+            record.reconsume_times,
+            DEAD if one.rejected or group.retry_queues <= 0 else BY_COUNT,
+            max_times(group, one.retries_max),
+        )
         topic, queue_id = self._target(group, plan.dead)
         if topic in self._path.fresh:  # not on disk yet: a crash would forget the topic
             self._ledger.table.not_moved(one.key, one.lease_id, 1 << one.index, now_ms + AGAIN_MS)
             return
-        properties = copy_properties(decode_properties(record.properties), record.topic, _message_id(record), None)
-        origin = Origin(record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times)
+        properties = copy_properties(
+            decode_properties(record.properties), record.topic, _message_id(record), None
+        )
+        origin = Origin(
+            record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times
+        )
         result = self._writer.put(topic, queue_id, record.body, properties, origin)
         self._path.counters.sent_back += 1
         self._path.counters.dead_letters += plan.dead

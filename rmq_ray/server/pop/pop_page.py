@@ -1,6 +1,7 @@
 """What a pop reads from a queue, and the answer that is made of it.
 
-Decides nothing about who gets what: ``pop_handlers`` does, which is the only caller. Pure but for the reads; those may run in a thread.
+Decides nothing about who gets what: ``pop_handlers`` does, which is the only caller. Pure but for
+the reads; those may run in a thread.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.record import headers
 from rmq_ray.protocol.pop import Key
 from rmq_ray.remoting.wire.pops import LeaseHead, pack_popped
 from rmq_ray.server.pull.pull_filters import Wanted
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.reading import GetResult
-from rmq_ray.codec.record import headers
 
 
 class PopPage:
@@ -45,8 +46,12 @@ class PopPage:
         return pack_popped(self.heads, self.sizes, self.parts)
 
 
-def read_queue(store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted) -> GetResult:  # noqa: PLR0913 - a read and its filter
-    """Records from queue offset ``offset`` on that the group wants; at most ``count``, and ``size`` bytes but for the first."""
+def read_queue(
+    store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted
+) -> GetResult:  # noqa: PLR0913 - a read and its filter
+    """Records from queue offset ``offset`` on that the group wants; at most ``count``, and ``size``
+    bytes but for the first.
+    """
     if wanted.matches is not None:
         return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
     return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
@@ -55,7 +60,16 @@ def read_queue(store: MessageStore, key: Key, offset: int, count: int, size: int
 def lease_head(key: Key, lease_id: int, deadline_ms: int, result: GetResult) -> LeaseHead:
     """How the answer tells a lease."""
     size = int(result.sizes.sum(dtype=np.int64))
-    return LeaseHead(key[1], key[2], lease_id, deadline_ms, result.min_offset, result.max_offset, result.count, size)
+    return LeaseHead(
+        key[1],
+        key[2],
+        lease_id,
+        deadline_ms,
+        result.min_offset,
+        result.max_offset,
+        result.count,
+        size,
+    )
 
 
 def offsets_of(result: GetResult, first: int) -> Sequence[int]:

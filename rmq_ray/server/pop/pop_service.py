@@ -1,4 +1,5 @@
-"""Everything about popping in one broker, as its core sees it: which parts there are and when each of them runs.
+"""Everything about popping in one broker, as its core sees it: which parts there are and when each
+of them runs.
 
     PopHandlers ── grants, settlements ──> PopLedger ──> journal, commit offsets
         └ PopWaiting ── woken by the hold      └── due ── PopMover ──> retry topic, dead letters
@@ -13,19 +14,19 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
+from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.deferred_response import Answer
-from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pop.pop_handlers import PopHandlers
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_mover import PopMover
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_handlers import PullTables
+from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.records_handlers import SendPath
-from rmq_ray.files import FileSystem
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.tables.pop_journal import PopJournal
 
@@ -34,19 +35,48 @@ class PopService:
     """See the module. ``offload``: threads for the journal; ``reads``: threads for cold records."""
 
     def __init__(  # noqa: PLR0913 - what popping touches
-        self, config: BrokerConfig, files: FileSystem, path: SendPath, writer: MessageWriter, tables: PullTables, parked: ParkedPulls[Any], clock: Clock,
-        answer: Answer, offload: Offload, reads: Offload,
-    ) -> None:  # fmt: skip
+        self,
+        config: BrokerConfig,
+        files: FileSystem,
+        path: SendPath,
+        writer: MessageWriter,
+        tables: PullTables,
+        parked: ParkedPulls[Any],
+        clock: Clock,
+        answer: Answer,
+        offload: Offload,
+        reads: Offload,
+    ) -> None:
         self._clock = clock
         self._offload = offload
         self._planned = False
-        self.ledger = PopLedger(PopJournal(f"{config.store.path}/rmq_ray/pop.journal", files), tables.offsets, clock, offload)
+        self.ledger = PopLedger(
+            PopJournal(f"{config.store.path}/rmq_ray/pop.journal", files),
+            tables.offsets,
+            clock,
+            offload,
+        )
         self._mover = PopMover(self.ledger, path, writer, tables.groups.find, reads)
-        self._handlers = PopHandlers(path.keeper, tables, self.ledger, parked, path.counters, clock, config, answer, offload, reads, self._move_soon)
+        self._handlers = PopHandlers(
+            path.keeper,
+            tables,
+            self.ledger,
+            parked,
+            path.counters,
+            clock,
+            config,
+            answer,
+            offload,
+            reads,
+            self._move_soon,
+        )
 
     def handlers(self) -> dict[int, Callable[[Command, Peer], Command | None]]:
         """Request codes and who serves them."""
-        return {RequestCode.POP_RECORDS: self._handlers.pop_records, RequestCode.SETTLE_POPPED: self._handlers.settle}
+        return {
+            RequestCode.POP_RECORDS: self._handlers.pop_records,
+            RequestCode.SETTLE_POPPED: self._handlers.settle,
+        }
 
     def read(self) -> None:
         """Before the store serves; in a thread."""
@@ -85,7 +115,9 @@ class PopService:
             self._offload.post(self._move)
 
     def _move(self) -> None:
-        """A long list goes on in the next turns of the loop, so that requests are served in between."""
+        """A long list goes on in the next turns of the loop, so that requests are served in
+        between.
+        """
         self._planned = False
         if self._mover.tick(self._clock.now_ms()):
             self._move_soon()

@@ -1,15 +1,17 @@
-"""Pops that found nothing and wait for a message: long polling for groups of workers (protocol-behaviour 11, 26).
+"""Pops that found nothing and wait for a message: long polling for groups of workers
+(protocol-behaviour 11, 26).
 
     worker 1 ┐                    ┌ queue 0 ─ parked at the hold, once for the room
     worker 2 ├ room of (group,    ├ queue 1 ─ ...
     worker 3 ┘ topic), in turn    └ %RETRY%group, queue 0
                     └──── woken, or messages were settled in a full queue: serve the first, then the next, until nothing is left
 
-Decides: whose turn it is, and that every waiting pop is answered, by its deadline at the latest. Which arrival wakes a room is the
-hold's. Called by ``pop_handlers``; ``ParkedPulls`` holds for it as it does for pulls.
+Decides: whose turn it is, and that every waiting pop is answered, by its deadline at the latest.
+Which arrival wakes a room is the hold's. Called by ``pop_handlers``; ``ParkedPulls`` holds for it
+as it does for pulls.
 
-Invariants: a room is served in a later turn of the loop than what woke it; one arrival wakes a room once, however many wait there;
-a pop leaves when it is answered or its connection closes.
+Invariants: a room is served in a later turn of the loop than what woke it; one arrival wakes a room
+once, however many wait there; a pop leaves when it is answered or its connection closes.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class RoomWake:
 
 
 class PopWaiting:
-    """``serve(waiting)``: True when it was answered. ``wishes(pop)``: where the room's next message may come from. ``give_up(waiting)``: its time is over."""
+    """``serve(waiting)``: True when it was answered. ``wishes(pop)``: where the room's next message
+    may come from. ``give_up(waiting)``: its time is over.
+    """
 
     def __init__(
         self,
@@ -106,7 +110,9 @@ class PopWaiting:
         """Let it wait as long as it asked. Raises ``TooManyRequests``."""
         mine: dict[int, RoomName] = peer.attributes.setdefault(WAITING, {})
         if self._count >= self._waiting_max or len(mine) >= WAITING_PER_PEER_MAX:
-            raise TooManyRequests(f"{self._count} receives wait ({len(mine)} of this connection); receive again later")
+            raise TooManyRequests(
+                f"{self._count} receives wait ({len(mine)} of this connection); receive again later"
+            )
         name = (pop.group, pop.topic)
         room = self._rooms.setdefault(name, _Room(name))
         self._numbers += 1
@@ -168,7 +174,9 @@ class PopWaiting:
             room.parked.add(queue)
             request = RoomWake(lambda queue=queue: self._woken(room, queue))  # type: ignore[misc]
             try:
-                self._parked.park(request, cast(Peer, room.holder), queue, from_offset, deadline, codes)
+                self._parked.park(
+                    request, cast(Peer, room.holder), queue, from_offset, deadline, codes
+                )
             except TooManyRequests:
                 room.parked.discard(queue)  # its deadline answers it
 
@@ -186,5 +194,9 @@ class PopWaiting:
             room.parked.clear()
             self._parked.closed(cast(Peer, room.holder))
         if len(self._deadlines) > 2 * self._count + 1_000:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._rooms and entry[1] in self._rooms[entry[2]].waiting]
+            self._deadlines = [
+                entry
+                for entry in self._deadlines
+                if entry[2] in self._rooms and entry[1] in self._rooms[entry[2]].waiting
+            ]
             heapq.heapify(self._deadlines)

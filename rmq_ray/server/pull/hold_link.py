@@ -1,8 +1,9 @@
 """The broker's end of the hold: parked pulls and arrivals go to the hold service, wakes come back.
 
-Decides: what is sent when, when the service counts as dead, and which pull an arrival wakes where few are parked. Does not decide:
-which pull wakes otherwise (``protocol.hold_table`` in the service), what it then answers. Called by the broker's pull code on the
-broker's event loop; never blocks, never waits.
+Decides: what is sent when, when the service counts as dead, and which pull an arrival wakes where
+few are parked. Does not decide: which pull wakes otherwise (``protocol.hold_table`` in the
+service), what it then answers. Called by the broker's pull code on the broker's event loop; never
+blocks, never waits.
 
     park ─────> kept here (to park anew after a reconnect) ──once per turn of the loop──> service
     arrived ──> up to ``wake_here_max`` pulls are parked on the queue: woken from here, and forgotten ──> service
@@ -10,12 +11,16 @@ broker's event loop; never blocks, never waits.
     on_wake <── at once ── service: fan-out, deadlines, the safety net
 
 Invariants:
-- No lost wake-up: events leave in their order, so an arrival never overtakes the park before it; ``park`` carries the
-  queue's greatest offset of that moment; after a reconnect every pull still here is parked anew with the offset of then.
-- The safety net: every ``scan_ms`` the greatest offsets of all parked queues are sent (RocketMQ's checkHoldRequest).
-- A service that is dead or stopped costs little: pings go unanswered, ``alive`` turns False within 3 s, unsent bytes are
-  bounded. Then arrivals wake all pulls of their queue from here; deadlines that nobody fires are the caller's to watch.
-- ``on_wake`` is never called from within ``park``, ``forget`` or ``arrived``; a woken token is no longer known here.
+- No lost wake-up: events leave in their order, so an arrival never overtakes the park before it;
+  ``park`` carries the queue's greatest offset of that moment; after a reconnect every pull still
+  here is parked anew with the offset of then.
+- The safety net: every ``scan_ms`` the greatest offsets of all parked queues are sent (RocketMQ's
+  checkHoldRequest).
+- A service that is dead or stopped costs little: pings go unanswered, ``alive`` turns False within
+  3 s, unsent bytes are bounded. Then arrivals wake all pulls of their queue from here; deadlines
+  that nobody fires are the caller's to watch.
+- ``on_wake`` is never called from within ``park``, ``forget`` or ``arrived``; a woken token is no
+  longer known here.
 """
 
 from __future__ import annotations
@@ -39,13 +44,16 @@ RECONNECT_MIN_S, RECONNECT_MAX_S = 0.02, 0.5
 EVENTS_A_SLICE = 500  # of a scan or of parking anew; the loop serves others between slices
 
 OnWake = Callable[[int], None]
-"""A parked pull must run again (once, without parking): token. On the loop; the token is no longer known to the hold."""
+"""A parked pull must run again (once, without parking): token. On the loop; the token is no longer
+known to the hold.
+"""
 MaxOffset = Callable[[str, int], int]
 """Greatest visible offset + 1 of (topic, queue id), 0 for an unknown queue; quick, without disk."""
 
 
 class Hold(Protocol):
-    """Where a broker keeps its parked pulls: ``HoldLink`` (own process) or ``LocalHold`` (in the broker).
+    """Where a broker keeps its parked pulls: ``HoldLink`` (own process) or ``LocalHold`` (in the
+    broker).
 
     ``on_wake`` is never called from within these methods, always in a later turn of the loop.
     """
@@ -68,10 +76,19 @@ class Hold(Protocol):
         """End; parked pulls are forgotten."""
         ...
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
         """Hold a pull that found nothing; one that is behind already is woken soon.
 
-        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag. ``TooManyRequests`` at the limit.
+        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag.
+        ``TooManyRequests`` at the limit.
         """
         ...
 
@@ -79,8 +96,12 @@ class Hold(Protocol):
         """The pull was answered or its connection closed; unknown tokens do nothing."""
         ...
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
-        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None = unknown."""
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
+        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None =
+        unknown.
+        """
         ...
 
 
@@ -93,12 +114,18 @@ class _Parked:
     codes: frozenset[int] | None
 
     def wants(self, max_offset: int, codes: set[int] | None) -> bool:
-        """Whether messages below ``max_offset`` with these tag codes (None = unknown) are worth another look."""
-        return max_offset > self.from_offset and (codes is None or self.codes is None or not self.codes.isdisjoint(codes))
+        """Whether messages below ``max_offset`` with these tag codes (None = unknown) are worth
+        another look.
+        """
+        return max_offset > self.from_offset and (
+            codes is None or self.codes is None or not self.codes.isdisjoint(codes)
+        )
 
 
 class HoldLink:
-    """The hold in a process of its own: one connection to the service at ``path``, made again whenever it breaks."""
+    """The hold in a process of its own: one connection to the service at ``path``, made again
+    whenever it breaks.
+    """
 
     def __init__(
         self,
@@ -132,7 +159,11 @@ class HoldLink:
     def alive(self) -> bool:
         """Connected, welcomed, and the last pings were answered."""
         connection = self._connection
-        return connection is not None and connection.welcomed and connection.silence_ms(self._clock.monotonic_ms()) < SILENCE_MAX_MS
+        return (
+            connection is not None
+            and connection.welcomed
+            and connection.silence_ms(self._clock.monotonic_ms()) < SILENCE_MAX_MS
+        )
 
     @property
     def parked(self) -> int:
@@ -154,12 +185,29 @@ class HoldLink:
         self._queues.clear()
         self._filtered.clear()
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
         """See ``Hold.park``. A pull that is behind is woken once the service has seen it."""
         if len(self._parked) >= self._parked_max and token not in self._parked:
-            raise TooManyRequests(f"{len(self._parked)} pulls are parked, the limit is {self._parked_max}: pull again later or raise parked_pulls_max")
+            raise TooManyRequests(
+                f"{len(self._parked)} pulls are parked, the limit is {self._parked_max}: "
+                f"pull again later or raise parked_pulls_max"
+            )
         self._drop(token)
-        pull = _Parked(token, (topic, queue_id), int(from_offset), self._clock.monotonic_ms() + deadline_ms - self._clock.now_ms(), codes)
+        pull = _Parked(
+            token,
+            (topic, queue_id),
+            int(from_offset),
+            self._clock.monotonic_ms() + deadline_ms - self._clock.now_ms(),
+            codes,
+        )
         self._parked[token] = pull
         self._queues.setdefault(pull.queue, set()).add(token)
         if codes is not None:
@@ -174,14 +222,19 @@ class HoldLink:
             self._out.append((wire.FORGET, token))
             self._flush_soon()
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
         """See ``Hold.arrived``. Costs one look-up for a queue without parked pulls."""
         queue = (topic, queue_id)
         if queue not in self._queues:
             return
         tokens = self._queues[queue]
         if not self.alive:
-            asyncio.get_running_loop().call_soon(self.woken, [token for token in tokens if self._parked[token].from_offset < max_offset])
+            asyncio.get_running_loop().call_soon(
+                self.woken,
+                [token for token in tokens if self._parked[token].from_offset < max_offset],
+            )
             return
         if len(tokens) <= self._wake_here_max:
             self._wake_here(tokens, max_offset, codes)
@@ -196,7 +249,9 @@ class HoldLink:
         self._flush()
 
     def _wake_here(self, tokens: set[int], max_offset: int, codes: Sequence[int] | None) -> None:
-        """The rule of ``HoldTable.arrived`` for a few pulls: the way to the service and back would be most of what a lone message takes."""
+        """The rule of ``HoldTable.arrived`` for a few pulls: the way to the service and back would
+        be most of what a lone message takes.
+        """
         distinct = None if codes is None else {int(code) for code in codes}
         parked = self._parked
         woken = [token for token in tokens if parked[token].wants(max_offset, distinct)]
@@ -220,20 +275,26 @@ class HoldLink:
                 delay_s = RECONNECT_MIN_S if await self._keep(connection) else delay_s
             except (TimeoutError, OSError) as error:
                 log.debug("hold service at %s cannot be reached: %s", self._path, error)
-            except Exception as error:  # noqa: BLE001 - a broker without its hold link would answer every pull late for ever
-                asyncio.get_running_loop().call_exception_handler({"message": "the hold link failed and connects anew", "exception": error})
+            except Exception as error:  # noqa: BLE001
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "the hold link failed and connects anew", "exception": error}
+                )
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, RECONNECT_MAX_S)
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        opening = loop.create_unix_connection(lambda: _Connection(self, loop.create_future(), self._clock), self._path)
+        opening = loop.create_unix_connection(
+            lambda: _Connection(self, loop.create_future(), self._clock), self._path
+        )
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _transport, connection = await opening
         return connection
 
     async def _keep(self, connection: _Connection) -> bool:
-        """Serve one connection until it breaks or stays silent; True when the service had answered on it."""
+        """Serve one connection until it breaks or stays silent; True when the service had answered
+        on it.
+        """
         self._connection = connection
         self._out = [(wire.HELLO, wire.VERSION, self._broker_name)]
         self._flush()
@@ -243,7 +304,10 @@ class HoldLink:
             while not connection.lost.done():  # paced by the wait
                 now_ms = self._clock.monotonic_ms()
                 if connection.silence_ms(now_ms) >= SILENCE_MAX_MS:
-                    log.warning("hold service of %s does not answer; its connection is given up", self._broker_name)
+                    log.warning(
+                        "hold service of %s does not answer; its connection is given up",
+                        self._broker_name,
+                    )
                     break
                 self._send_ping(connection, now_ms)
                 if now_ms - scanned_ms >= self._scan_ms:
@@ -256,7 +320,9 @@ class HoldLink:
             connection.close()
         return connection.welcomed
 
-    async def _in_slices(self, items: Sequence[object], send: Callable[[Sequence[object]], None]) -> None:
+    async def _in_slices(
+        self, items: Sequence[object], send: Callable[[Sequence[object]], None]
+    ) -> None:
         for start in range(0, len(items), EVENTS_A_SLICE):
             if self._connection is None or self._connection.lost.done():
                 return
@@ -271,8 +337,18 @@ class HoldLink:
                 self._out.append(self._park_event(pull))
 
     def _send_maxima(self, queues: Iterable[object]) -> None:
-        still_parked = [queue for queue in cast(Iterable[tuple[str, int]], queues) if queue in self._queues]
-        self._out.append((wire.MAXIMA, [(topic, queue_id, int(self._max_offset(topic, queue_id))) for topic, queue_id in still_parked]))
+        still_parked = [
+            queue for queue in cast(Iterable[tuple[str, int]], queues) if queue in self._queues
+        ]
+        self._out.append(
+            (
+                wire.MAXIMA,
+                [
+                    (topic, queue_id, int(self._max_offset(topic, queue_id)))
+                    for topic, queue_id in still_parked
+                ],
+            )
+        )
 
     def _send_ping(self, connection: _Connection, now_ms: float) -> None:
         connection.pinged(now_ms)
@@ -285,14 +361,25 @@ class HoldLink:
             if self._drop(token):
                 try:
                     self._on_wake(token)
-                except Exception as error:  # noqa: BLE001 - one pull's fault must not keep the others asleep
-                    asyncio.get_running_loop().call_exception_handler({"message": f"running held pull {token} again failed", "exception": error})
+                except Exception as error:  # noqa: BLE001
+                    asyncio.get_running_loop().call_exception_handler(
+                        {"message": f"running held pull {token} again failed", "exception": error}
+                    )
 
     def _park_event(self, pull: _Parked) -> wire.Event:
         topic, queue_id = pull.queue
         wait_ms = max(0.0, pull.deadline_ms - self._clock.monotonic_ms())
         codes = None if pull.codes is None else list(pull.codes)
-        return (wire.PARK, pull.token, topic, queue_id, pull.from_offset, wait_ms, int(self._max_offset(topic, queue_id)), codes)
+        return (
+            wire.PARK,
+            pull.token,
+            topic,
+            queue_id,
+            pull.from_offset,
+            wait_ms,
+            int(self._max_offset(topic, queue_id)),
+            codes,
+        )
 
     def _drop(self, token: int) -> bool:
         pull = self._parked.pop(token, None)
@@ -353,7 +440,9 @@ class _Connection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def write(self, data: bytes) -> None:
-        """Hand bytes to the kernel or the transport's buffer; a service that does not read is given up."""
+        """Hand bytes to the kernel or the transport's buffer; a service that does not read is given
+        up.
+        """
         if self._transport is None:
             return
         self._transport.write(data)

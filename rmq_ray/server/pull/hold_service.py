@@ -1,15 +1,20 @@
-"""PullRequestHoldService: keeps a broker's parked pulls in a process of its own and says when each must run again.
+"""PullRequestHoldService: keeps a broker's parked pulls in a process of its own and says when each
+must run again.
 
-Decides: nothing beyond ``protocol.hold_table``: it feeds that table with the broker's events and with time. Does not
-decide: what a pull answers. Called by the actor shell; the other end is ``server.pull.hold_link``.
+Decides: nothing beyond ``protocol.hold_table``: it feeds that table with the broker's events and
+with time. Does not decide: what a pull answers. Called by the actor shell; the other end is
+``server.pull.hold_link``.
 
     broker ──park, arrived, forget, maxima──> HoldTable ──wake──> broker
 
 Invariants:
-- One broker, one connection, one table: the newest connection replaces the one before, and all that came by the old one is
-  forgotten with it. A broker that is back parks anew; so nothing here needs a disk.
-- The socket lies in a directory that only this user can write to, and only this user's processes are listened to.
-- Wakes are written in the turn of the loop that found them; deadlines fire within a millisecond or two of their time.
+- One broker, one connection, one table: the newest connection replaces the one before, and all that
+  came by the old one is forgotten with it. A broker that is back parks anew; so nothing here needs
+  a disk.
+- The socket lies in a directory that only this user can write to, and only this user's processes
+  are listened to.
+- Wakes are written in the turn of the loop that found them; deadlines fire within a millisecond or
+  two of their time.
 """
 
 from __future__ import annotations
@@ -47,15 +52,22 @@ class HoldService:
         self._wakes = 0
 
     async def serve(self, path: str) -> None:
-        """Listen on the Unix socket ``path`` until ``close``. A socket that an earlier process left there is replaced.
+        """Listen on the Unix socket ``path`` until ``close``. A socket that an earlier process left
+        there is replaced.
 
         Raises ``ConfigError`` for a path that is too long or a directory that others can enter.
         """
         _prepare(path)
         try:
-            server = await asyncio.get_running_loop().create_unix_server(lambda: _Session(self), path)
+            server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Session(self), path
+            )
         except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; give the hold service another path", path) from error
+            raise ConfigError(
+                f"cannot listen on {path}: {error.strerror or error}; give the hold service "
+                f"another path",
+                path,
+            ) from error
         inode = os.stat(path).st_ino
         try:
             await self._stopping.wait()
@@ -94,7 +106,11 @@ class HoldService:
     def entered(self, session: _Session) -> None:
         """A broker has said hello: whatever the connection before it parked is forgotten."""
         if self._session is not None:
-            log.info("broker %s connected anew, %d pulls of its old connection are forgotten", session.broker_name, len(self._session.table))
+            log.info(
+                "broker %s connected anew, %d pulls of its old connection are forgotten",
+                session.broker_name,
+                len(self._session.table),
+            )
             self._session.abandon()
         self._session = session
         self._connections += 1
@@ -166,19 +182,31 @@ class _Session(asyncio.Protocol):
             elif event[0] == wire.FORGET:
                 self.table.forget(event[1])
             elif event[0] == wire.MAXIMA:
-                woken += self.table.scan(((topic, queue_id), max_offset) for topic, queue_id, max_offset in event[1])
+                woken += self.table.scan(
+                    ((topic, queue_id), max_offset) for topic, queue_id, max_offset in event[1]
+                )
             elif event[0] == wire.PING:
                 answers.append((wire.PONG, event[1]))
             else:
-                raise MalformedFrame(f"event kind {event[0]!r} is unknown to version {wire.VERSION} of the hold protocol", "hold link")
+                raise MalformedFrame(
+                    f"event kind {event[0]!r} is unknown to version {wire.VERSION} of the "
+                    f"hold protocol",
+                    "hold link",
+                )
         except (ValueError, TypeError, IndexError) as error:
-            raise MalformedFrame(f"event {event!r:.200} has the wrong shape: {error}", "hold link") from error
+            raise MalformedFrame(
+                f"event {event!r:.200} has the wrong shape: {error}", "hold link"
+            ) from error
 
     def _hello(self, event: wire.Event) -> wire.Event:
         kind, version, broker_name = event
         if kind != wire.HELLO or version != wire.VERSION or not broker_name:
             expected = f"HELLO of version {wire.VERSION} with a broker name"
-            raise MalformedFrame(f"the first event must be {expected}, not {event!r:.200}: run broker and hold service of one release", "hold link")
+            raise MalformedFrame(
+                f"the first event must be {expected}, not {event!r:.200}: run broker and "
+                f"hold service of one release",
+                "hold link",
+            )
         self.broker_name = str(broker_name)
         self._service.entered(self)
         return (wire.WELCOME, wire.VERSION)
@@ -187,7 +215,14 @@ class _Session(asyncio.Protocol):
         _, token, topic, queue_id, from_offset, wait_ms, max_offset, codes = event
         wanted = None if codes is None else frozenset(codes)
         try:
-            return self.table.park(token, (topic, queue_id), from_offset, self._service.now_ms() + wait_ms, wanted, max_offset)
+            return self.table.park(
+                token,
+                (topic, queue_id),
+                from_offset,
+                self._service.now_ms() + wait_ms,
+                wanted,
+                max_offset,
+            )
         except TooManyRequests as error:
             log.warning("a pull of broker %s is sent back at once: %s", self.broker_name, error)
             return [token]
@@ -201,7 +236,9 @@ class _Session(asyncio.Protocol):
             self._transport.write(wire.encode_events(answers))
             self._service.count_wakes(len(woken))
         if self._transport.get_write_buffer_size() > wire.UNSENT_BYTES_MAX:
-            log.warning("broker %s does not read its wakes; the connection is closed", self.broker_name)
+            log.warning(
+                "broker %s does not read its wakes; the connection is closed", self.broker_name
+            )
             self.abandon()
 
     def _set_timer(self) -> None:
@@ -214,7 +251,9 @@ class _Session(asyncio.Protocol):
                 return
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline_ms - self._service.now_ms()) / 1000, self._deadline)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, deadline_ms - self._service.now_ms()) / 1000, self._deadline
+        )
 
     def _deadline(self) -> None:
         self._timer = None
@@ -225,19 +264,33 @@ class _Session(asyncio.Protocol):
 def _prepare(path: str) -> None:
     """Make the socket's directory private and take away what an earlier process left."""
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ConfigError(f"socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one", path)
+        raise ConfigError(
+            f"socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; choose a "
+            f"shorter one",
+            path,
+        )
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, mode=0o700, exist_ok=True)
     found = os.stat(directory)
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError(f"directory {directory} of the hold service's socket must belong to this user and not be writable by others: chmod 700 it", directory)
+        raise ConfigError(
+            f"directory {directory} of the hold service's socket must belong to this user "
+            f"and not be writable by others: chmod 700 it",
+            directory,
+        )
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigError(f"{path} is a file, not a socket: the hold service will not replace it; choose another path", path)
+            raise ConfigError(
+                f"{path} is a file, not a socket: the hold service will not replace it; "
+                f"choose another path",
+                path,
+            )
         os.unlink(path)
 
 
 def _user_of(transport: asyncio.BaseTransport) -> int:
     """User id of the process at the other end, as the kernel knows it."""
-    credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    credentials = transport.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
     return int(struct.unpack("3i", credentials)[1])

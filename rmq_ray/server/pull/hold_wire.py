@@ -1,7 +1,8 @@
 """What travels between a broker and its hold service: frames of events over one Unix socket.
 
-Decides: the bytes and their limits. Does not decide: what an event means (``protocol.hold_table``), when it is sent.
-Called by ``server.pull.hold_link`` (the broker's end) and ``server.pull.hold_service``.
+Decides: the bytes and their limits. Does not decide: what an event means (``protocol.hold_table``),
+when it is sent. Called by ``server.pull.hold_link`` (the broker's end) and
+``server.pull.hold_service``.
 
     frame     u32 length of the rest, big-endian · msgpack list of events
     event     list; its first member is the kind
@@ -18,8 +19,9 @@ Called by ``server.pull.hold_link`` (the broker's end) and ``server.pull.hold_se
       WAKE    [8, [token, ...]]
       PONG    [9, number]
 
-"Greatest offset" is the offset that the queue's next message will get. Times are relative: the two processes need not agree
-on a clock. Events of one direction keep their order; that is what makes "no lost wake-up" hold.
+"Greatest offset" is the offset that the queue's next message will get. Times are relative: the two
+processes need not agree on a clock. Events of one direction keep their order; that is what makes
+"no lost wake-up" hold.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ VERSION = 1
 HELLO, PARK, ARRIVED, FORGET, MAXIMA, PING, WELCOME, WAKE, PONG = range(1, 10)
 
 FRAME_BYTES_MAX = 8 << 20
-EVENTS_MAX = 4_096  # in one frame; senders cut their lists, and stay far below FRAME_BYTES_MAX with it
+EVENTS_MAX = (
+    4_096  # in one frame; senders cut their lists, and stay far below FRAME_BYTES_MAX with it
+)
 CODES_MAX = 64  # distinct tag codes worth sending; more count as unknown, which matches every pull
 UNSENT_BYTES_MAX = 16 << 20  # an end that does not read is given up
 
@@ -58,14 +62,20 @@ class EventReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Event]:
-        """Events of all frames that are complete now, in order. ``MalformedFrame``: the connection must be closed."""
+        """Events of all frames that are complete now, in order. ``MalformedFrame``: the connection
+        must be closed.
+        """
         self._buffer += data
         events: list[Event] = []
         at = 0
         while len(self._buffer) - at >= _LENGTH.size:  # ends: every round moves ``at`` on
             (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > FRAME_BYTES_MAX:
-                raise MalformedFrame(f"a frame of {length} bytes exceeds {FRAME_BYTES_MAX}: the other end does not speak the hold protocol", "hold link")
+                raise MalformedFrame(
+                    f"a frame of {length} bytes exceeds {FRAME_BYTES_MAX}: the other end "
+                    f"does not speak the hold protocol",
+                    "hold link",
+                )
             if len(self._buffer) - at < _LENGTH.size + length:
                 break
             start = at + _LENGTH.size
@@ -79,7 +89,17 @@ def _decode(payload: bytes) -> list[Event]:
     try:
         events = msgpack.unpackb(payload, raw=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedFrame(f"{len(payload)} bytes are no msgpack list of events: {error}", "hold link") from error
-    if not isinstance(events, list) or len(events) > EVENTS_MAX or not all(isinstance(event, list) and event for event in events):
-        raise MalformedFrame(f"a frame must hold a list of at most {EVENTS_MAX} events, each a list with its kind first", "hold link")
+        raise MalformedFrame(
+            f"{len(payload)} bytes are no msgpack list of events: {error}", "hold link"
+        ) from error
+    if (
+        not isinstance(events, list)
+        or len(events) > EVENTS_MAX
+        or not all(isinstance(event, list) and event for event in events)
+    ):
+        raise MalformedFrame(
+            f"a frame must hold a list of at most {EVENTS_MAX} events, each a list with its "
+            f"kind first",
+            "hold link",
+        )
     return events

@@ -1,9 +1,12 @@
-"""The hold inside the broker: the same table on the broker's own loop, for brokers that run without a hold service.
+"""The hold inside the broker: the same table on the broker's own loop, for brokers that run without
+a hold service.
 
-Decides: nothing beyond ``protocol.hold_table``. Called by the broker's pull code through ``server.pull.hold_link.Hold``; used where
-no ``hold_link`` is configured (a broker outside Ray, tests).
+Decides: nothing beyond ``protocol.hold_table``. Called by the broker's pull code through
+``server.pull.hold_link.Hold``; used where no ``hold_link`` is configured (a broker outside Ray,
+tests).
 
-Invariant: ``on_wake`` is never called from within ``park`` or ``arrived``, always in a later turn of the loop.
+Invariant: ``on_wake`` is never called from within ``park`` or ``arrived``, always in a later turn
+of the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from rmq_ray.server.pull.hold_link import MaxOffset, OnWake
 class LocalHold:
     """See ``hold_link.Hold``."""
 
-    def __init__(self, on_wake: OnWake, max_offset: MaxOffset, clock: Clock, *, scan_ms: int = 5_000, parked_max: int = 100_000) -> None:
+    def __init__(
+        self,
+        on_wake: OnWake,
+        max_offset: MaxOffset,
+        clock: Clock,
+        *,
+        scan_ms: int = 5_000,
+        parked_max: int = 100_000,
+    ) -> None:
         self._on_wake = on_wake
         self._max_offset = max_offset
         self._clock = clock
@@ -42,7 +53,9 @@ class LocalHold:
     def start(self) -> None:
         """See ``Hold.start``."""
         if self._scan_timer is None:
-            self._scan_timer = asyncio.get_running_loop().call_later(self._scan_ms / 1000, self._scan)
+            self._scan_timer = asyncio.get_running_loop().call_later(
+                self._scan_ms / 1000, self._scan
+            )
 
     async def close(self) -> None:
         """See ``Hold.close``."""
@@ -52,20 +65,47 @@ class LocalHold:
         self._timer = self._scan_timer = None
         self._table = HoldTable(0)
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
         """See ``Hold.park``."""
-        deadline_ms += self._clock.monotonic_ms() - self._clock.now_ms()  # a wall clock that is set must not keep a pull asleep
-        self._wake(self._table.park(token, (topic, queue_id), from_offset, deadline_ms, codes, self._max_offset(topic, queue_id)))
+        deadline_ms += (
+            self._clock.monotonic_ms() - self._clock.now_ms()
+        )  # a wall clock that is set must not keep a pull asleep
+        self._wake(
+            self._table.park(
+                token,
+                (topic, queue_id),
+                from_offset,
+                deadline_ms,
+                codes,
+                self._max_offset(topic, queue_id),
+            )
+        )
         self._set_timer()
 
     def forget(self, token: int) -> None:
         """See ``Hold.forget``."""
         self._table.forget(token)
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
         """See ``Hold.arrived``."""
         if self._table.has_parked((topic, queue_id)):
-            self._wake(self._table.arrived((topic, queue_id), max_offset, None if codes is None else {int(code) for code in codes}))
+            self._wake(
+                self._table.arrived(
+                    (topic, queue_id),
+                    max_offset,
+                    None if codes is None else {int(code) for code in codes},
+                )
+            )
 
     def _wake(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -80,7 +120,9 @@ class LocalHold:
                 return
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000, self._deadline)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000, self._deadline
+        )
 
     def _deadline(self) -> None:
         self._timer = None
@@ -89,4 +131,6 @@ class LocalHold:
 
     def _scan(self) -> None:
         self._scan_timer = asyncio.get_running_loop().call_later(self._scan_ms / 1000, self._scan)
-        self._wake(self._table.scan([(queue, self._max_offset(*queue)) for queue in self._table.queues()]))
+        self._wake(
+            self._table.scan([(queue, self._max_offset(*queue)) for queue in self._table.queues()])
+        )

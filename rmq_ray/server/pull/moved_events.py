@@ -1,7 +1,8 @@
-"""OFFSET_MOVED_EVENT: a message that tells operators that a consumer asked for an offset which is not there (protocol-behaviour 10.4).
+"""OFFSET_MOVED_EVENT: a message that tells operators that a consumer asked for an offset which is
+not there (protocol-behaviour 10.4).
 
-Decides: that one event a second for a group and queue is enough: a consumer that asks in a loop must not fill the log. Called by the pull
-handlers of a master.
+Decides: that one event a second for a group and queue is enough: a consumer that asks in a loop
+must not fill the log. Called by the pull handlers of a master.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ class MovedEvents:
             self._last_ms.clear()
         self._last_ms[group, queue] = now_ms
         place = {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
-        body = dumps({"consumerGroup": group, "messageQueue": place, "offsetNew": corrected, "offsetRequest": asked}).encode()
+        body = dumps(
+            {
+                "consumerGroup": group,
+                "messageQueue": place,
+                "offsetNew": corrected,
+                "offsetRequest": asked,
+            }
+        ).encode()
         try:
             self._writer.put(OFFSET_MOVED_TOPIC, 0, body, {KEYS: group, TAGS: group})
         except StoreError:

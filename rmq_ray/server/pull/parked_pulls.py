@@ -1,9 +1,12 @@
-"""Pulls that found nothing and wait for a message: the broker's half of long polling (protocol-behaviour 11; design contract 3).
+"""Pulls that found nothing and wait for a message: the broker's half of long polling
+(protocol-behaviour 11; design contract 3).
 
-Decides: who may be parked (limits), and that every parked pull is answered: when the hold wakes it, or by the broker itself one second
-after its deadline when the hold is dead or hangs. Does not decide which pull an arrival wakes: that is the hold's (``hold_link.Hold``).
+Decides: who may be parked (limits), and that every parked pull is answered: when the hold wakes it,
+or by the broker itself one second after its deadline when the hold is dead or hangs. Does not
+decide which pull an arrival wakes: that is the hold's (``hold_link.Hold``).
 
-Invariants: a parked pull is one small entry; it goes when it is answered or its connection closes; it is answered at most once.
+Invariants: a parked pull is one small entry; it goes when it is answered or its connection closes;
+it is answered at most once.
 """
 
 from __future__ import annotations
@@ -31,12 +34,15 @@ class _Parked(Generic[R]):
 
 
 class ParkedPulls(Generic[R]):
-    """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (second pass, never parked again).
+    """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (second pass,
+    never parked again).
 
     ``make_hold(on_wake)`` builds the hold, not yet started.
     """
 
-    def __init__(self, rerun: Callable[[R, Peer], None], make_hold: Callable[[OnWake], Hold], parked_max: int) -> None:
+    def __init__(
+        self, rerun: Callable[[R, Peer], None], make_hold: Callable[[OnWake], Hold], parked_max: int
+    ) -> None:
         self._rerun = rerun
         self._parked_max = parked_max
         self._parked: dict[int, _Parked[R]] = {}
@@ -46,11 +52,24 @@ class ParkedPulls(Generic[R]):
         self.late = 0
         """Pulls that the hold did not answer in time."""
 
-    def park(self, request: R, peer: Peer, queue: tuple[str, int], from_offset: int, deadline_ms: int, codes: frozenset[int] | None) -> None:
-        """Hold ``request`` until ``deadline_ms`` (wall clock). Raises ``TooManyRequests`` at a limit."""
+    def park(
+        self,
+        request: R,
+        peer: Peer,
+        queue: tuple[str, int],
+        from_offset: int,
+        deadline_ms: int,
+        codes: frozenset[int] | None,
+    ) -> None:
+        """Hold ``request`` until ``deadline_ms`` (wall clock). Raises ``TooManyRequests`` at a
+        limit.
+        """
         tokens: set[int] = peer.attributes.setdefault(TOKENS, set())
         if len(self._parked) >= self._parked_max or len(tokens) >= PARKED_PER_PEER_MAX:
-            raise TooManyRequests(f"{len(self._parked)} pulls are parked ({len(tokens)} of this connection); pull again later")
+            raise TooManyRequests(
+                f"{len(self._parked)} pulls are parked ({len(tokens)} of this connection); "
+                f"pull again later"
+            )
         self._next_token += 1
         token = self._next_token
         self._parked[token] = _Parked(peer, request)
@@ -62,7 +81,9 @@ class ParkedPulls(Generic[R]):
             self._take(token)
             raise
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
         """Messages were added to a queue; costs little where nobody waits."""
         if self._parked:
             self.hold.arrived(topic, queue_id, max_offset, codes)

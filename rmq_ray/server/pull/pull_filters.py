@@ -1,8 +1,11 @@
-"""Which records a pull wants: everything, some tags, or what an SQL92 condition lets pass (protocol-behaviour 10.2, 21.1).
+"""Which records a pull wants: everything, some tags, or what an SQL92 condition lets pass
+(protocol-behaviour 10.2, 21.1).
 
-Decides: whether the expression comes with the pull or from the group's heartbeat, and every refusal about subscriptions and filters: 23, 24,
-25, 27, 28, and 1 where SQL filters are switched off. Does not decide what passes (``protocol.filters.filter_tag``, ``protocol.filters.filter_sql92``) nor
-whether the group may consume. Called by: pull handlers; SQL filters of groups are told by heartbeats (``FilterTable``). One loop.
+Decides: whether the expression comes with the pull or from the group's heartbeat, and every refusal
+about subscriptions and filters: 23, 24, 25, 27, 28, and 1 where SQL filters are switched off. Does
+not decide what passes (``protocol.filters.filter_tag``, ``protocol.filters.filter_sql92``) nor
+whether the group may consume. Called by: pull handlers; SQL filters of groups are told by
+heartbeats (``FilterTable``). One loop.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.records import PullRecords
-from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.groups.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``codes``: tag codes, None = all. ``matches``: a condition over property strings, None = none; it rules out records,
-    codes rule out entries, and ``hit(store time, bit map)`` does so where bit maps are kept."""
+    """``codes``: tag codes, None = all. ``matches``: a condition over property strings, None =
+    none; it rules out records, codes rule out entries, and ``hit(store time, bit map)`` does so
+    where bit maps are kept."""
 
     codes: frozenset[int] | None = None
     matches: Callable[[bytes], bool] | None = None
@@ -56,20 +60,37 @@ class PullFilters:
             codes = tag_subscription(topic, expression, 0).codes
             return Wanted(codes) if codes else EVERYTHING
         except SubscriptionInvalid as error:
-            raise Refused(f"parse the consumer's subscription failed: {error.message}", ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
+            raise Refused(
+                f"parse the consumer's subscription failed: {error.message}",
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            ) from error
 
     def subscribed(self, asked: PullRecords, group: GroupConfig) -> Wanted:
         """What the group's heartbeats say about the topic."""
         found = self._members.consumers.find(asked.group)
         if found is None:
-            raise Refused(f"the consumer's group info not exist: {asked.group}; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+            raise Refused(
+                f"the consumer's group info not exist: {asked.group}; send a heartbeat first",
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
         if found.model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
-            raise Refused(f"the consumer group[{asked.group}] can not consume by broadcast way", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"the consumer group[{asked.group}] can not consume by broadcast way",
+                ResponseCode.NO_PERMISSION,
+            )
         subscription = found.subscriptions.get(asked.topic)
         if subscription is None:
-            raise Refused(f"the consumer's subscription not exist: {asked.group} does not subscribe to {asked.topic}", ResponseCode.SUBSCRIPTION_NOT_EXIST)
+            raise Refused(
+                f"the consumer's subscription not exist: {asked.group} does not subscribe to "
+                f"{asked.topic}",
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
         if subscription.version < asked.sub_version:
-            raise Refused(f"the consumer's subscription of {asked.topic} is not the latest; send a heartbeat first", ResponseCode.SUBSCRIPTION_NOT_LATEST)
+            raise Refused(
+                f"the consumer's subscription of {asked.topic} is not the latest; send a "
+                f"heartbeat first",
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+            )
         if subscription.expression_type == SQL92:
             return self._registered(asked, subscription)
         return Wanted(subscription.codes) if subscription.codes else EVERYTHING
@@ -84,9 +105,16 @@ class PullFilters:
         data = self._filters.find(asked.topic, asked.group)
         if data is None:
             why = self._fault(subscription.expression)
-            raise Refused(f"the filter of {asked.group} on {asked.topic} is not known here, {why}", ResponseCode.FILTER_DATA_NOT_EXIST)
+            raise Refused(
+                f"the filter of {asked.group} on {asked.topic} is not known here, {why}",
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+            )
         if data.client_version < asked.sub_version:
-            raise Refused(f"the filter of {asked.group} on {asked.topic} is not the latest; send a heartbeat first", ResponseCode.FILTER_DATA_NOT_LATEST)
+            raise Refused(
+                f"the filter of {asked.group} on {asked.topic} is not the latest; send a "
+                f"heartbeat first",
+                ResponseCode.FILTER_DATA_NOT_LATEST,
+            )
         self._require_enabled()
         return Wanted(matches=data.compiled.matches, hit=data.may_match)
 
@@ -100,6 +128,7 @@ class PullFilters:
     def _require_enabled(self) -> None:
         if not self._enabled:
             raise Refused(
-                "The broker does not support consumer to filter message by SQL92; set property_filter=True there or subscribe by tags",
+                "The broker does not support consumer to filter message by SQL92; set "
+                "property_filter=True there or subscribe by tags",
                 ResponseCode.SYSTEM_ERROR,
             )

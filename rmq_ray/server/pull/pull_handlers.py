@@ -1,10 +1,12 @@
-"""PULL_MESSAGE, PULL_RECORDS, SCAN_RECORDS: checks, reading, holding, committing on the way (protocol-behaviour 10.2-10.6, 11).
+"""PULL_MESSAGE, PULL_RECORDS, SCAN_RECORDS: checks, reading, holding, committing on the way
+(protocol-behaviour 10.2-10.6, 11).
 
-Decides: whether a pull may be served, what its answer says, whether it is held. Does not decide what lies at an offset (the store) or
-which arrival wakes a held pull (the hold).
+Decides: whether a pull may be served, what its answer says, whether it is held. Does not decide
+what lies at an offset (the store) or which arrival wakes a held pull (the hold).
 
-A pull runs at most twice: on arrival (it may commit an offset and may be held) and, when it was held, once more when it wakes; the
-second answer is final. Both forms of request become one ``PullRecords``; they differ in limits and in the form of the answer only.
+A pull runs at most twice: on arrival (it may commit an offset and may be held) and, when it was
+held, once more when it wakes; the second answer is final. Both forms of request become one
+``PullRecords``; they differ in limits and in the form of the answer only.
 """
 
 from __future__ import annotations
@@ -22,36 +24,56 @@ from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.filters.filter_table import FilterTable
-from rmq_ray.protocol.pull_status import PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY, SUCCESS, response_code, suggested_broker
+from rmq_ray.protocol.pull_status import (
+    PULL_NOT_FOUND,
+    PULL_OFFSET_MOVED,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    response_code,
+    suggested_broker,
+)
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import PullHeader
-from rmq_ray.remoting.wire.records import FEW, PullRecords, pack_found, pack_pull_answer, unpack_pull, unpack_scan
+from rmq_ray.remoting.wire.records import (
+    FEW,
+    PullRecords,
+    pack_found,
+    pack_pull_answer,
+    unpack_pull,
+    unpack_scan,
+)
 from rmq_ray.server.base.cold_reads import is_cold_pull
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.pull.epoch_guard import cut_offset
-from rmq_ray.server.groups.group_modes import refusal_to_pull
-from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.pull.hold_link import Hold, OnWake
-from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.deferred_response import Answer, AnswerFrom
-from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.pull.moved_events import MovedEvents
-from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
-from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
+from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.group_modes import refusal_to_pull
+from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.pull.epoch_guard import cut_offset
+from rmq_ray.server.pull.hold_link import Hold, OnWake
+from rmq_ray.server.pull.moved_events import MovedEvents
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
+from rmq_ray.server.tables.group_table import GroupTable
+from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.reading import GetResult
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10
-SCAN_BYTES_MAX = 1 << 20  # pages of 4 MB double the p99 of the sends beside them (a page holds the loop's interpreter while its records are checked)
+SCAN_BYTES_MAX = (
+    1 << 20
+)  # pages of 4 MB double the p99 of the sends beside them (a page holds the loop's interpreter while its records are checked)
 SUSPEND_MS_MAX = 120_000
-COMMIT, SUSPEND, INLINE = int(PullSysFlag.COMMIT_OFFSET), int(PullSysFlag.SUSPEND), int(PullSysFlag.SUBSCRIPTION)
+COMMIT, SUSPEND, INLINE = (
+    int(PullSysFlag.COMMIT_OFFSET),
+    int(PullSysFlag.SUSPEND),
+    int(PullSysFlag.SUBSCRIPTION),
+)
 
 READ = int(Permission.READ)
 
@@ -70,8 +92,9 @@ class PullTables:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``: PULL_RECORDS. ``deadline_ms``: until when it
-    is held, on the wall clock; 0 = it was not held yet.
+    """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``:
+    PULL_RECORDS. ``deadline_ms``: until when it is held, on the wall clock; 0 = it was not held
+    yet.
     """
 
     asked: PullRecords
@@ -84,9 +107,17 @@ class PullHandlers:
     """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see ``later``."""
 
     def __init__(  # noqa: PLR0913 - what a pull touches
-        self, keeper: StoreKeeper, tables: PullTables, moved: MovedEvents, counters: Counters, clock: Clock, config: BrokerConfig,
-        make_hold: Callable[[OnWake], Hold], answer: Answer, answer_from: AnswerFrom,
-    ) -> None:  # fmt: skip
+        self,
+        keeper: StoreKeeper,
+        tables: PullTables,
+        moved: MovedEvents,
+        counters: Counters,
+        clock: Clock,
+        config: BrokerConfig,
+        make_hold: Callable[[OnWake], Hold],
+        answer: Answer,
+        answer_from: AnswerFrom,
+    ) -> None:
         self._keeper = keeper
         self._tables = tables
         self._moved = moved
@@ -102,39 +133,67 @@ class PullHandlers:
         """Apache RocketMQ's pull: at most 32 records."""
         header = PullHeader.from_fields(command.fields)
         asked = PullRecords(
-            header.consumer_group, header.topic, header.queue_id, header.queue_offset, min(header.max_count, FOREIGN_RECORDS_MAX), FOREIGN_BYTES_MAX,
-            header.sys_flag, header.commit_offset, header.suspend_ms, header.sub_version, header.expression_type or TAG, header.subscription, 0,
-        )  # fmt: skip
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            min(header.max_count, FOREIGN_RECORDS_MAX),
+            FOREIGN_BYTES_MAX,
+            header.sys_flag,
+            header.commit_offset,
+            header.suspend_ms,
+            header.sub_version,
+            header.expression_type or TAG,
+            header.subscription,
+            0,
+        )
         command.body = b""
         return self._run(_Pull(asked, command, False), peer, first=True)
 
     def pull_records(self, command: Command, peer: Peer) -> Command | None:
         """Our pull: as many records as the byte limit allows, with an array of their sizes."""
         asked = unpack_pull(command.body)
-        command.body = b""  # it is the connection's buffer; the command stays while the pull is held
+        command.body = (
+            b""  # it is the connection's buffer; the command stays while the pull is held
+        )
         return self._run(_Pull(asked, command, True), peer, first=True)
 
     def scan_records(self, command: Command, peer: Peer) -> Command | None:
-        """A bulk read: queue offsets [start, end) without a group, never held. Reads beside the loop: pages are large and often cold."""
+        """A bulk read: queue offsets [start, end) without a group, never held. Reads beside the
+        loop: pages are large and often cold.
+        """
         scan = unpack_scan(command.body)
         store = self._store()
         self._check_topic(scan.topic, scan.queue_id)
         count = min(scan.end - scan.start, 65_536)
         if count <= 0:
             low, high = store.bounds(scan.topic, scan.queue_id)
-            return command.answer(PULL_NOT_FOUND, body=pack_pull_answer(scan.start, low, high, store.epoch, 0))
+            return command.answer(
+                PULL_NOT_FOUND, body=pack_pull_answer(scan.start, low, high, store.epoch, 0)
+            )
         self._counters.scans += 1
         command.body = b""
 
         def read() -> GetResult:
-            first_new = cut_offset(store, scan.topic, scan.queue_id, scan.end, scan.epoch)  # what lies behind a cut was not planned
+            first_new = cut_offset(
+                store, scan.topic, scan.queue_id, scan.end, scan.epoch
+            )  # what lies behind a cut was not planned
             if first_new is not None and first_new <= scan.start:
                 return _moved(store, scan.topic, scan.queue_id, first_new)
             wanted = count if first_new is None else min(count, first_new - scan.start)
-            return store.get_messages(scan.topic, scan.queue_id, scan.start, wanted, max(1, min(scan.bytes_max, SCAN_BYTES_MAX)), None)
+            return store.get_messages(
+                scan.topic,
+                scan.queue_id,
+                scan.start,
+                wanted,
+                max(1, min(scan.bytes_max, SCAN_BYTES_MAX)),
+                None,
+            )
 
         def answer(result: GetResult) -> Command:
-            return command.answer(response_code(result.status, scan.start), body=self._records_body(result, store, 0))
+            return command.answer(
+                response_code(result.status, scan.start), body=self._records_body(result, store, 0)
+            )
 
         self._answer_from(command, peer, read, answer)
         return None
@@ -166,19 +225,27 @@ class PullHandlers:
                 return answer
         if is_cold_pull(store, asked.topic, asked.queue_id, asked.offset):
             self._answer_from(
-                pull.command, peer, lambda: self._read(store, pull, wanted), lambda result: self._conclude(pull, peer, group, wanted, result, first)
+                pull.command,
+                peer,
+                lambda: self._read(store, pull, wanted),
+                lambda result: self._conclude(pull, peer, group, wanted, result, first),
             )
             return None
         return self._conclude(pull, peer, group, wanted, self._read(store, pull, wanted), first)
 
     def _just_written(self, store: MessageStore, pull: _Pull, group: GroupConfig) -> Command | None:
-        """The answer to a held pull that was woken by the frame written last, which is all it finds; None where it is not so simple. What
-        ``_read`` and ``_conclude`` do otherwise, in a fifth of the steps: after a pause of some ms each of them costs the better part of a microsecond.
+        """The answer to a held pull that was woken by the frame written last, which is all it
+        finds; None where it is not so simple. What ``_read`` and ``_conclude`` do otherwise, in a
+        fifth of the steps: after a pause of some ms each of them costs the better part of a
+        microsecond.
         """
         asked, tables, config, epoch = pull.asked, self._tables, self._config, store.epoch
         if 0 < asked.epoch < epoch:
             return None
-        count, size = max(1, min(asked.count_max, config.pull_records_max)), max(1, min(asked.bytes_max, config.pull_bytes_max))
+        count, size = (
+            max(1, min(asked.count_max, config.pull_records_max)),
+            max(1, min(asked.bytes_max, config.pull_bytes_max)),
+        )
         found = store.just_written(asked.topic, asked.queue_id, asked.offset, count, size)
         if found is None or len(found[0].sizes) >= FEW:
             return None
@@ -187,57 +254,135 @@ class PullHandlers:
         counters.pulls += 1
         counters.got_messages += len(recent.sizes)
         counters.got_bytes += len(recent.data)
-        tables.offsets.behind.reached(asked.group, asked.topic, asked.queue_id, recent.last_log_offset, store.visible_offset)
-        suggested = suggested_broker(False, config.slave_reads, group.broker_id, group.broker_when_slow)
-        return pull.command.answer(SUCCESS, None, pack_found(high, low, epoch, suggested, recent.sizes, recent.data))
+        tables.offsets.behind.reached(
+            asked.group, asked.topic, asked.queue_id, recent.last_log_offset, store.visible_offset
+        )
+        suggested = suggested_broker(
+            False, config.slave_reads, group.broker_id, group.broker_when_slow
+        )
+        return pull.command.answer(
+            SUCCESS, None, pack_found(high, low, epoch, suggested, recent.sizes, recent.data)
+        )
 
-    def _conclude(self, pull: _Pull, peer: Peer, group: GroupConfig, wanted: Wanted, result: GetResult, first: bool) -> Command | None:  # noqa: PLR0913 - a pull and what it found
+    def _conclude(
+        self,
+        pull: _Pull,
+        peer: Peer,
+        group: GroupConfig,
+        wanted: Wanted,
+        result: GetResult,
+        first: bool,
+    ) -> Command | None:  # noqa: PLR0913 - a pull and what it found
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
-        if code == PULL_OFFSET_MOVED and tables.identity.is_slave:  # its master may have what is not here: the reader stays where it is
+        if (
+            code == PULL_OFFSET_MOVED and tables.identity.is_slave
+        ):  # its master may have what is not here: the reader stays where it is
             code, result = PULL_NOT_FOUND, replace(result, next_offset=asked.offset)
         if first:
             self._commit(asked, peer)
             if tables.members.is_member(asked.group, peer):
-                tables.offsets.pulled(asked.topic, asked.group, asked.queue_id, tables.members.client_of(peer))
-            if code == PULL_NOT_FOUND and asked.sys_flag & SUSPEND and peer.may_suspend and self._park(pull, peer, wanted):
+                tables.offsets.pulled(
+                    asked.topic, asked.group, asked.queue_id, tables.members.client_of(peer)
+                )
+            if (
+                code == PULL_NOT_FOUND
+                and asked.sys_flag & SUSPEND
+                and peer.may_suspend
+                and self._park(pull, peer, wanted)
+            ):
                 return None
-        elif code == PULL_RETRY_IMMEDIATELY and wanted.matches is not None and self._park_again(pull, peer, result):
+        elif (
+            code == PULL_RETRY_IMMEDIATELY
+            and wanted.matches is not None
+            and self._park_again(pull, peer, result)
+        ):
             return None
         self._count(code, result)
         tables.offsets.behind.note(asked.group, asked.topic, asked.queue_id, result, self._store())
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
-            self._moved.tell(asked.group, MessageQueue(asked.topic, tables.identity.name, asked.queue_id), asked.offset, result.next_offset)
-        suggested = suggested_broker(result.suggest_slave, self._config.slave_reads, group.broker_id, group.broker_when_slow)
+            self._moved.tell(
+                asked.group,
+                MessageQueue(asked.topic, tables.identity.name, asked.queue_id),
+                asked.offset,
+                result.next_offset,
+            )
+        suggested = suggested_broker(
+            result.suggest_slave, self._config.slave_reads, group.broker_id, group.broker_when_slow
+        )
         if pull.ours:
-            return pull.command.answer(code, None, self._records_body(result, self._store(), suggested))
+            return pull.command.answer(
+                code, None, self._records_body(result, self._store(), suggested)
+            )
         fields = {
-            "maxOffset": str(result.max_offset), "minOffset": str(result.min_offset), "nextBeginOffset": str(result.next_offset),
+            "maxOffset": str(result.max_offset),
+            "minOffset": str(result.min_offset),
+            "nextBeginOffset": str(result.next_offset),
             "suggestWhichBrokerId": str(suggested),
-        }  # fmt: skip
+        }
         return pull.command.answer(code, fields, tuple(result.parts), result.status.value)
 
     def _read(self, store: MessageStore, pull: _Pull, wanted: Wanted) -> GetResult:
         asked = pull.asked
-        moved = cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch) if asked.epoch else None
+        moved = (
+            cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch)
+            if asked.epoch
+            else None
+        )
         if moved is not None:
             return _moved(store, asked.topic, asked.queue_id, moved)
         if pull.ours:
-            count, size = min(asked.count_max, self._config.pull_records_max), min(asked.bytes_max, self._config.pull_bytes_max)
+            count, size = (
+                min(asked.count_max, self._config.pull_records_max),
+                min(asked.bytes_max, self._config.pull_bytes_max),
+            )
         else:
             count, size = asked.count_max, asked.bytes_max
         if wanted.matches is not None:
-            return store.get_matching(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.matches, not pull.ours, wanted.hit)
-        return store.get_messages(asked.topic, asked.queue_id, asked.offset, max(1, count), max(1, size), wanted.codes, foreign=not pull.ours)
+            return store.get_matching(
+                asked.topic,
+                asked.queue_id,
+                asked.offset,
+                max(1, count),
+                max(1, size),
+                wanted.matches,
+                not pull.ours,
+                wanted.hit,
+            )
+        return store.get_messages(
+            asked.topic,
+            asked.queue_id,
+            asked.offset,
+            max(1, count),
+            max(1, size),
+            wanted.codes,
+            foreign=not pull.ours,
+        )
 
-    def _records_body(self, result: GetResult, store: MessageStore, suggested: int) -> tuple[bytes | bytearray | memoryview, ...]:
-        return pack_pull_answer(result.next_offset, result.min_offset, result.max_offset, store.epoch, suggested, result.sizes, tuple(result.parts))
+    def _records_body(
+        self, result: GetResult, store: MessageStore, suggested: int
+    ) -> tuple[bytes | bytearray | memoryview, ...]:
+        return pack_pull_answer(
+            result.next_offset,
+            result.min_offset,
+            result.max_offset,
+            store.epoch,
+            suggested,
+            result.sizes,
+            tuple(result.parts),
+        )
 
     def _park(self, pull: _Pull, peer: Peer, wanted: Wanted) -> bool:
-        """Hold the pull; False when it is to be answered at once. Raises ``Refused`` at the limit, so that the client pauses."""
+        """Hold the pull; False when it is to be answered at once. Raises ``Refused`` at the limit,
+        so that the client pauses.
+        """
         asked = pull.asked
-        hold_ms = min(asked.suspend_ms, SUSPEND_MS_MAX) if self._config.long_polling else self._config.short_polling_ms
+        hold_ms = (
+            min(asked.suspend_ms, SUSPEND_MS_MAX)
+            if self._config.long_polling
+            else self._config.short_polling_ms
+        )
         if hold_ms <= 0:
             return False
         self._hold(replace(pull, deadline_ms=self._clock.now_ms() + hold_ms), peer, wanted)
@@ -245,38 +390,71 @@ class PullHandlers:
         return True
 
     def _park_again(self, pull: _Pull, peer: Peer, result: GetResult) -> bool:
-        """A held pull was woken by messages that its SQL filter does not let pass: it sleeps on behind them, until its first deadline."""
+        """A held pull was woken by messages that its SQL filter does not let pass: it sleeps on
+        behind them, until its first deadline.
+        """
         if not pull.deadline_ms - self._clock.now_ms() > 0 or not peer.may_suspend:
             return False
-        self._hold(replace(pull, asked=replace(pull.asked, offset=result.next_offset)), peer, EVERYTHING)
+        self._hold(
+            replace(pull, asked=replace(pull.asked, offset=result.next_offset)), peer, EVERYTHING
+        )
         return True
 
     def _hold(self, pull: _Pull, peer: Peer, wanted: Wanted) -> None:
         asked = pull.asked
         try:
-            self.parked.park(pull, peer, (asked.topic, asked.queue_id), asked.offset, pull.deadline_ms, wanted.codes)
+            self.parked.park(
+                pull,
+                peer,
+                (asked.topic, asked.queue_id),
+                asked.offset,
+                pull.deadline_ms,
+                wanted.codes,
+            )
         except TooManyRequests as error:
             raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
 
     def _commit(self, asked: PullRecords, peer: Peer) -> None:
         tables = self._tables
         if asked.sys_flag & COMMIT and not tables.identity.is_slave:
-            if asked.lock_epoch and tables.members.is_fenced(asked.group, asked.topic, asked.queue_id, asked.lock_epoch):
+            if asked.lock_epoch and tables.members.is_fenced(
+                asked.group, asked.topic, asked.queue_id, asked.lock_epoch
+            ):
                 tables.offsets.fence()
                 return
-            client, holder = tables.members.committing(peer, asked.group, asked.topic, asked.queue_id, asked.lock_epoch)
+            client, holder = tables.members.committing(
+                peer, asked.group, asked.topic, asked.queue_id, asked.lock_epoch
+            )
             store = self._store()
-            cut = cut_offset(store, asked.topic, asked.queue_id, asked.commit_offset, asked.epoch) if asked.epoch else None
+            cut = (
+                cut_offset(store, asked.topic, asked.queue_id, asked.commit_offset, asked.epoch)
+                if asked.epoch
+                else None
+            )
             highest = store.bounds(asked.topic, asked.queue_id)[1] if cut is None else cut
-            tables.offsets.commit(asked.topic, asked.group, asked.queue_id, asked.commit_offset, client, holder, highest=highest)
+            tables.offsets.commit(
+                asked.topic,
+                asked.group,
+                asked.queue_id,
+                asked.commit_offset,
+                client,
+                holder,
+                highest=highest,
+            )
 
     def _check_group(self, name: str) -> GroupConfig:
         identity = self._tables.identity
         if not identity.readable:
-            raise Refused(f"the broker[{identity.address}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"the broker[{identity.address}] pulling message is forbidden",
+                ResponseCode.NO_PERMISSION,
+            )
         group = self._tables.groups.find(name)
         if group is None:
-            raise Refused(f"subscription group [{name}] does not exist; create it", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            raise Refused(
+                f"subscription group [{name}] does not exist; create it",
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            )
         if not group.consume_enable:
             raise Refused(f"subscription group no permission, {name}", ResponseCode.NO_PERMISSION)
         return group
@@ -284,11 +462,19 @@ class PullHandlers:
     def _check_topic(self, topic: str, queue_id: int) -> None:
         config = self._tables.topics.get(topic)
         if config is None:
-            raise Refused(f"topic[{topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST)
+            raise Refused(
+                f"topic[{topic}] not exist, apply first please", ResponseCode.TOPIC_NOT_EXIST
+            )
         if not config.permission & READ:
-            raise Refused(f"the topic[{topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"the topic[{topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION
+            )
         if not 0 <= queue_id < config.read_queues:
-            raise Refused(f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]", ResponseCode.SYSTEM_ERROR)
+            raise Refused(
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] "
+                f"topicConfig.readQueueNums:[{config.read_queues}]",
+                ResponseCode.SYSTEM_ERROR,
+            )
 
     def _filter(self, asked: PullRecords, group: GroupConfig) -> Wanted:
         popped = refusal_to_pull(self._tables.members.consumers.find(asked.group))

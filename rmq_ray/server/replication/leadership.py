@@ -1,14 +1,17 @@
-"""One replica under a controller: what it was told, what it promised, and the one task that makes the broker follow suit.
+"""One replica under a controller: what it was told, what it promised, and the one task that makes
+the broker follow suit.
 
     start ──> SLAVE of nobody ──assignment: another is master──> SLAVE, follows ──assignment: this one──> MASTER
                     ^                                                                                        │
                     └───────── deposed: fenced, another assignment, or its store failed <────────────────────┘
 
-Decides: which assignment counts, when a role changes, what is reported. Does not decide who reigns (the controller) or how a store becomes a master's
-(``Seat``, which is the broker). Made by the actor shell, given to ``Broker``; everything runs in its loop.
+Decides: which assignment counts, when a role changes, what is reported. Does not decide who reigns
+(the controller) or how a store becomes a master's (``Seat``, which is the broker). Made by the
+actor shell, given to ``Broker``; everything runs in its loop.
 
-Invariants: nobody becomes master but by an assignment of an epoch that is not older than any seen here, and that this log has not been written
-under before; one role change at a time; from the moment on in which this replica learns of a later epoch it acknowledges nothing as master.
+Invariants: nobody becomes master but by an assignment of an epoch that is not older than any seen
+here, and that this log has not been written under before; one role change at a time; from the
+moment on in which this replica learns of a later epoch it acknowledges nothing as master.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class Seat(Protocol):
         ...
 
     async def reopen(self, broker_id: int, epoch: int | None) -> None:
-        """Close the store and open it anew: as a follower, or (``epoch``) as the master whose log begins that epoch. Raises the store's errors."""
+        """Close the store and open it anew: as a follower, or (``epoch``) as the master whose log
+        begins that epoch. Raises the store's errors.
+        """
         ...
 
     async def follow(self, broker_id: int, address: str, epoch: int) -> None:
@@ -65,7 +70,9 @@ class Seat(Protocol):
 
 
 class Reign:
-    """``propose(master epoch, replicas)``: tells the controller whom this master wants in the sync state set; called in the loop, returns at once."""
+    """``propose(master epoch, replicas)``: tells the controller whom this master wants in the sync
+    state set; called in the loop, returns at once.
+    """
 
     def __init__(self, replica: int, propose: Propose) -> None:
         self.replica = replica
@@ -87,10 +94,12 @@ class Reign:
         self._polled = False
         self._fault = ""
 
-    # --- the broker's ------------------------------------------------------------------------------------------------------------------
+    # --- the broker's -----------------------------------------------------------------------------
 
     def begin(self, seat: Seat, clock: Clock, on_fatal: Callable[[object], None]) -> None:
-        """The broker has opened as a follower. A log with something in it may belong to a process that polled a moment ago: its promise holds."""
+        """The broker has opened as a follower. A log with something in it may belong to a process
+        that polled a moment ago: its promise holds.
+        """
         self._seat, self._clock, self._changing = seat, clock, False
         facts = seat.facts()
         if facts is not None and (facts.end or facts.newest_epoch):
@@ -101,7 +110,9 @@ class Reign:
             if not task.cancelled() and (error := task.exception()) is not None:
                 on_fatal(error)
 
-        self._task = asyncio.get_running_loop().create_task(self._steer(), name=f"reign of replica {self.replica}")
+        self._task = asyncio.get_running_loop().create_task(
+            self._steer(), name=f"reign of replica {self.replica}"
+        )
         self._task.add_done_callback(ended)
         self._wake.set()
 
@@ -113,7 +124,9 @@ class Reign:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def promise(self) -> None:
-        """A poll leaves: the master counts on it that this replica is not promoted for ``LEASE_MS`` from now on."""
+        """A poll leaves: the master counts on it that this replica is not promoted for ``LEASE_MS``
+        from now on.
+        """
         self._polled = True
         if self._clock is not None:
             self._promised_until_ms = self._clock.monotonic_ms() + LEASE_MS
@@ -135,12 +148,18 @@ class Reign:
         """The master's store failed: it is deposed, not opened again as a master's."""
         self._depose()
 
-    # --- the controller's --------------------------------------------------------------------------------------------------------------
+    # --- the controller's -------------------------------------------------------------------------
 
     def attend(self, assignment: Assignment) -> ReplicaReport:
-        """Take what is not older than what is known; what follows from it runs by itself. Repeats are harmless."""
+        """Take what is not older than what is known; what follows from it runs by itself. Repeats
+        are harmless.
+        """
         known = self.assignment
-        if assignment.master_epoch >= self.fenced and assignment != known and (known is None or not known.newer_than(assignment)):
+        if (
+            assignment.master_epoch >= self.fenced
+            and assignment != known
+            and (known is None or not known.newer_than(assignment))
+        ):
             self.assignment, self.fenced = assignment, assignment.master_epoch
             if self.master_epoch and self.leads(assignment.master_epoch) and self._seat is not None:
                 if known is None or assignment.newer_than(known):
@@ -151,7 +170,9 @@ class Reign:
         return self.report()
 
     def hold_sends(self, master_epoch: int, for_ms: int) -> ReplicaReport:
-        """A master of that epoch writes nothing to its log for so long, or until it is told otherwise; what waits is still copied and acknowledged."""
+        """A master of that epoch writes nothing to its log for so long, or until it is told
+        otherwise; what waits is still copied and acknowledged.
+        """
         if self._clock is not None and self.leads(master_epoch):
             self._held_until_ms = self._clock.monotonic_ms() + max(0, for_ms)
         return self.report()
@@ -159,17 +180,25 @@ class Reign:
     @property
     def holds(self) -> bool:
         """Whether nothing is to be written just now."""
-        return self._held_until_ms > 0 and self._clock is not None and self._clock.monotonic_ms() < self._held_until_ms
+        return (
+            self._held_until_ms > 0
+            and self._clock is not None
+            and self._clock.monotonic_ms() < self._held_until_ms
+        )
 
     async def fence(self, master_epoch: int) -> ReplicaReport:
-        """Nobody of a lower epoch is followed from now on; polls have stopped on return. A master of a lower epoch is deposed."""
+        """Nobody of a lower epoch is followed from now on; polls have stopped on return. A master
+        of a lower epoch is deposed.
+        """
         self.fenced = max(self.fenced, master_epoch)
         if self.master_epoch and self.master_epoch < self.fenced:
             self._depose()
         if self._seat is not None and self._followed[2] < self.fenced:
             self._followed = (0, "", 0)
             await self._seat.rest()  # also behind a fence that still waits for it
-        self._polled = False  # whoever elects after this was told how long the promise holds, and waits
+        self._polled = (
+            False  # whoever elects after this was told how long the promise holds, and waits
+        )
         self._wake.set()
         return self.report()
 
@@ -183,13 +212,21 @@ class Reign:
             known = facts or ReplicaReport(self.replica, Role.WAITING, "", "", 0, 0, 0, False, 0)
             return replace(known, role=Role.WAITING, promise_ms=promise_ms, error=fault)
         role = Role.MASTER if self.master_epoch else Role.SLAVE
-        return replace(facts, role=role, promise_ms=promise_ms, master_epoch=self.master_epoch, error=self._fault)
+        return replace(
+            facts,
+            role=role,
+            promise_ms=promise_ms,
+            master_epoch=self.master_epoch,
+            error=self._fault,
+        )
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _depose(self) -> None:
         if self.master_epoch and not self._deposed and self._seat is not None:
-            log.warning("replica %d is not master of epoch %d any more", self.replica, self.master_epoch)
+            log.warning(
+                "replica %d is not master of epoch %d any more", self.replica, self.master_epoch
+            )
             self._deposed = True
             self._seat.depose()
             self._wake.set()
@@ -247,7 +284,11 @@ class Reign:
         self._changing, self._followed = True, (0, "", 0)
         self.role_changes += 1
         await seat.rest()
-        while self._polled and self._clock is not None and (left_ms := self._promised_until_ms - self._clock.monotonic_ms()) > 0:  # the controller waits, too
+        while (
+            self._polled
+            and self._clock is not None
+            and (left_ms := self._promised_until_ms - self._clock.monotonic_ms()) > 0
+        ):  # the controller waits, too
             await asyncio.sleep(left_ms / 1000)
         if epoch < self.fenced:
             return
@@ -261,6 +302,8 @@ class Reign:
             self._depose()
         latest = self.assignment
         if self.leads(epoch) and latest is not None:
-            log.info("replica %d is master of %s in epoch %d", self.replica, told.broker_name, epoch)
+            log.info(
+                "replica %d is master of %s in epoch %d", self.replica, told.broker_name, epoch
+            )
             if latest != told:
                 seat.approve(latest.sync_state_set)

@@ -1,9 +1,13 @@
-"""What a broker under a controller serves now: a master while it may lead, a follower what its master has confirmed.
+"""What a broker under a controller serves now: a master while it may lead, a follower what its
+master has confirmed.
 
-Decides: which requests are refused until then, with an answer after which clients ask again (``StoreNotReady``); that nothing is appended without the right
-to lead. Does not decide who leads (``reign``) or what is confirmed (``protocol.election.replication``). Called by the broker's core, in its loop.
+Decides: which requests are refused until then, with an answer after which clients ask again
+(``StoreNotReady``); that nothing is appended without the right to lead. Does not decide who leads
+(``reign``) or what is confirmed (``protocol.election.replication``). Called by the broker's core,
+in its loop.
 
-Invariant: between the moment in which a master may not lead any more and the end of its process nothing is written to its log and nothing acknowledged.
+Invariant: between the moment in which a master may not lead any more and the end of its process
+nothing is written to its log and nothing acknowledged.
 """
 
 from __future__ import annotations
@@ -11,29 +15,52 @@ from __future__ import annotations
 from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.remoting.wire.codes import RequestCode as Code
-from rmq_ray.server.broker.broker_roles import MASTER_ONLY
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.broker.broker_roles import MASTER_ONLY
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.replication.replication import Replication
-from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.front.message_store import MessageStore
 
 WRITES = MASTER_ONLY | {
-    Code.SEND_RECORDS, Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.SEND_HALVES, Code.END_TRANSACTION, Code.END_TRANSACTIONS,
-}  # fmt: skip
+    Code.SEND_RECORDS,
+    Code.SEND_MESSAGE,
+    Code.SEND_MESSAGE_V2,
+    Code.SEND_BATCH_MESSAGE,
+    Code.SEND_HALVES,
+    Code.END_TRANSACTION,
+    Code.END_TRANSACTIONS,
+}
 OWN = frozenset(
     (
-        Code.BROKER_STATUS, Code.GET_BROKER_CONFIG, Code.FOLLOW_LOG, Code.REPLICATE, Code.REPLICA_STATE, Code.GET_ALL_TOPIC_CONFIG, Code.HEART_BEAT,
-        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_DELAY_OFFSET, Code.UNREGISTER_CLIENT,
+        Code.BROKER_STATUS,
+        Code.GET_BROKER_CONFIG,
+        Code.FOLLOW_LOG,
+        Code.REPLICATE,
+        Code.REPLICA_STATE,
+        Code.GET_ALL_TOPIC_CONFIG,
+        Code.HEART_BEAT,
+        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        Code.GET_ALL_CONSUMER_OFFSET,
+        Code.GET_ALL_DELAY_OFFSET,
+        Code.UNREGISTER_CLIENT,
     )
-)  # fmt: skip
+)
 """What tells nothing of the log, or tells it to slaves."""
 
 
 class ReignGate:
     """Of one core: of a master in ``epoch``, or (None) of a follower."""
 
-    def __init__(self, reign: Reign, epoch: int | None, identity: Identity, keeper: StoreKeeper, replication: Replication, config: BrokerConfig) -> None:
+    def __init__(
+        self,
+        reign: Reign,
+        epoch: int | None,
+        identity: Identity,
+        keeper: StoreKeeper,
+        replication: Replication,
+        config: BrokerConfig,
+    ) -> None:
         self.reign = reign
         self.epoch = epoch
         self._identity = identity
@@ -50,7 +77,9 @@ class ReignGate:
             self._told = True
 
     def lost(self) -> bool:
-        """The store failed. True for a master's: it is deposed, and nobody who waits is told anything."""
+        """The store failed. True for a master's: it is deposed, and nobody who waits is told
+        anything.
+        """
         if self.epoch is None:
             return False
         self.reign.store_lost()
@@ -60,23 +89,38 @@ class ReignGate:
         """Raises ``StoreNotReady`` for a request that cannot be served now."""
         if code in WRITES:
             if self.epoch is None:
-                raise StoreNotReady(f"broker {self._identity.name} at {self._identity.address} is no master now; ask the name servers and send again")
+                raise StoreNotReady(
+                    f"broker {self._identity.name} at {self._identity.address} is no master "
+                    f"now; ask the name servers and send again"
+                )
             self.check_append()
         elif code not in OWN and not self.shows:
-            raise StoreNotReady(f"broker {self._identity.name} at {self._identity.address} does not know yet what was confirmed of its log; ask again")
+            raise StoreNotReady(
+                f"broker {self._identity.name} at {self._identity.address} does not know yet "
+                f"what was confirmed of its log; ask again"
+            )
 
     @property
     def shows(self) -> bool:
-        """Whether readers may see what the log had when it was opened: all who may be elected have it, as far as this broker knows."""
+        """Whether readers may see what the log had when it was opened: all who may be elected have
+        it, as far as this broker knows.
+        """
         if not self._told:
             self._told = self._replication.has_begun if self.epoch is not None else not self._waits
         return self._told
 
     def confirmed(self, log_offset: int, opened_end: int) -> None:
-        """A follower hears from its master up to where the log is confirmed; ``opened_end``: of what it had when it was opened and has still."""
+        """A follower hears from its master up to where the log is confirmed; ``opened_end``: of
+        what it had when it was opened and has still.
+        """
         self._told = self._told or log_offset >= opened_end
 
     def check_append(self) -> None:
-        """Raises ``StoreNotReady`` for a master that may not lead now; called before anything is written."""
+        """Raises ``StoreNotReady`` for a master that may not lead now; called before anything is
+        written.
+        """
         if not self._replication.leads or self.reign.holds:
-            raise StoreNotReady(f"broker {self._identity.name} at {self._identity.address} may not lead now; ask the name servers and send again")
+            raise StoreNotReady(
+                f"broker {self._identity.name} at {self._identity.address} may not lead now; "
+                f"ask the name servers and send again"
+            )

@@ -1,13 +1,16 @@
-"""A slave's side of replication: follows the master's log over a connection of our own, for as long as the broker runs.
+"""A slave's side of replication: follows the master's log over a connection of our own, for as long
+as the broker runs.
 
     find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. (``replica_stream``) ─> arrivals, positions
           ^                               │ lost, refused, other epoch
           └──────────── pause ────────────┘
 
-Decides: whom to follow (configured, or as name servers tell), when to begin anew. Does not decide which bytes are good (the store does), who is in
-sync (the master). Made by ``Broker``; everything but the store's work runs in its loop.
+Decides: whom to follow (configured, or as name servers tell), when to begin anew. Does not decide
+which bytes are good (the store does), who is in sync (the master). Made by ``Broker``; everything
+but the store's work runs in its loop.
 
-Invariants: one session at a time; what changes the store is done by one thread, in the order in which it was given to it.
+Invariants: one session at a time; what changes the store is done by one thread, in the order in
+which it was given to it.
 """
 
 from __future__ import annotations
@@ -21,19 +24,37 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import ConnectFailed, LogDiverged, RemotingError, RmqError, StoreCorrupt, StoreNotReady
+from rmq_ray.errors import (
+    ConnectFailed,
+    LogDiverged,
+    RemotingError,
+    RmqError,
+    StoreCorrupt,
+    StoreNotReady,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.election.lineage import parting_point
 from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.wire.replicas import BYTES_MAX, FollowLog, LogLineage, pack_follow, unpack_lineage
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.remoting.wire.replicas import (
+    BYTES_MAX,
+    FollowLog,
+    LogLineage,
+    pack_follow,
+    unpack_lineage,
+)
 from rmq_ray.server.base.offload import ThreadOffload
+from rmq_ray.server.broker.broker_core import BrokerCore
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.replication.replica_repair import Repair
-from rmq_ray.server.replication.replica_stream import TIMEOUT_MS, ReplicaStream, Threads, sound_answer
+from rmq_ray.server.replication.replica_stream import (
+    TIMEOUT_MS,
+    ReplicaStream,
+    Threads,
+    sound_answer,
+)
 from rmq_ray.server.replication.replica_tables import ReplicaTables
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from rmq_ray.store.log.log_source import Tail
@@ -48,14 +69,21 @@ LOOK_MS = 1_000
 
 
 class Replica:
-    """Of one slave. ``look_up()``: have the name servers asked for the master soon. Under a controller (``reign``) the master is the one of ``epoch``
-    at ``config.master``, and no other.
+    """Of one slave. ``look_up()``: have the name servers asked for the master soon. Under a
+    controller (``reign``) the master is the one of ``epoch`` at ``config.master``, and no other.
     """
 
     def __init__(  # noqa: PLR0913 - what following takes
-        self, config: BrokerConfig, core: BrokerCore, credentials: Credentials | None, clock: Clock, look_up: Callable[[], None],
-        on_fatal: Callable[[object], None], reign: Reign | None = None, epoch: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: BrokerConfig,
+        core: BrokerCore,
+        credentials: Credentials | None,
+        clock: Clock,
+        look_up: Callable[[], None],
+        on_fatal: Callable[[object], None],
+        reign: Reign | None = None,
+        epoch: int | None = None,
+    ) -> None:
         self._reign = reign
         self._epoch = epoch
         self._config = config
@@ -80,11 +108,15 @@ class Replica:
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"replica of {self._config.broker_name}")
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"replica of {self._config.broker_name}"
+        )
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """End; nothing touches the store after this. May be called again, also when it was cancelled in between."""
+        """End; nothing touches the store after this. May be called again, also when it was
+        cancelled in between.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -97,19 +129,31 @@ class Replica:
             self._master = address
 
     def status(self) -> dict[str, Any]:
-        """Plain values. ``lag_ms``: since this slave last had all of the master's log; None = it never had."""
+        """Plain values. ``lag_ms``: since this slave last had all of the master's log; None = it
+        never had.
+        """
         store = self._core.keeper.store
         behind = max(0, self._master_end - (0 if store is None else store.end_offset))
         lag_ms: int | None = 0
         if behind or not self._connected:
-            lag_ms = None if self._caught_up_ms is None else int(self._clock.monotonic_ms() - self._caught_up_ms)
+            lag_ms = (
+                None
+                if self._caught_up_ms is None
+                else int(self._clock.monotonic_ms() - self._caught_up_ms)
+            )
         return {
-            "master": self._master, "connected": self._connected, "lag_bytes": behind, "lag_ms": lag_ms, "sessions": self._sessions,
-            "tables_synced": self._tables.synced, "fault": self._fault, "removed_bytes": self._removed_bytes,
+            "master": self._master,
+            "connected": self._connected,
+            "lag_bytes": behind,
+            "lag_ms": lag_ms,
+            "sessions": self._sessions,
+            "tables_synced": self._tables.synced,
+            "fault": self._fault,
+            "removed_bytes": self._removed_bytes,
             "mended": self._repair.mended,
-        }  # fmt: skip
+        }
 
-    # --- one session after the other ------------------------------------------------------------------------------------------------------
+    # --- one session after the other --------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -122,11 +166,19 @@ class Replica:
             except RmqError as error:
                 self._core.keeper.check(error)
                 self._failed(error, logging.INFO)
-            await asyncio.sleep((pause_ms if self._epoch is None else min(pause_ms, PAUSE_REIGN_MS)) / 1000)
+            await asyncio.sleep(
+                (pause_ms if self._epoch is None else min(pause_ms, PAUSE_REIGN_MS)) / 1000
+            )
 
     def _failed(self, error: RmqError, level: int) -> None:
         if str(error) != self._fault:
-            log.log(level, "slave %d of %s does not follow now: %s", self._core.identity.broker_id, self._config.broker_name, error)
+            log.log(
+                level,
+                "slave %d of %s does not follow now: %s",
+                self._core.identity.broker_id,
+                self._config.broker_name,
+                error,
+            )
         self._fault = str(error)
         if isinstance(error, RemotingError) and self._config.master is None:
             self._look_up()
@@ -137,31 +189,52 @@ class Replica:
             raise StoreNotReady("the slave still reads its disk")
         if self._master is None:
             raise ConnectFailed("no name server knows the master yet")
-        connection = await AsyncConnection.open(Address.parse(self._master), self._credentials, self._limits, self._clock)
+        connection = await AsyncConnection.open(
+            Address.parse(self._master), self._credentials, self._limits, self._clock
+        )
         syncing: asyncio.Task[None] | None = None
         try:
-            store.set_arrival_listener(lambda *arrived: self._thread.post(lambda: self._arrived(*arrived)))
+            store.set_arrival_listener(
+                lambda *arrived: self._thread.post(lambda: self._arrived(*arrived))
+            )
             flush_counts = await self._follow(connection, store)
             self._sessions += 1
             self._connected, self._fault = True, None
-            syncing = asyncio.get_running_loop().create_task(self._sync_tables(connection), name="tables of the master")
+            syncing = asyncio.get_running_loop().create_task(
+                self._sync_tables(connection), name="tables of the master"
+            )
             syncing.add_done_callback(self._ended)
             await self._repair.run(connection, store, self._master_begin)
             stream = ReplicaStream(
-                self._core, connection, store, Threads(self._thread, self._helper), self._config.replica_bytes, self._polls,
-                lambda end: self._note(store, end), flush_counts,
-            )  # fmt: skip
+                self._core,
+                connection,
+                store,
+                Threads(self._thread, self._helper),
+                self._config.replica_bytes,
+                self._polls,
+                lambda end: self._note(store, end),
+                flush_counts,
+            )
             await stream.run()
         finally:
             self._connected = False
             if syncing is not None:
                 syncing.cancel()
-                await asyncio.gather(syncing, return_exceptions=True)  # the next session has tables of its own
+                await asyncio.gather(
+                    syncing, return_exceptions=True
+                )  # the next session has tables of its own
             await connection.close()
 
     async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:
         tail, origin = await self._thread.run(lambda: (store.tail(), store.origin()))
-        asked = FollowLog(self._core.identity.broker_id, self._core.identity.address, origin.log, tail.begin, tail.end, tail.crc)
+        asked = FollowLog(
+            self._core.identity.broker_id,
+            self._core.identity.address,
+            origin.log,
+            tail.begin,
+            tail.end,
+            tail.crc,
+        )
         try:
             return await self._join(connection, store, asked)
         except LogDiverged as error:
@@ -174,27 +247,52 @@ class Replica:
         if self._epoch is None:
             raise diverged
         await self._part(connection, store, asked, diverged)
-        return await self._join(connection, store, _showing(asked, await self._thread.run(store.tail)))
+        return await self._join(
+            connection, store, _showing(asked, await self._thread.run(store.tail))
+        )
 
-    async def _part(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog, diverged: LogDiverged) -> None:
-        """This log has what the elected master's has not: remove it, from the point on where their lineages part. ``diverged`` where that is not known."""
-        found = await self._ask_lineage(connection, replace(asked, tail_begin=asked.tail_end, tail_crc=0))
-        point = parting_point(store.epochs, store.end_offset, found.epochs) if found.log == asked.log else None
+    async def _part(
+        self,
+        connection: AsyncConnection,
+        store: FollowerStore,
+        asked: FollowLog,
+        diverged: LogDiverged,
+    ) -> None:
+        """This log has what the elected master's has not: remove it, from the point on where their
+        lineages part. ``diverged`` where that is not known.
+        """
+        found = await self._ask_lineage(
+            connection, replace(asked, tail_begin=asked.tail_end, tail_crc=0)
+        )
+        point = (
+            parting_point(store.epochs, store.end_offset, found.epochs)
+            if found.log == asked.log
+            else None
+        )
         if point is None or not store.begin_offset <= point < store.end_offset:
             raise diverged
         self._removed_bytes += await self._thread.run(lambda: store.truncate(point))
 
     async def _ask_lineage(self, connection: AsyncConnection, asked: FollowLog) -> LogLineage:
-        answer = await connection.request(Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS)
+        answer = await connection.request(
+            Command(RequestCode.FOLLOW_LOG, body=pack_follow(asked), serialize=BINARY), TIMEOUT_MS
+        )
         found = unpack_lineage(sound_answer(answer).body)
         newest = found.epochs[-1][0] if found.epochs else 0
         if self._epoch is not None and newest != self._epoch:
-            raise RemotingError(f"the broker there writes epoch {newest}, the master to follow has {self._epoch}", self._master)
+            raise RemotingError(
+                f"the broker there writes epoch {newest}, the master to follow has {self._epoch}",
+                self._master,
+            )
         return found
 
-    async def _join(self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog) -> bool:
+    async def _join(
+        self, connection: AsyncConnection, store: FollowerStore, asked: FollowLog
+    ) -> bool:
         found = await self._ask_lineage(connection, asked)
-        await self._thread.run(lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes)))
+        await self._thread.run(
+            lambda: store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes))
+        )
         self._master_begin = found.begin
         return found.flush_counts
 
@@ -204,7 +302,9 @@ class Replica:
 
     def _note(self, store: FollowerStore, end: int) -> None:
         self._master_end = end
-        if self._reign is not None and not store.report.sound and store.end_offset >= end:  # ``confirmed`` is 0 while a reign begins
+        if (
+            self._reign is not None and not store.report.sound and store.end_offset >= end
+        ):  # ``confirmed`` is 0 while a reign begins
             self._thread.submit(store.absolve, self._absolved)
         if store.end_offset >= end:
             self._caught_up_ms = self._clock.monotonic_ms()
@@ -214,7 +314,9 @@ class Replica:
             log.error("the mark of an unsound log was not removed: %s", outcome)
 
     def _arrived(self, topic: str, queue_id: int, maximum: int, codes: Sequence[int]) -> None:
-        """Messages became visible here: held pulls are woken; a topic that this slave does not know is a reason to fetch the tables."""
+        """Messages became visible here: held pulls are woken; a topic that this slave does not know
+        is a reason to fetch the tables.
+        """
         if self._config.long_polling:
             self._core.pulls.parked.arrived(topic, queue_id, maximum, codes)
         if topic not in self._core.tables.topics:
@@ -222,24 +324,42 @@ class Replica:
 
     @property
     def _look_ms(self) -> int:
-        """How often it is looked whether tables changed: who may be promoted tomorrow must know the topic that was made today."""
-        return self._config.replica_sync_ms if self._epoch is None else min(LOOK_MS, self._config.replica_sync_ms)
+        """How often it is looked whether tables changed: who may be promoted tomorrow must know the
+        topic that was made today.
+        """
+        return (
+            self._config.replica_sync_ms
+            if self._epoch is None
+            else min(LOOK_MS, self._config.replica_sync_ms)
+        )
 
     async def _sync_tables(self, connection: AsyncConnection) -> None:
         """Until the session ends. What fails is tried with the next turn."""
-        wait_ms, passed_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms), 0
+        wait_ms, passed_ms = (
+            min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms),
+            0,
+        )
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000):
                     await self._strange.wait()
             wait_ms, passed_ms = self._look_ms, passed_ms + wait_ms
             try:
-                if self._strange.is_set() or passed_ms >= self._config.replica_sync_ms or not self._tables.synced or await self._tables.is_stale(connection):
+                if (
+                    self._strange.is_set()
+                    or passed_ms >= self._config.replica_sync_ms
+                    or not self._tables.synced
+                    or await self._tables.is_stale(connection)
+                ):
                     self._strange.clear()
                     passed_ms = 0
                     await self._tables.sync(connection)
             except RmqError as error:
-                log.warning("tables of the master of %s were not fetched: %s", self._config.broker_name, error)
+                log.warning(
+                    "tables of the master of %s were not fetched: %s",
+                    self._config.broker_name,
+                    error,
+                )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,13 +1,16 @@
-"""A slave asks its master for what is broken in its own log, before it goes on following (reliability: how a copy is made).
+"""A slave asks its master for what is broken in its own log, before it goes on following
+(reliability: how a copy is made).
 
     quarantined stretch ──REPLICATE from there──> whole there? ──> mended in place (``store.front.mending``)
 
-Decides: how many stretches are tried in a session, and which ones not again. Does not decide which bytes are good (the store). Made by ``Replica``, which
-calls it at the begin of each session, in its loop.
+Decides: how many stretches are tried in a session, and which ones not again. Does not decide which
+bytes are good (the store). Made by ``Replica``, which calls it at the begin of each session, in its
+loop.
 
-Invariants: a poll says what this slave has, as every other one, and never makes the master suspect its own bytes: where a stretch begins may be wrong here;
-nothing is written that is no whole record; a stretch that cannot be mended keeps nobody from following: it is asked for once in an epoch of the master, and
-no session spends longer than ``SESSION_MS`` and one request on all of them.
+Invariants: a poll says what this slave has, as every other one, and never makes the master suspect
+its own bytes: where a stretch begins may be wrong here; nothing is written that is no whole record;
+a stretch that cannot be mended keeps nobody from following: it is asked for once in an epoch of the
+master, and no session spends longer than ``SESSION_MS`` and one request on all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from collections.abc import Callable
 from functools import partial
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import ConnectionLost, LogDiverged, RequestTimeout, ResponseError, StoreUnreadable
+from rmq_ray.errors import (
+    ConnectionLost,
+    LogDiverged,
+    RequestTimeout,
+    ResponseError,
+    StoreUnreadable,
+)
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
@@ -33,7 +42,9 @@ BEYOND_BYTES = 1 << 20  # a master ends its pieces at whole frames: up to 512 Ki
 
 
 class Repair:
-    """Of one slave, over all its sessions. ``polls()`` is called before every poll. ``mended``: stretches that are whole now."""
+    """Of one slave, over all its sessions. ``polls()`` is called before every poll. ``mended``:
+    stretches that are whole now.
+    """
 
     def __init__(self, thread: ThreadOffload, polls: Callable[[], None], clock: Clock) -> None:
         self._thread = thread
@@ -43,24 +54,35 @@ class Repair:
         self._tried: set[tuple[int, int]] = set()
         self.mended = 0
 
-    async def run(self, connection: AsyncConnection, store: FollowerStore, master_begin: int) -> None:
-        """One session's. ``master_begin``: where the master's log begins. Raises what the connection raises when it is lost, ``LogDiverged`` where this slave
-        must not follow this master, the store's errors.
+    async def run(
+        self, connection: AsyncConnection, store: FollowerStore, master_begin: int
+    ) -> None:
+        """One session's. ``master_begin``: where the master's log begins. Raises what the
+        connection raises when it is lost, ``LogDiverged`` where this slave must not follow this
+        master, the store's errors.
         """
         if self._epoch != store.epoch:
             self._epoch, self._tried = store.epoch, set()
         listed = await self._thread.run(store.broken_stretches)
         deadline_ms = self._clock.monotonic_ms() + SESSION_MS
-        for stretch in [found for found in listed if found[0] >= master_begin and found not in self._tried][:STRETCHES_MAX]:
-            if self._clock.monotonic_ms() >= deadline_ms or not await self._try(connection, store, stretch):
+        for stretch in [
+            found for found in listed if found[0] >= master_begin and found not in self._tried
+        ][:STRETCHES_MAX]:
+            if self._clock.monotonic_ms() >= deadline_ms or not await self._try(
+                connection, store, stretch
+            ):
                 return
 
-    async def _try(self, connection: AsyncConnection, store: FollowerStore, stretch: tuple[int, int]) -> bool:
+    async def _try(
+        self, connection: AsyncConnection, store: FollowerStore, stretch: tuple[int, int]
+    ) -> bool:
         """False where nothing more is to be asked in this session."""
         self._tried.add(stretch)
         try:
             data = await self._fetched(connection, store, *stretch)
-            is_whole = data is not None and await self._thread.run(partial(store.mend, stretch[0], data))
+            is_whole = data is not None and await self._thread.run(
+                partial(store.mend, stretch[0], data)
+            )
         except ConnectionLost:
             self._tried.discard(stretch)
             raise
@@ -75,16 +97,45 @@ class Repair:
             self._tried.discard(stretch)
             self.mended += 1
         else:
-            log.error("%d bytes at log offset %d stay broken: the master has no whole records for them", stretch[1], stretch[0])
+            log.error(
+                "%d bytes at log offset %d stay broken: the master has no whole records for them",
+                stretch[1],
+                stretch[0],
+            )
         return True
 
-    async def _fetched(self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int) -> bytes | None:
-        """The master's bytes of this stretch; None where they are broken there, or it has not all of them in one piece."""
+    async def _fetched(
+        self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int
+    ) -> bytes | None:
+        """The master's bytes of this stretch; None where they are broken there, or it has not all
+        of them in one piece.
+        """
         self._polls()
-        asked = Replicate(store.epoch, log_offset, size + BEYOND_BYTES, store.end_offset, store.flushed_offset, 0, 0)
-        answer = sound_answer(await connection.request(Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY), TIMEOUT_MS))
+        asked = Replicate(
+            store.epoch,
+            log_offset,
+            size + BEYOND_BYTES,
+            store.end_offset,
+            store.flushed_offset,
+            0,
+            0,
+        )
+        answer = sound_answer(
+            await connection.request(
+                Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY),
+                TIMEOUT_MS,
+            )
+        )
         piece = unpack_piece(answer.body)
-        is_broken = any(begin < log_offset + size and begin + length > log_offset for begin, length, _ in piece.broken)
-        if piece.epoch != store.epoch or piece.offset != log_offset or len(piece.data) < size or is_broken:
+        is_broken = any(
+            begin < log_offset + size and begin + length > log_offset
+            for begin, length, _ in piece.broken
+        )
+        if (
+            piece.epoch != store.epoch
+            or piece.offset != log_offset
+            or len(piece.data) < size
+            or is_broken
+        ):
             return None
         return bytes(piece.data[:size])

@@ -1,14 +1,18 @@
-"""The bytes of one session of a slave: polls the master, has them checked, written and made visible.
+"""The bytes of one session of a slave: polls the master, has them checked, written and made
+visible.
 
     poll ─> piece ─────────────> checked ──> written, synced where that counts ──> dispatched      three pieces at once, in two threads
               └─> the next poll
 
-Decides: when to ask for what, what is looked at together with the piece before it, what the master is to look at again. Does not decide which bytes are
-good (the store), whom to follow (``replica``). Made by ``Replica`` for each session; runs in its loop.
+Decides: when to ask for what, what is looked at together with the piece before it, what the master
+is to look at again. Does not decide which bytes are good (the store), whom to follow (``replica``).
+Made by ``Replica`` for each session; runs in its loop.
 
-Invariants: one poll is under way at most; a poll's positions are what the store really has; while more bytes are known to be there the next poll is sent
-before the last piece is taken; pieces are written, and become visible, in the order of the log; one is looked at beside the writing of another only
-where both are long; bytes of an epoch that this slave does not have are not taken; a buffer is received into again when its piece is visible.
+Invariants: one poll is under way at most; a poll's positions are what the store really has; while
+more bytes are known to be there the next poll is sent before the last piece is taken; pieces are
+written, and become visible, in the order of the log; one is looked at beside the writing of another
+only where both are long; bytes of an epoch that this slave does not have are not taken; a buffer is
+received into again when its piece is visible.
 """
 
 from __future__ import annotations
@@ -22,9 +26,15 @@ from rmq_ray.errors import LogDiverged, RemotingError, ResponseError, StoreCorru
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from rmq_ray.remoting.wire.replicas import BYTES_MAX, LogPiece, Replicate, pack_replicate, unpack_piece
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.remoting.wire.replicas import (
+    BYTES_MAX,
+    LogPiece,
+    Replicate,
+    pack_replicate,
+    unpack_piece,
+)
 from rmq_ray.server.base.offload import ThreadOffload
+from rmq_ray.server.broker.broker_core import BrokerCore
 from rmq_ray.store.front.follower_check import Broken, CheckedPiece
 from rmq_ray.store.front.follower_store import FollowerStore
 
@@ -36,21 +46,30 @@ WRITING_MAX = 2  # pieces that are being written or dispatched
 
 
 class Threads(NamedTuple):
-    """``writer``: everything that is done to the store, but for long pieces, which ``helper`` checks and dispatches."""
+    """``writer``: everything that is done to the store, but for long pieces, which ``helper``
+    checks and dispatches.
+    """
 
     writer: ThreadOffload
     helper: ThreadOffload
 
 
 class ReplicaStream:
-    """``flush_counts``: a copy counts when it is on this disk. ``polls()`` is called before every poll, ``noted(end)`` behind every piece with the master's
-    end.
+    """``flush_counts``: a copy counts when it is on this disk. ``polls()`` is called before every
+    poll, ``noted(end)`` behind every piece with the master's end.
     """
 
     def __init__(  # noqa: PLR0913 - what a session knows
-        self, core: BrokerCore, connection: AsyncConnection, store: FollowerStore, threads: Threads, bytes_max: int, polls: Callable[[], None],
-        noted: Callable[[int], None], flush_counts: bool,
-    ) -> None:  # fmt: skip
+        self,
+        core: BrokerCore,
+        connection: AsyncConnection,
+        store: FollowerStore,
+        threads: Threads,
+        bytes_max: int,
+        polls: Callable[[], None],
+        noted: Callable[[int], None],
+        flush_counts: bool,
+    ) -> None:
         self._core = core
         self._connection = connection
         self._store = store
@@ -96,21 +115,44 @@ class ReplicaStream:
         if self._core.keeper.store is not self._store:
             raise StoreNotReady("the slave's store is read again")
         if piece.epoch != self._store.epoch:
-            raise RemotingError(f"the master is in epoch {piece.epoch} now, this slave in {self._store.epoch}: it follows anew", str(self._connection.address))
+            raise RemotingError(
+                f"the master is in epoch {piece.epoch} now, this slave in "
+                f"{self._store.epoch}: it follows anew",
+                str(self._connection.address),
+            )
         if piece.offset != position:
-            raise RemotingError(f"bytes of log offset {piece.offset} came, asked was for {position}", str(self._connection.address))
+            raise RemotingError(
+                f"bytes of log offset {piece.offset} came, asked was for {position}",
+                str(self._connection.address),
+            )
         if len(self._rest) > BYTES_MAX:
-            raise LogDiverged(f"{len(self._rest)} bytes at log offset {self._position} hold no whole frame", self._position)
+            raise LogDiverged(
+                f"{len(self._rest)} bytes at log offset {self._position} hold no whole frame",
+                self._position,
+            )
 
     def _poll(self, offset: int) -> asyncio.Task[Command]:
         store = self._store
-        asked = Replicate(store.epoch, offset, self._bytes_max, store.end_offset, store.flushed_offset, self._confirmed, POLL_WAIT_MS, self._suspect)
+        asked = Replicate(
+            store.epoch,
+            offset,
+            self._bytes_max,
+            store.end_offset,
+            store.flushed_offset,
+            self._confirmed,
+            POLL_WAIT_MS,
+            self._suspect,
+        )
         command = Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY)
         self._polls()
-        return asyncio.get_running_loop().create_task(self._connection.request(command, POLL_WAIT_MS + TIMEOUT_MS))
+        return asyncio.get_running_loop().create_task(
+            self._connection.request(command, POLL_WAIT_MS + TIMEOUT_MS)
+        )
 
     async def _take(self, piece: LogPiece, answer: Command, ahead: bool) -> bool:
-        """True when bytes were good, or more are needed; False when the master is to look at them again. Raises ``StoreCorrupt`` when it has often enough."""
+        """True when bytes were good, or more are needed; False when the master is to look at them
+        again. Raises ``StoreCorrupt`` when it has often enough.
+        """
         data: Any = b"".join((self._rest, piece.data)) if self._rest else piece.data
         self._broken = [*self._broken, *piece.broken] if self._rest else piece.broken
         try:
@@ -131,7 +173,13 @@ class ReplicaStream:
 
     async def _take_now(self, data: Any) -> int:
         await self._written(0)
-        store, start, broken, confirmed, flush = self._store, self._position, self._broken, self._confirmed, self._flush_counts
+        store, start, broken, confirmed, flush = (
+            self._store,
+            self._position,
+            self._broken,
+            self._confirmed,
+            self._flush_counts,
+        )
 
         def work() -> int:
             checked = store.check(start, data, broken)
@@ -148,7 +196,11 @@ class ReplicaStream:
         if not checked.taken:
             return await self._take_now(data)
         await self._written(WRITING_MAX - 1)
-        self._writing.append(asyncio.get_running_loop().create_task(self._write(checked, answer), name="a piece of the log"))
+        self._writing.append(
+            asyncio.get_running_loop().create_task(
+                self._write(checked, answer), name="a piece of the log"
+            )
+        )
         return checked.taken
 
     async def _write(self, checked: CheckedPiece, answer: Command) -> None:
@@ -158,7 +210,9 @@ class ReplicaStream:
         self._connection.give_back(answer)
 
     async def _written(self, left: int) -> None:
-        """All pieces are written and dispatched but for the last ``left``; raises what that raised."""
+        """All pieces are written and dispatched but for the last ``left``; raises what that
+        raised.
+        """
         while len(self._writing) > left:
             await self._writing.popleft()
 

@@ -1,14 +1,17 @@
-"""What a slave knows besides the log: the master's topics, groups, consumed offsets, delay offsets, and how far its timer is (protocol-behaviour 22).
+"""What a slave knows besides the log: the master's topics, groups, consumed offsets, delay offsets,
+and how far its timer is (protocol-behaviour 22).
 
     21 topics, 201 groups           when their data version differs      written at once
     43 offsets, 45 delay offsets    every time                           written with the broker's periodic saves
     REPLICA_STATE, the timer        when it differs                      written at once
 
-What was delivered or ended (delay offsets, the timer, offsets of half messages) is taken over when this log has all that the master's had then: a slave
-that is promoted must not believe in a copy that it does not have.
-Not fetched, and why: queue locks (leases of 60 s, lost with a master as in RocketMQ), popped messages (the group's offsets are behind them: they are
-handed out again), filters (consumers bring them with their heartbeats, to slaves too), ends of transactions (records of the log).
-Decides that. Does not decide when (``replica``). Invariant: a table is replaced as a whole or not at all.
+What was delivered or ended (delay offsets, the timer, offsets of half messages) is taken over when
+this log has all that the master's had then: a slave that is promoted must not believe in a copy
+that it does not have. Not fetched, and why: queue locks (leases of 60 s, lost with a master as in
+RocketMQ), popped messages (the group's offsets are behind them: they are handed out again), filters
+(consumers bring them with their heartbeats, to slaves too), ends of transactions (records of the
+log). Decides that. Does not decide when (``replica``). Invariant: a table is replaced as a whole or
+not at all.
 """
 
 from __future__ import annotations
@@ -18,9 +21,8 @@ import logging
 
 from rmq_ray.errors import ResponseError, RmqError
 from rmq_ray.protocol.transaction import SYSTEM_GROUP
-from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.async_connection import AsyncConnection
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import unpack_state
@@ -48,7 +50,9 @@ class ReplicaTables:
         self._take_topics(await self._ask(connection, RequestCode.GET_ALL_TOPIC_CONFIG))
         self._take_groups(await self._ask(connection, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         offsets = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        delays = bodies_admin.decode_delay_offsets((await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes())
+        delays = bodies_admin.decode_delay_offsets(
+            (await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes()
+        )
         timer, end, _ = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
         reached = await self._reached(end)
         self._take_offsets(offsets, reached)
@@ -58,7 +62,9 @@ class ReplicaTables:
         self.synced += 1
 
     async def is_stale(self, connection: AsyncConnection) -> bool:
-        """Whether the master has other topics or groups than were fetched last. Raises ``RemotingError``."""
+        """Whether the master has other topics or groups than were fetched last. Raises
+        ``RemotingError``.
+        """
         told = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)[2]
         return bool(told) and told != self._core.tables.versions()
 
@@ -107,7 +113,9 @@ class ReplicaTables:
             found[topic, group] = queues
         if not reached:
             found = {key: queues for key, queues in found.items() if key[1] != SYSTEM_GROUP}
-            found |= {key: queues for key, queues in offsets.tables().items() if key[1] == SYSTEM_GROUP}
+            found |= {
+                key: queues for key, queues in offsets.tables().items() if key[1] == SYSTEM_GROUP
+            }
         if found != offsets.tables():
             offsets.load(found)
             offsets.dirty = True

@@ -1,13 +1,16 @@
-"""The master's side of replication: slaves join, poll for bytes, and acknowledge with every poll (promises: modes; protocol-behaviour 22).
+"""The master's side of replication: slaves join, poll for bytes, and acknowledge with every poll
+(promises: modes; protocol-behaviour 22).
 
     slave ──FOLLOW_LOG (its log's last bytes)──> compared ──lineage──> slave
     slave ──REPLICATE (positions, offset)──> Followers; bytes at once, or when there are some ──> slave
 
-Decides: whose log may follow, when a poll is answered, what the store may show (SYNC_MASTER: nothing that the in-sync set lacks). Does not decide
-who is in sync (``protocol.election.replication``) or what a send is told (``records_handlers``, ``acknowledgements``). Called by the broker's core, in its loop.
+Decides: whose log may follow, when a poll is answered, what the store may show (SYNC_MASTER:
+nothing that the in-sync set lacks). Does not decide who is in sync
+(``protocol.election.replication``) or what a send is told (``records_handlers``,
+``acknowledgements``). Called by the broker's core, in its loop.
 
-Invariants: one poll is held for each slave; bytes leave that are written, whole frames at the end; a slave of a higher epoch is refused: this
-master was replaced.
+Invariants: one poll is held for each slave; bytes leave that are written, whole frames at the end;
+a slave of a higher epoch is refused: this master was replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged, NotAuthorized
+from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import replica_of, slave_id
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.election.replication import Followers
@@ -38,16 +42,22 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_follow,
     unpack_replicate,
 )
-from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.deferred_response import Answer, AnswerFrom
+from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.refusal import Refused
-from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.files import FileSystem
-from rmq_ray.store.log.log_origin import read_origin
-from rmq_ray.store.log.log_source import Tail, broken_between, has_tail, look_again, read_log, whole_frames
+from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.log.log_origin import read_origin
+from rmq_ray.store.log.log_source import (
+    Tail,
+    broken_between,
+    has_tail,
+    look_again,
+    read_log,
+    whole_frames,
+)
 from rmq_ray.store.tables.timer_file import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
@@ -67,12 +77,25 @@ class _Held:
 
 
 class Replication:
-    """``settle()``: more may be visible and acknowledged now. ``timer()``: how far messages with a delivery time were delivered."""
+    """``settle()``: more may be visible and acknowledged now. ``timer()``: how far messages with a
+    delivery time were delivered.
+    """
 
     def __init__(  # noqa: PLR0913 - what replication touches
-        self, config: BrokerConfig, identity: Identity, keeper: StoreKeeper, clock: Clock, files: FileSystem, offload: Offload, answer: Answer,
-        answer_from: AnswerFrom, settle: Callable[[], None], timer: Callable[[], TimerProgress], reign: Reign | None = None, epoch: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        keeper: StoreKeeper,
+        clock: Clock,
+        files: FileSystem,
+        offload: Offload,
+        answer: Answer,
+        answer_from: AnswerFrom,
+        settle: Callable[[], None],
+        timer: Callable[[], TimerProgress],
+        reign: Reign | None = None,
+        epoch: int | None = None,
+    ) -> None:
         self._config = config
         self._identity = identity
         self._keeper = keeper
@@ -93,13 +116,19 @@ class Replication:
         """Of the tables that slaves keep."""
         self.sync = config.replication is ReplicationMode.SYNC_MASTER and not identity.is_slave
         flush_counts = config.store.flush is FlushMode.SYNC_FLUSH
-        self.followers = Followers(config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync)
+        self.followers = Followers(
+            config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync
+        )
 
     def handlers(self) -> dict[int, Callable[[Command, Peer], Command | None]]:
         """Request codes and who serves them."""
-        return {RequestCode.FOLLOW_LOG: self.follow, RequestCode.REPLICATE: self.replicate, RequestCode.REPLICA_STATE: self.state}
+        return {
+            RequestCode.FOLLOW_LOG: self.follow,
+            RequestCode.REPLICATE: self.replicate,
+            RequestCode.REPLICA_STATE: self.state,
+        }
 
-    # --- the broker's events ----------------------------------------------------------------------------------------------------------
+    # --- the broker's events ----------------------------------------------------------------------
 
     def serving(self, store: MessageStore) -> None:
         """The store is recovered: slaves join anew."""
@@ -107,7 +136,9 @@ class Replication:
         if self._identity.is_slave:
             return
         if self._reign is not None:
-            self.followers.reign(store.end_offset, self._slaves_of(self._reign.members), self._clock.monotonic_ms())
+            self.followers.reign(
+                store.end_offset, self._slaves_of(self._reign.members), self._clock.monotonic_ms()
+            )
         else:
             self.followers.begin(store.end_offset)
         if self.sync:
@@ -119,7 +150,9 @@ class Replication:
         self._forget()
 
     def written(self) -> None:
-        """The log is longer: polls are answered in the loop's next turn, together for all that is appended in this one."""
+        """The log is longer: polls are answered in the loop's next turn, together for all that is
+        appended in this one.
+        """
         if self._held and not self._planned:
             self._planned = True
             self._offload.post(self._answer_held)
@@ -137,7 +170,9 @@ class Replication:
         self._propose()
 
     def tick(self) -> None:
-        """Some times a second: polls whose time is over, or whose slave does not know what was confirmed; slaves that stay behind."""
+        """Some times a second: polls whose time is over, or whose slave does not know what was
+        confirmed; slaves that stay behind.
+        """
         store, now_ms = self._keeper.store, self._clock.monotonic_ms()
         if store is None or self._identity.is_slave:
             return
@@ -146,12 +181,22 @@ class Replication:
                 del self._held[broker_id]
                 self._send(held, store)
         if self.followers.expire(store.written_offset, now_ms):
-            log.log(logging.WARNING if self.sync else logging.INFO, "in sync with %s are now only slaves %s", self._identity.name, self.followers.in_sync)
+            log.log(
+                logging.WARNING if self.sync else logging.INFO,
+                "in sync with %s are now only slaves %s",
+                self._identity.name,
+                self.followers.in_sync,
+            )
             self._confirm()
         self._propose()
         if self._led is not self.leads:
             self._led = not self._led
-            log.log(logging.INFO if self._led else logging.WARNING, "%s %s the lease of its slaves", self._identity.name, "has" if self._led else "has not")
+            log.log(
+                logging.INFO if self._led else logging.WARNING,
+                "%s %s the lease of its slaves",
+                self._identity.name,
+                "has" if self._led else "has not",
+            )
             self._settle()
 
     def approve(self, members: tuple[int, ...]) -> None:
@@ -160,7 +205,7 @@ class Replication:
             self._confirm()
         self._propose()
 
-    # --- sends -----------------------------------------------------------------------------------------------------------------------
+    # --- sends ------------------------------------------------------------------------------------
 
     @property
     def enough(self) -> bool:
@@ -169,10 +214,16 @@ class Replication:
 
     @property
     def leads(self) -> bool:
-        """Whether this master may write and acknowledge now: no controller, or the lease of all whom it could elect."""
+        """Whether this master may write and acknowledge now: no controller, or the lease of all
+        whom it could elect.
+        """
         if self._reign is None:
             return True
-        return self._epoch is not None and self._reign.leads(self._epoch) and self._clock.monotonic_ms() < self.followers.lease_until_ms
+        return (
+            self._epoch is not None
+            and self._reign.leads(self._epoch)
+            and self._clock.monotonic_ms() < self.followers.lease_until_ms
+        )
 
     @property
     def has_begun(self) -> bool:
@@ -180,30 +231,51 @@ class Replication:
         return self.followers.has_begun
 
     def settled(self, durable: int) -> int:
-        """Up to where sends may be acknowledged when the log is ``durable`` that far; 0 while this master may not lead."""
+        """Up to where sends may be acknowledged when the log is ``durable`` that far; 0 while this
+        master may not lead.
+        """
         if not self.leads:
             return 0
         return min(durable, self.followers.confirmed) if self.sync else durable
 
     def covered(self, durable: int) -> int:
-        """Up to where it may be noted for the next life that something was done, when the log is ``durable`` that far: whoever is elected next has it."""
+        """Up to where it may be noted for the next life that something was done, when the log is
+        ``durable`` that far: whoever is elected next has it.
+        """
         return self.followers.covered(durable)
 
     def admit(self) -> None:
-        """Raises ``BrokerBusy`` when too much of the log waits for slaves; nothing is written then."""
+        """Raises ``BrokerBusy`` when too much of the log waits for slaves; nothing is written
+        then.
+        """
         store = self._keeper.store
-        if self.sync and store is not None and store.end_offset - store.visible_offset > self._config.in_flight_bytes_max:
+        if (
+            self.sync
+            and store is not None
+            and store.end_offset - store.visible_offset > self._config.in_flight_bytes_max
+        ):
             behind = store.end_offset - store.visible_offset
-            raise BrokerBusy(f"[REJECTREQUEST]{behind} bytes wait for slaves, the limit is {self._config.in_flight_bytes_max}; send again later", behind)
+            raise BrokerBusy(
+                f"[REJECTREQUEST]{behind} bytes wait for slaves, the limit is "
+                f"{self._config.in_flight_bytes_max}; send again later",
+                behind,
+            )
 
-    # --- requests ----------------------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def follow(self, command: Command, peer: Peer) -> None:
-        """20040: a slave shows the end of its log and is told what to follow. Refused (20040) when its log is no prefix."""
+        """20040: a slave shows the end of its log and is told what to follow. Refused (20040) when
+        its log is no prefix.
+        """
         store = self._master_store(peer)
         asked = unpack_follow(command.body)
         self._check_id(asked, peer)
-        self._answer_from(command, peer, lambda: self._compare(store, asked), lambda lineage: self._join(command, peer, asked, lineage))
+        self._answer_from(
+            command,
+            peer,
+            lambda: self._compare(store, asked),
+            lambda lineage: self._join(command, peer, asked, lineage),
+        )
 
     def replicate(self, command: Command, peer: Peer) -> Command | None:
         """20041: positions taken; bytes from an offset on, now or as soon as there are some."""
@@ -211,13 +283,23 @@ class Replication:
         asked = unpack_replicate(command.body)
         broker_id = peer.attributes.get(FOLLOWER, -1)
         if self._peers.get(broker_id) is not peer:
-            raise Refused("this connection follows nothing (any more); begin with FOLLOW_LOG", ResponseCode.LOG_DIVERGED)
+            raise Refused(
+                "this connection follows nothing (any more); begin with FOLLOW_LOG",
+                ResponseCode.LOG_DIVERGED,
+            )
         if asked.epoch > store.epoch:
-            raise Refused(f"the slave has epoch {asked.epoch}, this master {store.epoch}: it was replaced and must not go on", ResponseCode.MASTER_FENCED)
+            raise Refused(
+                f"the slave has epoch {asked.epoch}, this master {store.epoch}: it was "
+                f"replaced and must not go on",
+                ResponseCode.MASTER_FENCED,
+            )
         command.body = b""
         end = store.written_offset
         if self._reign is not None and asked.epoch < store.epoch:
-            raise Refused(f"the slave is in epoch {asked.epoch}, this master in {store.epoch}: follow anew", ResponseCode.LOG_DIVERGED)
+            raise Refused(
+                f"the slave is in epoch {asked.epoch}, this master in {store.epoch}: follow anew",
+                ResponseCode.LOG_DIVERGED,
+            )
         now_ms = self._clock.monotonic_ms()
         if self.followers.reported(broker_id, asked.written, asked.flushed, end, now_ms):
             self._confirm()
@@ -234,7 +316,13 @@ class Replication:
         """20042: what a slave keeps besides RocketMQ's four tables."""
         store = self._master_store(peer)
         progress = self._timer()
-        return command.answer(body=pack_state((progress.due_ms, progress.offset, progress.first, progress.cancel_from), store.end_offset, self.versions()))
+        return command.answer(
+            body=pack_state(
+                (progress.due_ms, progress.offset, progress.first, progress.cancel_from),
+                store.end_offset,
+                self.versions(),
+            )
+        )
 
     def status(self) -> dict[str, Any]:
         """Plain values: mode, what was confirmed, each slave with its lag."""
@@ -244,21 +332,33 @@ class Replication:
         for follower in self.followers.all():
             lag = self.followers.lag(follower, end, now_ms)
             slaves[follower.broker_id] = {
-                "address": follower.address, "in_sync": follower.in_sync, "written": follower.written, "flushed": follower.flushed,
-                "lag_bytes": lag.bytes, "lag_ms": lag.ms,
-            }  # fmt: skip
+                "address": follower.address,
+                "in_sync": follower.in_sync,
+                "written": follower.written,
+                "flushed": follower.flushed,
+                "lag_bytes": lag.bytes,
+                "lag_ms": lag.ms,
+            }
         return {
-            "mode": self._config.replication.value, "enough": self.enough, "confirmed": self.followers.confirmed, "slaves": slaves,
-            "leads": self.leads, "master_epoch": self._epoch or 0,
-        }  # fmt: skip
+            "mode": self._config.replication.value,
+            "enough": self.enough,
+            "confirmed": self.followers.confirmed,
+            "slaves": slaves,
+            "leads": self.leads,
+            "master_epoch": self._epoch or 0,
+        }
 
-    # --- inside ------------------------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _master_store(self, peer: Peer) -> MessageStore:
         if not peer.trusted:
             raise NotAuthorized("only brokers that proved the cluster's secret are told the log")
         if self._identity.is_slave:
-            raise Refused(f"broker {self._identity.name} is a slave here and is not followed; follow the master", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"broker {self._identity.name} is a slave here and is not followed; follow "
+                f"the master",
+                ResponseCode.NO_PERMISSION,
+            )
         store = self._keeper.store
         if store is None:
             raise self._keeper.refusal()
@@ -268,9 +368,22 @@ class Replication:
         known = next((f for f in self.followers.all() if f.broker_id == asked.broker_id), None)
         before = self._peers.get(asked.broker_id)
         if asked.broker_id <= 0:
-            raise Refused(f"broker id {asked.broker_id} is no slave's; slaves have ids from 1 on", ResponseCode.NO_PERMISSION)
-        if known is not None and known.address != asked.address and before is not None and before is not peer and not before.closed:
-            raise Refused(f"slave {asked.broker_id} of {self._identity.name} is {known.address}; give {asked.address} another id", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                f"broker id {asked.broker_id} is no slave's; slaves have ids from 1 on",
+                ResponseCode.NO_PERMISSION,
+            )
+        if (
+            known is not None
+            and known.address != asked.address
+            and before is not None
+            and before is not peer
+            and not before.closed
+        ):
+            raise Refused(
+                f"slave {asked.broker_id} of {self._identity.name} is {known.address}; give "
+                f"{asked.address} another id",
+                ResponseCode.NO_PERMISSION,
+            )
 
     def _compare(self, store: MessageStore, asked: FollowLog) -> LogLineage:
         """In a thread: the lineage; ``Refused`` for a log that is no prefix of this one."""
@@ -286,8 +399,18 @@ class Replication:
                 known = tail.begin < parts.log.begin or has_tail(parts, tail, config.body_bytes_max)
                 fault = "" if known else f"its bytes {tail.begin} to {tail.end} are others"
             if fault:
-                raise Refused(f"the log of slave {asked.broker_id} does not go on here: {fault}; give it an empty directory", ResponseCode.LOG_DIVERGED)
-        return LogLineage(origin.log, store.epochs, parts.log.begin, config.segment_bytes, config.flush is FlushMode.SYNC_FLUSH)
+                raise Refused(
+                    f"the log of slave {asked.broker_id} does not go on here: {fault}; give "
+                    f"it an empty directory",
+                    ResponseCode.LOG_DIVERGED,
+                )
+        return LogLineage(
+            origin.log,
+            store.epochs,
+            parts.log.begin,
+            config.segment_bytes,
+            config.flush is FlushMode.SYNC_FLUSH,
+        )
 
     def _join(self, command: Command, peer: Peer, asked: FollowLog, lineage: LogLineage) -> Command:
         before = self._peers.get(asked.broker_id)
@@ -315,10 +438,19 @@ class Replication:
         command, peer, asked = held.command, held.peer, held.asked
         count = min(asked.bytes_max, BYTES_MAX)
         if asked.suspect < 0 and store.written_offset - asked.offset <= WARM_BYTES:
-            self._answer(command, peer, lambda: self._answered(command, peer, self._piece(store, asked, count)))
+            self._answer(
+                command,
+                peer,
+                lambda: self._answered(command, peer, self._piece(store, asked, count)),
+            )
             return
         try:
-            self._answer_from(command, peer, lambda: self._piece(store, asked, count), lambda body: self._answered(command, peer, body))
+            self._answer_from(
+                command,
+                peer,
+                lambda: self._piece(store, asked, count),
+                lambda body: self._answered(command, peer, body),
+            )
         except BrokerBusy as error:
             peer.send(command.answer(ResponseCode.SYSTEM_BUSY, remark=error.message))
 
@@ -329,8 +461,14 @@ class Replication:
         return command.answer(body=body)
 
     def _shown(self, store: MessageStore) -> int:
-        """Log offset up to which readers may see, here and at slaves; an elected master found more than that."""
-        return store.visible_offset if self.has_begun else min(store.visible_offset, self.followers.confirmed)
+        """Log offset up to which readers may see, here and at slaves; an elected master found more
+        than that.
+        """
+        return (
+            store.visible_offset
+            if self.has_begun
+            else min(store.visible_offset, self.followers.confirmed)
+        )
 
     def _slaves_of(self, members: tuple[int, ...]) -> list[int]:
         own = self._reign.replica if self._reign is not None else 0
@@ -343,7 +481,17 @@ class Replication:
             return
         wanted = self.followers.proposal(self._clock.monotonic_ms())
         if wanted is not None:
-            reign.propose(self._epoch, tuple(sorted([reign.replica, *(replica_of(broker_id, reign.replica) for broker_id in wanted)])))
+            reign.propose(
+                self._epoch,
+                tuple(
+                    sorted(
+                        [
+                            reign.replica,
+                            *(replica_of(broker_id, reign.replica) for broker_id in wanted),
+                        ]
+                    )
+                ),
+            )
 
     def _piece(self, store: MessageStore, asked: Replicate, count: int) -> tuple[Buffer, ...]:
         """The body of an answer; any thread."""
@@ -359,7 +507,11 @@ class Replication:
         piece = memoryview(data)
         if received < end and received % self._config.store.segment_bytes:
             piece = piece[: whole_frames(data, asked.offset)]
-        broken = broken_between(parts, asked.offset, asked.offset + len(piece)) if parts.quarantine.count else []
+        broken = (
+            broken_between(parts, asked.offset, asked.offset + len(piece))
+            if parts.quarantine.count
+            else []
+        )
         return pack_piece(LogPiece(asked.offset, end, confirmed, store.epoch, broken, piece))
 
     def _confirm(self) -> None:

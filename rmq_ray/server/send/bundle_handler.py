@@ -1,9 +1,11 @@
-"""BUNDLE 20060: several single requests of one client in one frame, each handled as if it had come alone (wire-protocol: ours).
+"""BUNDLE 20060: several single requests of one client in one frame, each handled as if it had come
+alone (wire-protocol: ours).
 
     body     msgpack [[code, fields, body], ...]              -> msgpack [[code, fields, remark], ...], in the same order
 
-Decides: which requests may travel so, and that the answer leaves when the last of them is answered. Does not decide anything about them. For our own
-clients only. Invariant: one answer for a bundle, after all its parts; a part that fails changes nothing for the others.
+Decides: which requests may travel so, and that the answer leaves when the last of them is answered.
+Does not decide anything about them. For our own clients only. Invariant: one answer for a bundle,
+after all its parts; a part that fails changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.refusal import Refused
 
 PARTS_MAX = 1_024
-BUNDLED = frozenset((RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION))
+BUNDLED = frozenset(
+    (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION)
+)
 
 
 class _Part:
@@ -29,7 +33,13 @@ class _Part:
     def __init__(self, bundle: _Bundle, peer: Peer) -> None:
         self._bundle = bundle
         self._peer = peer
-        self.host, self.port, self.trusted, self.may_suspend, self.attributes = peer.host, peer.port, peer.trusted, False, peer.attributes
+        self.host, self.port, self.trusted, self.may_suspend, self.attributes = (
+            peer.host,
+            peer.port,
+            peer.trusted,
+            False,
+            peer.attributes,
+        )
 
     @property
     def closed(self) -> bool:
@@ -60,7 +70,11 @@ class _Bundle:
             self._answers[answer.opaque] = answer
             self._open -= 1
             if not self._open:
-                parts = [[part.code, part.fields, part.remark] for part in self._answers if part is not None]
+                parts = [
+                    [part.code, part.fields, part.remark]
+                    for part in self._answers
+                    if part is not None
+                ]
                 self._peer.send(self._command.answer(body=msgpack.packb(parts)))
 
 
@@ -73,11 +87,16 @@ class BundleHandler:
     def bundle(self, command: Command, peer: Peer) -> Command | None:
         """20060."""
         if not peer.trusted:
-            raise Refused("bundles are for clients that proved the cluster's secret", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                "bundles are for clients that proved the cluster's secret",
+                ResponseCode.NO_PERMISSION,
+            )
         parts = _parts(command)
         bundle = _Bundle(command, peer, len(parts))
         for number, (code, fields, body) in enumerate(parts):
-            answer = self._handle(Command(code, number, 0, fields, body), cast(Peer, _Part(bundle, peer)))
+            answer = self._handle(
+                Command(code, number, 0, fields, body), cast(Peer, _Part(bundle, peer))
+            )
             if answer is not None:
                 bundle.answered(answer)
         return None
@@ -86,9 +105,14 @@ class BundleHandler:
 def _parts(command: Command) -> list[tuple[int, dict[str, str], bytes]]:
     try:
         raw: Any = msgpack.unpackb(command.body_bytes())
-        parts = [(int(code), {str(name): str(value) for name, value in fields.items()}, bytes(body)) for code, fields, body in raw]
+        parts = [
+            (int(code), {str(name): str(value) for name, value in fields.items()}, bytes(body))
+            for code, fields, body in raw
+        ]
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"the body is no bundle of requests: {error}") from error
     if not 0 < len(parts) <= PARTS_MAX or any(code not in BUNDLED for code, _, _ in parts):
-        raise MalformedFrame(f"a bundle has 1 to {PARTS_MAX} requests of the codes {sorted(map(int, BUNDLED))}")
+        raise MalformedFrame(
+            f"a bundle has 1 to {PARTS_MAX} requests of the codes {sorted(map(int, BUNDLED))}"
+        )
     return parts

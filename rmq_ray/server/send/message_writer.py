@@ -1,9 +1,12 @@
-"""The single-message path: one message with all its fields becomes one record (design 4; protocol-behaviour 9, 19; store-format 11).
+"""The single-message path: one message with all its fields becomes one record (design 4;
+protocol-behaviour 9, 19; store-format 11).
 
-For foreign clients' sends and for whatever the broker itself writes: copies of failed messages, delayed messages that are due, events.
+For foreign clients' sends and for whatever the broker itself writes: copies of failed messages,
+delayed messages that are due, events.
 
-Decides: what the stored properties are (CLUSTER added; WAIT and our frame mark stripped), and that a delayed message goes to the
-schedule topic first. Does not decide whether a client may send. On return the record is in the kernel; durable is the caller's wait.
+Decides: what the stored properties are (CLUSTER added; WAIT and our frame mark stripped), and that
+a delayed message goes to the schedule topic first. Does not decide whether a client may send. On
+return the record is in the kernel; durable is the caller's wait.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from rmq_ray.protocol.delay import DelayLevels, park, requested_level
 from rmq_ray.protocol.timer import asked_due_ms, is_timed, park_until
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.store.front.message_store import AppendResult
 from rmq_ray.store.frames.single_message import StoredMessage
+from rmq_ray.store.front.message_store import AppendResult
 
 NOT_STORED = (WAIT, FRAME)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a copy keeps of the message that it was made from, or what a client told. ``born_ms`` None = now."""
+    """What a copy keeps of the message that it was made from, or what a client told. ``born_ms``
+    None = now.
+    """
 
     born_ms: int | None = None
     born_host: tuple[str, int] | None = None
@@ -44,7 +49,13 @@ class MessageWriter:
     """Writes single messages of one broker."""
 
     def __init__(  # noqa: PLR0913 - what a record needs
-        self, keeper: StoreKeeper, identity: Identity, levels: DelayLevels, clock: Clock, host: tuple[str, int], delay_ms_max: int
+        self,
+        keeper: StoreKeeper,
+        identity: Identity,
+        levels: DelayLevels,
+        clock: Clock,
+        host: tuple[str, int],
+        delay_ms_max: int,
     ) -> None:
         self._delay_ms_max = delay_ms_max
         self.timer_floor_ms = 0
@@ -56,19 +67,32 @@ class MessageWriter:
         self._host = host
 
     def put(  # noqa: PLR0913 - a record
-        self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin = NEW, frame_id: FrameId | None = None
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: dict[str, str],
+        origin: Origin = NEW,
+        frame_id: FrameId | None = None,
     ) -> AppendResult:
-        """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors. ``frame_id``: a repeat is recognised, after a crash too.
+        """Store one message. Raises ``MessageIllegal``, ``MessageTooLarge`` and the store's errors.
+        ``frame_id``: a repeat is recognised, after a crash too.
 
-        A DELAY property above 0 parks it in the schedule topic, one that asks for a time in the timer topic, except for transactional messages.
+        A DELAY property above 0 parks it in the schedule topic, one that asks for a time in the
+        timer topic, except for transactional messages.
         """
         level = self._levels.clamp(requested_level(properties))
         kept = {name: value for name, value in properties.items() if name not in NOT_STORED}
-        if topic != TIMER_TOPIC and origin.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT):
+        if topic != TIMER_TOPIC and origin.sys_flag & SysFlag.TRANSACTION_MASK in (
+            SysFlag.TRANSACTION_NOT,
+            SysFlag.TRANSACTION_COMMIT,
+        ):
             kept.pop(TIMER_OUT_MS, None)
             if is_timed(kept):
                 now_ms = self._clock.now_ms()
-                due_ms = max(asked_due_ms(kept, now_ms, self._delay_ms_max), now_ms, self.timer_floor_ms)
+                due_ms = max(
+                    asked_due_ms(kept, now_ms, self._delay_ms_max), now_ms, self.timer_floor_ms
+                )
                 topic, queue_id, kept = park_until(topic, queue_id, due_ms, kept)
             elif level > 0:
                 topic, queue_id, kept = park(topic, queue_id, level, kept)
@@ -86,19 +110,38 @@ class MessageWriter:
         """A message of the broker's own for queue 0, whose property string is complete."""
         return StoredMessage(topic, 0, body, text, 0, 0, born_ms, self._host)
 
-    def put_encoded(self, topic: str, queue_id: int, body: bytes, text: str, origin: Origin = NEW) -> AppendResult:
-        """Store one message whose property string is complete: what the broker writes very often. Raises as ``put``."""
+    def put_encoded(
+        self, topic: str, queue_id: int, body: bytes, text: str, origin: Origin = NEW
+    ) -> AppendResult:
+        """Store one message whose property string is complete: what the broker writes very often.
+        Raises as ``put``.
+        """
         store = self._keeper.store
         if store is None:
             raise self._keeper.refusal()
         born_ms = self._clock.now_ms() if origin.born_ms is None else origin.born_ms
         host = origin.born_host or self._host
         return store.append_message(
-            StoredMessage(topic, queue_id, body, text, origin.flag, origin.sys_flag, born_ms, host, origin.reconsume_times, origin.prepared_offset)
+            StoredMessage(
+                topic,
+                queue_id,
+                body,
+                text,
+                origin.flag,
+                origin.sys_flag,
+                born_ms,
+                host,
+                origin.reconsume_times,
+                origin.prepared_offset,
+            )
         )
 
-    def put_batch(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> AppendResult:
-        """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises as ``put`` does."""
+    def put_batch(
+        self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin
+    ) -> AppendResult:
+        """Store RocketMQ's batch body; ``properties`` and CLUSTER are added to each message. Raises
+        as ``put`` does.
+        """
         kept = {name: value for name, value in properties.items() if name != FRAME}
         kept.setdefault(CLUSTER, self._identity.cluster)
         store = self._keeper.store
@@ -106,9 +149,18 @@ class MessageWriter:
             raise self._keeper.refusal()
         return store.append_batch_body(self._message(topic, queue_id, body, kept, origin))
 
-    def _message(self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin) -> StoredMessage:
+    def _message(
+        self, topic: str, queue_id: int, body: bytes, properties: dict[str, str], origin: Origin
+    ) -> StoredMessage:
         return StoredMessage(
-            topic, queue_id, body, encode_properties(properties), origin.flag, origin.sys_flag,
-            self._clock.now_ms() if origin.born_ms is None else origin.born_ms, origin.born_host or self._host, origin.reconsume_times,
+            topic,
+            queue_id,
+            body,
+            encode_properties(properties),
+            origin.flag,
+            origin.sys_flag,
+            self._clock.now_ms() if origin.born_ms is None else origin.born_ms,
+            origin.born_host or self._host,
+            origin.reconsume_times,
             origin.prepared_offset,
-        )  # fmt: skip
+        )

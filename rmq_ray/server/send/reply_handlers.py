@@ -1,10 +1,12 @@
-"""Replies: a message that a consumer sends to one waiting producer (protocol-behaviour 25; remoting 3, 4).
+"""Replies: a message that a consumer sends to one waiting producer (protocol-behaviour 25; remoting
+3, 4).
 
     replier ──324 / 325──> broker ──326──> the client that asked ──answer──> broker ──answer──> replier
                              └── stored in {cluster}_REPLY_TOPIC, for the record (store_replies)
 
-Decides: which connection the client that asked has, and what the replier hears. The reply is pushed first: its answer is 0 when the client
-took it, 1 when no such client is connected here or it did not take it. What is stored is no delivery: nothing waits for its flush.
+Decides: which connection the client that asked has, and what the replier hears. The reply is pushed
+first: its answer is 0 when the client took it, 1 when no such client is connected here or it did
+not take it. What is stored is no delivery: nothing waits for its flush.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from rmq_ray.codec.record import offset_message_id
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.message import decode_properties
 from rmq_ray.ports import Peer
@@ -24,7 +27,6 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.records_handlers import SendPath
-from rmq_ray.codec.record import offset_message_id
 
 PUSH_TIMEOUT_MS = 10_000.0
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -40,7 +42,12 @@ Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
 class Askable(Protocol):
     """A connection whose client can be asked."""
 
-    def request(self, command: Command, timeout_ms: float, callback: Callable[[Command | RemotingError], None]) -> None:
+    def request(
+        self,
+        command: Command,
+        timeout_ms: float,
+        callback: Callable[[Command | RemotingError], None],
+    ) -> None:
         """See ``ServerPeer.request``."""
         ...
 
@@ -49,7 +56,14 @@ class ReplyHandlers:
     """324, 325."""
 
     def __init__(  # noqa: PLR0913 - its neighbours
-        self, path: SendPath, writer: MessageWriter, members: Membership, identity: Identity, host: tuple[str, int], answer: Answer, store_replies: bool
+        self,
+        path: SendPath,
+        writer: MessageWriter,
+        members: Membership,
+        identity: Identity,
+        host: tuple[str, int],
+        answer: Answer,
+        store_replies: bool,
     ) -> None:
         self._path = path
         self._writer = writer
@@ -76,42 +90,82 @@ class ReplyHandlers:
         body = command.body_bytes()
         kept = _Kept(header, queue_id, properties, body, (peer.host, peer.port))
         if asker is None or not isinstance(asker, Askable):
-            remark = f"push reply message fail, channel of <{properties.get(REPLY_TO_CLIENT)}> not found."
+            remark = (
+                f"push reply message fail, channel of <{properties.get(REPLY_TO_CLIENT)}> not "
+                f"found."
+            )
             return self._end(command, kept, remark)
         try:
-            asker.request(self._push(kept), PUSH_TIMEOUT_MS, lambda outcome: self._pushed(command, peer, kept, outcome))
+            asker.request(
+                self._push(kept),
+                PUSH_TIMEOUT_MS,
+                lambda outcome: self._pushed(command, peer, kept, outcome),
+            )
         except RemotingError as error:
-            return self._end(command, kept, f"push reply message to <{properties[REPLY_TO_CLIENT]}> fail: {error}")
+            return self._end(
+                command,
+                kept,
+                f"push reply message to <{properties[REPLY_TO_CLIENT]}> fail: {error}",
+            )
         return None
 
     def _push(self, kept: _Kept) -> Command:
         header, now_ms = kept.header, self._path.clock.now_ms()
         text = f"{PUSH_REPLY_TIME}\x01{now_ms}\x02{header.properties or ''}"
         push = PushReplyHeader(
-            header.producer_group, header.topic, header.default_topic, header.default_topic_queues, kept.queue_id, header.sys_flag, header.born_ms,
-            header.flag, _text(kept.sender), _text(self._host), now_ms, text, header.reconsume_times or 0, header.unit_mode or False,
-        )  # fmt: skip
-        return Command(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields=push.to_fields(), body=kept.body)
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queues,
+            kept.queue_id,
+            header.sys_flag,
+            header.born_ms,
+            header.flag,
+            _text(kept.sender),
+            _text(self._host),
+            now_ms,
+            text,
+            header.reconsume_times or 0,
+            header.unit_mode or False,
+        )
+        return Command(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields=push.to_fields(), body=kept.body
+        )
 
-    def _pushed(self, command: Command, peer: Peer, kept: _Kept, outcome: Command | RemotingError) -> None:
+    def _pushed(
+        self, command: Command, peer: Peer, kept: _Kept, outcome: Command | RemotingError
+    ) -> None:
         remark = None
         if isinstance(outcome, RemotingError):
             remark = f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome}"
         elif outcome.code != ResponseCode.SUCCESS:
-            remark = f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome.remark}"
+            remark = (
+                f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome.remark}"
+            )
         self._answer(command, peer, lambda: self._end(command, kept, remark))
 
     def _end(self, command: Command, kept: _Kept, remark: str | None) -> Command:
-        """Store the reply if that is wanted, and tell the replier: ``remark`` None = it was delivered."""
+        """Store the reply if that is wanted, and tell the replier: ``remark`` None = it was
+        delivered.
+        """
         counters = self._path.counters
         fields = {**self._extras, "msgId": "", "queueId": str(kept.queue_id), "queueOffset": "0"}
         if self._store_replies:
-            origin = Origin(kept.header.born_ms, kept.sender, kept.header.flag, kept.header.sys_flag)
+            origin = Origin(
+                kept.header.born_ms, kept.sender, kept.header.flag, kept.header.sys_flag
+            )
             try:
-                result = self._writer.put(kept.header.topic, kept.queue_id, kept.body, kept.properties, origin)
-                fields |= {"msgId": offset_message_id(*self._host, result.base_log_offset), "queueOffset": str(result.base_queue_offset)}
+                result = self._writer.put(
+                    kept.header.topic, kept.queue_id, kept.body, kept.properties, origin
+                )
+                fields |= {
+                    "msgId": offset_message_id(*self._host, result.base_log_offset),
+                    "queueOffset": str(result.base_queue_offset),
+                }
             except RmqError as error:
-                log.warning("a reply to %s was not stored: %s", kept.properties.get(REPLY_TO_CLIENT), error)
+                log.warning(
+                    "a reply to %s was not stored: %s", kept.properties.get(REPLY_TO_CLIENT), error
+                )
         if remark is None:
             counters.replies += 1
             return command.answer(ResponseCode.SUCCESS, fields)
@@ -124,7 +178,14 @@ class _Kept:
 
     __slots__ = ("body", "header", "properties", "queue_id", "sender")
 
-    def __init__(self, header: SendHeader, queue_id: int, properties: dict[str, str], body: bytes, sender: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        header: SendHeader,
+        queue_id: int,
+        properties: dict[str, str],
+        body: bytes,
+        sender: tuple[str, int],
+    ) -> None:
         self.header = header
         self.queue_id = queue_id
         self.properties: dict[str, Any] = properties

@@ -1,9 +1,11 @@
-"""Hooks of a broker around every send that it takes, whoever sent it (protocol-behaviour 9, 25): accounting, audit, tracing on the server's side.
+"""Hooks of a broker around every send that it takes, whoever sent it (protocol-behaviour 9, 25):
+accounting, audit, tracing on the server's side.
 
     BrokerConfig(store, send_hooks=(Audit(),))         objects with before(ctx) and after(ctx), pickled with the configuration
 
-Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is logged; the send goes on. A broker without
-hooks has its handlers as they are. Called by: ``BrokerCore``, when it makes its table of handlers.
+Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is
+logged; the send goes on. A broker without hooks has its handlers as they are. Called by:
+``BrokerCore``, when it makes its table of handlers.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -20,11 +23,14 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import unpack_halves_header
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.records import unpack_send
-from rmq_ray.codec.record import decode_record
 
 Handler = Callable[[Command, Peer], Command | None]
 LONG_NAMES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
-LETTERS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+LETTERS = (
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
 HOOKED = (*LONG_NAMES, *LETTERS, RequestCode.SEND_RECORDS, RequestCode.SEND_HALVES)
 
 log = logging.getLogger("rmq_ray.server")
@@ -32,9 +38,11 @@ log = logging.getLogger("rmq_ray.server")
 
 @dataclass(slots=True)
 class BrokerSendContext:
-    """One send request. ``count``: records of a frame, 1 else. ``code``: how it was answered, None before and for answers that wait for the disk.
+    """One send request. ``count``: records of a frame, 1 else. ``code``: how it was answered, None
+    before and for answers that wait for the disk.
 
-    ``group``: the producer group, empty for frames, whose records do not name it. ``carried``: the hooks' own.
+    ``group``: the producer group, empty for frames, whose records do not name it. ``carried``: the
+    hooks' own.
     """
 
     request_code: int
@@ -81,16 +89,40 @@ def _context(command: Command, peer: Peer) -> BrokerSendContext | None:
     """None for a request that cannot be read: the handler says what is wrong with it."""
     try:
         if command.code == RequestCode.SEND_HALVES:
-            halves, (records, sizes) = unpack_halves_header(command.fields), unpack_send(command.body)
-            return BrokerSendContext(command.code, halves.topic, halves.queue_id, halves.group, peer.host, len(records), len(sizes))
+            halves, (records, sizes) = (
+                unpack_halves_header(command.fields),
+                unpack_send(command.body),
+            )
+            return BrokerSendContext(
+                command.code,
+                halves.topic,
+                halves.queue_id,
+                halves.group,
+                peer.host,
+                len(records),
+                len(sizes),
+            )
         if command.code == RequestCode.SEND_RECORDS:
             records, sizes = unpack_send(command.body)
             first = decode_record(records, 0)
-            return BrokerSendContext(command.code, first.topic, first.queue_id, "", peer.host, len(records), len(sizes))
-        header = SendHeader.from_fields(command.fields) if command.code in LONG_NAMES else SendHeader.from_v2(command.fields)
+            return BrokerSendContext(
+                command.code, first.topic, first.queue_id, "", peer.host, len(records), len(sizes)
+            )
+        header = (
+            SendHeader.from_fields(command.fields)
+            if command.code in LONG_NAMES
+            else SendHeader.from_v2(command.fields)
+        )
     except (RmqError, ValueError):
         return None
-    return BrokerSendContext(command.code, header.topic, header.queue_id, header.producer_group, peer.host, len(command.body))
+    return BrokerSendContext(
+        command.code,
+        header.topic,
+        header.queue_id,
+        header.producer_group,
+        peer.host,
+        len(command.body),
+    )
 
 
 def _call(hook: Any, method: str, ctx: BrokerSendContext) -> None:

@@ -1,9 +1,11 @@
-"""A broker's tables and their files: topics, groups, consumed offsets, delay offsets (store-format 12).
+"""A broker's tables and their files: topics, groups, consumed offsets, delay offsets (store-format
+12).
 
-Decides: which file is written when: topics and groups at every change, offsets and delay offsets when asked, all at the stop. Does not
-decide what is in the tables.
+Decides: which file is written when: topics and groups at every change, offsets and delay offsets
+when asked, all at the stop. Does not decide what is in the tables.
 
-Invariant: nothing is written before the files were loaded, so a broker that could not read them never replaces them by empty ones.
+Invariant: nothing is written before the files were loaded, so a broker that could not read them
+never replaces them by empty ones.
 """
 
 from __future__ import annotations
@@ -16,21 +18,21 @@ from typing import Any
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
+from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import TopicConfig
 from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.server.base.config_saver import ConfigSaver
-from rmq_ray.server.tables.pending_topics import FreshTopics
-from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
+from rmq_ray.server.tables.pending_topics import FreshTopics
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.io.config_files import Groups, Topics, filters_file, groups_file, topics_file
-from rmq_ray.files import FileSystem
+from rmq_ray.store.io.store_lock import OURS
 from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
 from rmq_ray.store.tables.offset_file import consumer_offsets_file, delay_offsets_file
-from rmq_ray.store.io.store_lock import OURS
 
 log = logging.getLogger("rmq_ray.server")
 
@@ -50,7 +52,14 @@ class LoadedTables:
 class BrokerTables:
     """``on_topics(config | None)``: told in the loop after a change of topics."""
 
-    def __init__(self, config: BrokerConfig, identity: Identity, clock: Clock, files: FileSystem, offload: Offload) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        clock: Clock,
+        files: FileSystem,
+        offload: Offload,
+    ) -> None:
         directory = f"{config.store.path}/config"
         self._config = config
         self._identity = identity
@@ -61,17 +70,29 @@ class BrokerTables:
         self._filters_file = filters_file(files, f"{directory}/consumerFilter.json")
         self._delays_file = delay_offsets_file(files, f"{directory}/delayOffset.json")
         self.topics = TopicTable(clock, config.auto_create_topics, self._topic_changed)
-        self.groups = GroupTable(clock, config.auto_create_groups, check_group, self._groups_changed)
+        self.groups = GroupTable(
+            clock, config.auto_create_groups, check_group, self._groups_changed
+        )
         self.offsets = OffsetTable()
         self.filters = FilterTable()
         self._clock = clock
         self._delays: dict[int, int] = {}
         self._saved_delays: dict[int, int] = {}
-        self._topics_saver: ConfigSaver[Topics] = ConfigSaver("topics.json", self.topics.snapshot, self._topics_file.save, offload)
-        self._groups_saver: ConfigSaver[Groups] = ConfigSaver("subscriptionGroup.json", self.groups.snapshot, self._groups_file.save, offload)
-        self._offsets_saver: ConfigSaver[Tables] = ConfigSaver("consumerOffset.json", self.offsets.snapshot, self._offsets_file.save, offload)
-        self._delays_saver: ConfigSaver[dict[int, int]] = ConfigSaver("delayOffset.json", lambda: dict(self._delays), self._delays_file.save, offload)
-        self._filters_saver: ConfigSaver[dict[str, Any]] = ConfigSaver("consumerFilter.json", self.filters.encode, self._filters_file.save, offload)
+        self._topics_saver: ConfigSaver[Topics] = ConfigSaver(
+            "topics.json", self.topics.snapshot, self._topics_file.save, offload
+        )
+        self._groups_saver: ConfigSaver[Groups] = ConfigSaver(
+            "subscriptionGroup.json", self.groups.snapshot, self._groups_file.save, offload
+        )
+        self._offsets_saver: ConfigSaver[Tables] = ConfigSaver(
+            "consumerOffset.json", self.offsets.snapshot, self._offsets_file.save, offload
+        )
+        self._delays_saver: ConfigSaver[dict[int, int]] = ConfigSaver(
+            "delayOffset.json", lambda: dict(self._delays), self._delays_file.save, offload
+        )
+        self._filters_saver: ConfigSaver[dict[str, Any]] = ConfigSaver(
+            "consumerFilter.json", self.filters.encode, self._filters_file.save, offload
+        )
         self.save_topics = self._topics_saver.save
         self.save_groups = self._groups_saver.save
         self.fresh = FreshTopics(self.save_topics)
@@ -79,9 +100,22 @@ class BrokerTables:
         self.on_topics: Callable[[], None] = lambda: None
 
     def read(self) -> LoadedTables:
-        """Read all files; in a thread. Raises ``StoreCorrupt`` when a file and its copy are unreadable."""
-        topics, groups, offsets = self._topics_file.load(), self._groups_file.load(), self._offsets_file.load()
-        return LoadedTables(topics, groups, offsets, self._delays_file.load(), self._filters_file.load(), self.locks.load())
+        """Read all files; in a thread. Raises ``StoreCorrupt`` when a file and its copy are
+        unreadable.
+        """
+        topics, groups, offsets = (
+            self._topics_file.load(),
+            self._groups_file.load(),
+            self._offsets_file.load(),
+        )
+        return LoadedTables(
+            topics,
+            groups,
+            offsets,
+            self._delays_file.load(),
+            self._filters_file.load(),
+            self.locks.load(),
+        )
 
     def take_over(self, found: LoadedTables, delay_levels: int) -> dict[int, int]:
         """Fill the tables, add what every broker has; returns the delay offsets."""
@@ -96,7 +130,12 @@ class BrokerTables:
         self.filters.dirty = False
         self._delays = self._saved_delays = dict(found.delays or {})
         before = (self.topics.version, self.groups.version)
-        self.topics.add_built_in(self._identity.cluster, self._identity.name, self._config.default_topic_queues, delay_levels)
+        self.topics.add_built_in(
+            self._identity.cluster,
+            self._identity.name,
+            self._config.default_topic_queues,
+            delay_levels,
+        )
         self.groups.add_built_in()
         self.loaded = True
         if self.topics.version != before[0]:
@@ -139,12 +178,19 @@ class BrokerTables:
             self._delays_saver.save()
 
     def save_all(self, delays: dict[int, int]) -> list[RmqError]:
-        """Write everything in the calling thread: the stop of a broker. Errors are returned, one file does not stop the others."""
+        """Write everything in the calling thread: the stop of a broker. Errors are returned, one
+        file does not stop the others.
+        """
         if not self.loaded:
             return []
         self._delays = delays
         errors = []
-        savers = [self._topics_saver.save_now, self._groups_saver.save_now, self._offsets_saver.save_now, self._delays_saver.save_now]
+        savers = [
+            self._topics_saver.save_now,
+            self._groups_saver.save_now,
+            self._offsets_saver.save_now,
+            self._delays_saver.save_now,
+        ]
         if self.filters.dirty:
             savers.append(self._filters_saver.save_now)
         for save_now in savers:

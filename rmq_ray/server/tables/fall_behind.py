@@ -1,10 +1,12 @@
-"""How far behind the end of the log each group reads, in bytes (protocol-behaviour 10.3, RocketMQ's GROUP_GET_FALL_SIZE).
+"""How far behind the end of the log each group reads, in bytes (protocol-behaviour 10.3, RocketMQ's
+GROUP_GET_FALL_SIZE).
 
     log:   ... | last record that the group got | ................ | end        distance = end - where that record begins
 
-Says, unlike a count of messages, how much of the disk a group still has to read, other topics' messages included: a group beyond what
-memory holds reads from the disk. Recorded at each answer that went through messages, as RocketMQ does; a group that reads no more keeps its
-last distance, while the log goes on. Decides nothing. Called by pulls and pops; told by a broker's status.
+Says, unlike a count of messages, how much of the disk a group still has to read, other topics'
+messages included: a group beyond what memory holds reads from the disk. Recorded at each answer
+that went through messages, as RocketMQ does; a group that reads no more keeps its last distance,
+while the log goes on. Decides nothing. Called by pulls and pops; told by a broker's status.
 
 Invariant: at most ``ENTRIES_MAX`` pairs of topic and group.
 """
@@ -28,15 +30,23 @@ class FallBehind:
     def __init__(self) -> None:
         self._bytes: dict[tuple[str, str], dict[int, int]] = {}
 
-    def note(self, group: str, topic: str, queue_id: int, result: GetResult, store: MessageStore) -> None:
+    def note(
+        self, group: str, topic: str, queue_id: int, result: GetResult, store: MessageStore
+    ) -> None:
         """``group`` was handed ``result`` of a queue."""
         if result.status not in WENT_THROUGH:
             return
-        reached = last_log_offset(result.parts[-1], result.sizes) if result.count else store.log_offset_of(topic, queue_id, result.next_offset - 1)
+        reached = (
+            last_log_offset(result.parts[-1], result.sizes)
+            if result.count
+            else store.log_offset_of(topic, queue_id, result.next_offset - 1)
+        )
         self.reached(group, topic, queue_id, reached, store.visible_offset)
 
     def reached(self, group: str, topic: str, queue_id: int, log_offset: int, end: int) -> None:
-        """The last record that ``group`` was handed begins at ``log_offset`` (-1: nobody knows); the log is visible up to ``end``."""
+        """The last record that ``group`` was handed begins at ``log_offset`` (-1: nobody knows);
+        the log is visible up to ``end``.
+        """
         queues = self._bytes.get((topic, group))
         if queues is None:
             if log_offset < 0 or len(self._bytes) >= ENTRIES_MAX:
@@ -50,10 +60,19 @@ class FallBehind:
         return dict(self._bytes.get((topic, group), {}))
 
     def worst(self, limit: int) -> list[dict[str, object]]:
-        """The groups and topics that are furthest behind: ``group, topic, bytes`` (of the worst queue), ``queues`` (id -> bytes)."""
-        found = nlargest(limit, self._bytes.items(), key=lambda item: max(item[1].values(), default=0))
+        """The groups and topics that are furthest behind: ``group, topic, bytes`` (of the worst
+        queue), ``queues`` (id -> bytes).
+        """
+        found = nlargest(
+            limit, self._bytes.items(), key=lambda item: max(item[1].values(), default=0)
+        )
         return [
-            {"group": group, "topic": topic, "bytes": max(queues.values(), default=0), "queues": {str(number): queues[number] for number in sorted(queues)}}
+            {
+                "group": group,
+                "topic": topic,
+                "bytes": max(queues.values(), default=0),
+                "queues": {str(number): queues[number] for number in sorted(queues)},
+            }
             for (topic, group), queues in found
         ]
 

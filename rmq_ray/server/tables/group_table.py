@@ -1,7 +1,9 @@
-"""The broker's consumer groups: settings, automatic creation, administration (protocol-behaviour 5, 12).
+"""The broker's consumer groups: settings, automatic creation, administration (protocol-behaviour 5,
+12).
 
-Decides: which groups exist and with which settings. Does not decide who is a member (``protocol.consumer_group``) or how the table is
-saved; it calls ``changed`` after each change. Callers: heartbeats, pulls, send-back, administration.
+Decides: which groups exist and with which settings. Does not decide who is a member
+(``protocol.consumer_group``) or how the table is saved; it calls ``changed`` after each change.
+Callers: heartbeats, pulls, send-back, administration.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ GROUPS_MAX = 50_000
 
 
 class GroupTable:
-    """All groups of one broker. ``check_name`` raises an ``RmqError`` for a name that no group may have."""
+    """All groups of one broker. ``check_name`` raises an ``RmqError`` for a name that no group may
+    have.
+    """
 
-    def __init__(self, clock: Clock, auto_create: bool, check_name: Callable[[str], None], changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        auto_create: bool,
+        check_name: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
         self._auto_create = auto_create
         self._check_name = check_name
@@ -41,7 +51,9 @@ class GroupTable:
                 self.version = self.version.next(self._clock.now_ms())
 
     def find(self, group: str) -> GroupConfig | None:
-        """The group's settings; made with defaults where automatic creation is on and the name is lawful."""
+        """The group's settings; made with defaults where automatic creation is on and the name is
+        lawful.
+        """
         known = self._groups.get(group)
         if known is not None or not (self._auto_create or is_system_group(group)):
             return known
@@ -55,7 +67,11 @@ class GroupTable:
         """Create or replace. Raises for a bad name and ``AdminError`` when the table is full."""
         self._check_name(config.name)
         if config.name not in self._groups and len(self._groups) >= GROUPS_MAX:
-            raise AdminError(f"this broker has {GROUPS_MAX} groups already, {config.name} was not created; delete unused ones", config.name)
+            raise AdminError(
+                f"this broker has {GROUPS_MAX} groups already, {config.name} was not "
+                f"created; delete unused ones",
+                config.name,
+            )
         if self._groups.get(config.name) != config:
             self._groups[config.name] = config
             self._bump()

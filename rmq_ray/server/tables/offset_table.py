@@ -1,12 +1,14 @@
-"""Consumed offsets of all groups, and whose word counts when an offset is to go back (protocol-behaviour 18; promises: offsets).
+"""Consumed offsets of all groups, and whose word counts when an offset is to go back
+(protocol-behaviour 18; promises: offsets).
 
-Decides: whether a commit is taken. Does not decide when the table is saved. Callers: the offset handlers, pulls that carry a
-commit, administration, start (clamping to what the log still has).
+Decides: whether a commit is taken. Does not decide when the table is saved. Callers: the offset
+handlers, pulls that carry a commit, administration, start (clamping to what the log still has).
 
-Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only from the client of the group's
-latest pull of that queue, or from an administrator; it is counted. A queue that is locked for ordered consumption takes commits
-from the lock's holder (or an administrator) only. A commit beyond what the reader can have seen (it comes from before a cut of the log) is
-refused: later messages would count as consumed. Invariant: offsets are >= 0.
+Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only
+from the client of the group's latest pull of that queue, or from an administrator; it is counted. A
+queue that is locked for ordered consumption takes commits from the lock's holder (or an
+administrator) only. A commit beyond what the reader can have seen (it comes from before a cut of
+the log) is refused: later messages would count as consumed. Invariant: offsets are >= 0.
 """
 
 from __future__ import annotations
@@ -50,11 +52,16 @@ class OffsetTable:
 
     def load(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
         """Replace the table by what the file says."""
-        self._offsets = {key: {queue_id: max(0, offset) for queue_id, offset in queues.items()} for key, queues in offsets.items()}
+        self._offsets = {
+            key: {queue_id: max(0, offset) for queue_id, offset in queues.items()}
+            for key, queues in offsets.items()
+        }
         self.dirty = False
 
     def clamp(self, maximum: Callable[[str, int], int]) -> int:
-        """Lower offsets beyond ``maximum(topic, queue_id)`` to it: what they pointed to was lost with the log's tail. How many."""
+        """Lower offsets beyond ``maximum(topic, queue_id)`` to it: what they pointed to was lost
+        with the log's tail. How many.
+        """
         clamped = 0
         for (topic, _), queues in self._offsets.items():
             for queue_id, offset in queues.items():
@@ -91,8 +98,9 @@ class OffsetTable:
         administrator: bool = False,
         highest: int | None = None,
     ) -> Commit:
-        """Take or refuse ``offset``. ``holder``: client that holds the queue's lock, ``None`` without a lock. ``highest``: the greatest
-        offset that this client can have reached, ``None`` where nobody knows now.
+        """Take or refuse ``offset``. ``holder``: client that holds the queue's lock, ``None``
+        without a lock. ``highest``: the greatest offset that this client can have reached, ``None``
+        where nobody knows now.
         """
         queues = self._offsets.get((topic, group))
         if queues is None:
@@ -107,7 +115,12 @@ class OffsetTable:
                 return self._refuse()
             if holder is not None and holder != client:
                 return self._refuse()
-            if stored is not None and offset < stored and holder is None and self._pullers.get((topic, group), {}).get(queue_id) != client:
+            if (
+                stored is not None
+                and offset < stored
+                and holder is None
+                and self._pullers.get((topic, group), {}).get(queue_id) != client
+            ):
                 return self._refuse()
         if offset < 0:
             return self._refuse()
@@ -117,7 +130,15 @@ class OffsetTable:
         if stored is not None and offset < stored:
             self.lowered += 1
             if self.lowered % LOWERED_LOG_EVERY == 1:
-                log.warning("group %s goes back in %s queue %d from offset %d to %d: its messages come again", group, topic, queue_id, stored, offset)
+                log.warning(
+                    "group %s goes back in %s queue %d from offset %d to %d: its messages "
+                    "come again",
+                    group,
+                    topic,
+                    queue_id,
+                    stored,
+                    offset,
+                )
             return Commit.LOWERED
         return Commit.STORED
 
@@ -128,10 +149,14 @@ class OffsetTable:
 
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
         """Topic -> queue id -> offset of one group."""
-        return {topic: dict(queues) for (topic, name), queues in self._offsets.items() if name == group}
+        return {
+            topic: dict(queues) for (topic, name), queues in self._offsets.items() if name == group
+        }
 
     def of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, str, int, int]]:
-        """(topic, group, queue id, next offset) of everything that is known of these topics. The table must not change meanwhile."""
+        """(topic, group, queue id, next offset) of everything that is known of these topics. The
+        table must not change meanwhile.
+        """
         for (topic, group), queues in self._offsets.items():
             if topic in topics:
                 for queue_id, offset in queues.items():

@@ -1,8 +1,9 @@
-"""Topics that were just made and are not on disk yet: sends to them wait for the file, so that no acknowledged message lies in a topic
-that a crash forgets.
+"""Topics that were just made and are not on disk yet: sends to them wait for the file, so that no
+acknowledged message lies in a topic that a crash forgets.
 
-Decides: who waits, in which order they go on, how many bytes may wait. Callers: the send handlers. Invariant: requests for one topic
-go on in the order in which they came. A write that failed changes nothing: the next send tries it again.
+Decides: who waits, in which order they go on, how many bytes may wait. Callers: the send handlers.
+Invariant: requests for one topic go on in the order in which they came. A write that failed changes
+nothing: the next send tries it again.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ class FreshTopics:
         self._save(lambda error: self._saved(topic, error))
 
     def wait(self, topic: str, size: int, resume: Resume) -> None:
-        """``resume(None)`` once the topic is on disk, ``resume(error)`` if it cannot be written. Raises ``BrokerBusy`` at the limit."""
+        """``resume(None)`` once the topic is on disk, ``resume(error)`` if it cannot be written.
+        Raises ``BrokerBusy`` at the limit.
+        """
         if self._bytes + size > BYTES_MAX:
-            raise BrokerBusy(f"{self._bytes} bytes wait for topics to be created; send again later", topic)
+            raise BrokerBusy(
+                f"{self._bytes} bytes wait for topics to be created; send again later", topic
+            )
         self._bytes += size
         under_way = topic in self._waiting
         self._waiting.setdefault(topic, []).append((size, resume))

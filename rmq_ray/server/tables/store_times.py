@@ -1,4 +1,6 @@
-"""Store times of single queue offsets, for statistics. They read the log: call them beside the loop where there are many."""
+"""Store times of single queue offsets, for statistics. They read the log: call them beside the loop
+where there are many.
+"""
 
 from __future__ import annotations
 

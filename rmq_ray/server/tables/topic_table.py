@@ -1,10 +1,12 @@
-"""The broker's topics: lookup, automatic creation, administration (protocol-behaviour 5; store-format 11, 12).
+"""The broker's topics: lookup, automatic creation, administration (protocol-behaviour 5;
+store-format 11, 12).
 
-Decides: which topics exist, with which queues and permissions, and the data version that name servers compare. Does not decide:
-how the table is saved or announced; it calls ``changed`` after each change. Callers: all handlers; ``get`` is on the hot path.
+Decides: which topics exist, with which queues and permissions, and the data version that name
+servers compare. Does not decide: how the table is saved or announced; it calls ``changed`` after
+each change. Callers: all handlers; ``get`` is on the hot path.
 
-Invariants: a created topic keeps its name's rules (``protocol.validators`` for users, these here for what the broker makes); the version
-rises with every change.
+Invariants: a created topic keeps its name's rules (``protocol.validators`` for users, these here
+for what the broker makes); the version rises with every change.
 """
 
 from __future__ import annotations
@@ -36,9 +38,16 @@ CLUSTER_QUEUES = 16
 
 
 class TopicTable:
-    """All topics of one broker. ``changed(topic | None)``: called in the loop after a change of one topic, or of many (None)."""
+    """All topics of one broker. ``changed(topic | None)``: called in the loop after a change of one
+    topic, or of many (None).
+    """
 
-    def __init__(self, clock: Clock, auto_create: bool = True, changed: Callable[[TopicConfig | None], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        auto_create: bool = True,
+        changed: Callable[[TopicConfig | None], None] = lambda _: None,
+    ) -> None:
         self._clock = clock
         self._auto_create = auto_create
         self._changed = changed
@@ -53,49 +62,84 @@ class TopicTable:
         self._topics.update(topics)
         self.version = version
 
-    def add_built_in(self, cluster: str, broker: str, default_queues: int, delay_levels: int) -> None:
-        """The topics that every broker has. Existing entries stay, but the schedule topic grows to the number of levels."""
+    def add_built_in(
+        self, cluster: str, broker: str, default_queues: int, delay_levels: int
+    ) -> None:
+        """The topics that every broker has. Existing entries stay, but the schedule topic grows to
+        the number of levels.
+        """
         inherit = int(Permission.READ_WRITE | Permission.INHERIT)
         built_in = [
-            TopicConfig(SELF_TEST_TOPIC, 1, 1), TopicConfig(BENCHMARK_TOPIC, BENCHMARK_QUEUES, BENCHMARK_QUEUES),
+            TopicConfig(SELF_TEST_TOPIC, 1, 1),
+            TopicConfig(BENCHMARK_TOPIC, BENCHMARK_QUEUES, BENCHMARK_QUEUES),
             TopicConfig(cluster, CLUSTER_QUEUES, CLUSTER_QUEUES, inherit),
-            TopicConfig(broker, 1, 1, inherit), TopicConfig(OFFSET_MOVED_TOPIC, 1, 1), TopicConfig(SCHEDULE_TOPIC, delay_levels, delay_levels),
+            TopicConfig(broker, 1, 1, inherit),
+            TopicConfig(OFFSET_MOVED_TOPIC, 1, 1),
+            TopicConfig(SCHEDULE_TOPIC, delay_levels, delay_levels),
             TopicConfig(cluster + REPLY_SUFFIX, 1, 1),
-        ]  # fmt: skip
+        ]
         if self._auto_create:
             built_in.append(TopicConfig(DEFAULT_TOPIC, default_queues, default_queues, inherit))
         self._system.update((cluster, broker, cluster + REPLY_SUFFIX))
         for config in built_in:
             known = self._topics.get(config.name)
-            if known is None or (config.name == SCHEDULE_TOPIC and known.write_queues < delay_levels):
+            if known is None or (
+                config.name == SCHEDULE_TOPIC and known.write_queues < delay_levels
+            ):
                 self._topics[config.name] = config
                 self._bump()
 
-    def create_by_send(self, topic: str, default_topic: str, queues: int, sys_flag: int = 0) -> TopicConfig:
+    def create_by_send(
+        self, topic: str, default_topic: str, queues: int, sys_flag: int = 0
+    ) -> TopicConfig:
         """The topic, made from its template where it is missing. Raises ``TopicNotFound``.
 
-        The template must exist and have INHERIT; the new topic gets min(``queues``, template's write queues) and the template's
-        permission without INHERIT. TBW102 is no template when automatic creation is off.
+        The template must exist and have INHERIT; the new topic gets min(``queues``, template's
+        write queues) and the template's permission without INHERIT. TBW102 is no template when
+        automatic creation is off.
         """
         known = self._topics.get(topic)
         if known is not None:
             return known
         template = self._topics.get(default_topic)
         if template is None or (default_topic == DEFAULT_TOPIC and not self._auto_create):
-            raise TopicNotFound(f"topic {topic} does not exist and automatic creation is off or has no template {default_topic}; create the topic", topic)
+            raise TopicNotFound(
+                f"topic {topic} does not exist and automatic creation is off or has no "
+                f"template {default_topic}; create the topic",
+                topic,
+            )
         if not template.permission & Permission.INHERIT:
-            raise TopicNotFound(f"topic {topic} does not exist and {default_topic} cannot be inherited; create the topic", topic)
+            raise TopicNotFound(
+                f"topic {topic} does not exist and {default_topic} cannot be inherited; "
+                f"create the topic",
+                topic,
+            )
         count = max(0, min(queues, template.write_queues))
-        return self.put(TopicConfig(topic, count, count, int(template.permission & ~Permission.INHERIT), template.filter_type, sys_flag))
+        return self.put(
+            TopicConfig(
+                topic,
+                count,
+                count,
+                int(template.permission & ~Permission.INHERIT),
+                template.filter_type,
+                sys_flag,
+            )
+        )
 
     def create_internal(self, topic: str, queues: int) -> TopicConfig:
-        """A topic that the broker needs itself (retry, dead letter): made with permission 6 where it is missing."""
+        """A topic that the broker needs itself (retry, dead letter): made with permission 6 where
+        it is missing.
+        """
         return self._topics.get(topic) or self.put(TopicConfig(topic, queues, queues))
 
     def put(self, config: TopicConfig) -> TopicConfig:
         """Create or replace. Raises ``AdminError`` when the table is full."""
         if config.name not in self._topics and len(self._topics) >= TOPICS_MAX:
-            raise AdminError(f"this broker has {TOPICS_MAX} topics already, {config.name} was not created; delete unused ones", config.name)
+            raise AdminError(
+                f"this broker has {TOPICS_MAX} topics already, {config.name} was not "
+                f"created; delete unused ones",
+                config.name,
+            )
         if self._topics.get(config.name) != config:
             self._topics[config.name] = config
             self._bump()
@@ -116,7 +160,9 @@ class TopicTable:
         self._changed(None)
 
     def set_order(self, ordered: Mapping[str, str]) -> None:
-        """Take over which topics are ordered, as a name server's registration answer says it (ORDER_TOPIC_CONFIG)."""
+        """Take over which topics are ordered, as a name server's registration answer says it
+        (ORDER_TOPIC_CONFIG).
+        """
         for name, config in list(self._topics.items()):
             if config.order != (name in ordered) and name not in self._system:
                 self._topics[name] = replace(config, order=name in ordered)

@@ -1,13 +1,17 @@
-"""SEND_HALVES: frames of half messages that our producers encoded, the fast path of transactions (protocol-behaviour 20).
+"""SEND_HALVES: frames of half messages that our producers encoded, the fast path of transactions
+(protocol-behaviour 20).
 
-Decides: whether halves may be stored: all that a send to their real topic must fulfil, and that each record says what the request says. Does not decide what
-becomes of them (``transaction_service``). A half is an ordinary record in queue 0 of the half topic; repeats are known by their frame ids.
+Decides: whether halves may be stored: all that a send to their real topic must fulfil, and that
+each record says what the request says. Does not decide what becomes of them
+(``transaction_service``). A half is an ordinary record in queue 0 of the half topic; repeats are
+known by their frame ids.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from rmq_ray.codec.record_properties import PropertyFacts, split_facts
 from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNotWritable
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
@@ -17,12 +21,11 @@ from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import HalvesHeader, unpack_halves_header
-from rmq_ray.server.send.records_handlers import RecordsHandlers, SendPath, first_record
 from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.send.records_handlers import RecordsHandlers, SendPath, first_record
 from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
 from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.store.frames.frame_check import PartsOf
-from rmq_ray.codec.record_properties import PropertyFacts, split_facts
 
 
 class HalvesHandlers(RecordsHandlers):
@@ -35,20 +38,39 @@ class HalvesHandlers(RecordsHandlers):
     def send(self, command: Command, peer: Peer) -> Command | None:
         """Append one frame of halves."""
         if self._rejects:
-            raise Refused("sending transaction message is forbidden: this broker takes none (reject_transactions)", ResponseCode.NO_PERMISSION)
+            raise Refused(
+                "sending transaction message is forbidden: this broker takes none "
+                "(reject_transactions)",
+                ResponseCode.NO_PERMISSION,
+            )
         header = unpack_halves_header(command.fields)
-        return self._append(command, peer, lambda records: self._admitted_halves(command, peer, header, records), _parts_of(header))
+        return self._append(
+            command,
+            peer,
+            lambda records: self._admitted_halves(command, peer, header, records),
+            _parts_of(header),
+        )
 
-    def _admitted_halves(self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview) -> bool:
+    def _admitted_halves(
+        self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview
+    ) -> bool:
         """False when the request waits for its new topic. Raises the refusals."""
         topic, path = header.topic, self._path
         if first_record(records) != (HALF_TOPIC, 0):
             raise MessageIllegal(f"record 0: halves are for queue 0 of {HALF_TOPIC}")
         if is_internal(topic) or group_of_retry_topic(topic) is not None:
-            raise TopicNotWritable(f"transactional messages for {topic} are not taken; send them to a topic of your own", topic)
+            raise TopicNotWritable(
+                f"transactional messages for {topic} are not taken; send them to a topic of "
+                f"your own",
+                topic,
+            )
         config = path.gate.admit(topic)
         if header.queue_id >= config.write_queues:
-            raise ClientError(f"request queueId[{header.queue_id}] is illegal, topic {topic} has {config.write_queues} write queues; refresh the route", topic)
+            raise ClientError(
+                f"request queueId[{header.queue_id}] is illegal, topic {topic} has "
+                f"{config.write_queues} write queues; refresh the route",
+                topic,
+            )
         path.topics.create_internal(HALF_TOPIC, 1)
         for waits in (topic, HALF_TOPIC):
             if waits in path.fresh:
@@ -68,9 +90,13 @@ def _parts_of(header: HalvesHeader) -> PartsOf:
 
     def parts_of(text: bytes) -> tuple[str | None, PropertyFacts]:
         if text[:length] != prefix:
-            raise MessageIllegal(f"the properties of a half for {header.topic} do not begin with where it is to go")
+            raise MessageIllegal(
+                f"the properties of a half for {header.topic} do not begin with where it is to go"
+            )
         if len(text) > text_max:
-            raise MessageIllegal(f"properties of {len(text)} bytes; {text_max} of a half message fit")
+            raise MessageIllegal(
+                f"properties of {len(text)} bytes; {text_max} of a half message fit"
+            )
         unique, facts = split_facts(text[length:])
         if unique is None:
             raise MessageIllegal("a half message needs a unique key")

@@ -1,7 +1,9 @@
-"""END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39 (protocol-behaviour 20; remoting 3, 4).
+"""END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39 (protocol-behaviour 20;
+remoting 3, 4).
 
-Decides: whether an end names a half of that group, what a repeated or contradicting end is told, whom a check goes to. Does not decide what an
-end writes (``transaction_service``). When the answer 0 leaves: the final message and its op are as durable as the mode demands.
+Decides: whether an end names a half of that group, what a repeated or contradicting end is told,
+whom a check goes to. Does not decide what an end writes (``transaction_service``). When the answer
+0 leaves: the final message and its op are as durable as the mode demands.
 
     answer   0   ended so, now or before      1   no such half of this group      4   it ended otherwise, or nobody knows how any more
             10   written, fdatasync did not end in time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from rmq_ray.codec.record import Record, RecordParts, encode_record, offset_message_id, record_parts
 from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
@@ -22,19 +25,23 @@ from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.halves import End, pack_end_answers, unpack_ends
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.server.base.cold_reads import is_cold
-from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.deferred_response import AnswerFrom
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.send.records_handlers import SendPath
-from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.transaction.transaction_service import Ending, Transactions
 from rmq_ray.store.front.message_store import AppendResult
-from rmq_ray.codec.record import Record, RecordParts, encode_record, offset_message_id, record_parts
 
-STATES = {int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED, int(SysFlag.TRANSACTION_ROLLBACK): EndState.ROLLED_BACK}
+STATES = {
+    int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED,
+    int(SysFlag.TRANSACTION_ROLLBACK): EndState.ROLLED_BACK,
+}
 Outcome = tuple[int, str | None]
 """Response code and remark."""
-READ_BYTES_MAX = 16 << 20  # of halves that one request has read; what comes after is told to come again
+READ_BYTES_MAX = (
+    16 << 20
+)  # of halves that one request has read; what comes after is told to come again
 _LATER = b"later"
 _HALF_TOPIC = HALF_TOPIC.encode()
 
@@ -42,7 +49,14 @@ _HALF_TOPIC = HALF_TOPIC.encode()
 class TransactionHandlers:
     """37, 20062."""
 
-    def __init__(self, path: SendPath, transactions: Transactions, identity: Identity, answer_from: AnswerFrom, body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        path: SendPath,
+        transactions: Transactions,
+        identity: Identity,
+        answer_from: AnswerFrom,
+        body_bytes_max: int,
+    ) -> None:
         self._path = path
         self._transactions = transactions
         self._identity = identity
@@ -54,7 +68,10 @@ class TransactionHandlers:
         header = EndTransactionHeader.from_fields(command.fields)
         path = self._path
         if self._identity.is_slave:
-            raise Refused(f"broker {self._identity.name} is a slave; end the transaction at the master", ResponseCode.SLAVE_NOT_AVAILABLE)
+            raise Refused(
+                f"broker {self._identity.name} is a slave; end the transaction at the master",
+                ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
         if header.commit_or_rollback == SysFlag.TRANSACTION_NOT:
             path.counters.half_unknown += 1
             return command.answer(fields={})
@@ -67,20 +84,50 @@ class TransactionHandlers:
         return self._end_all(command, peer, (header.producer_group, ends), answered)
 
     def end_many(self, command: Command, peer: Peer) -> Command | None:
-        """END_TRANSACTIONS: many commits and roll-backs of one producer group. Each is answered for itself; an error of the store is one of all."""
+        """END_TRANSACTIONS: many commits and roll-backs of one producer group. Each is answered for
+        itself; an error of the store is one of all.
+        """
         if self._identity.is_slave:
-            raise Refused(f"broker {self._identity.name} is a slave; end the transaction at the master", ResponseCode.SLAVE_NOT_AVAILABLE)
+            raise Refused(
+                f"broker {self._identity.name} is a slave; end the transaction at the master",
+                ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
         group, ends = unpack_ends(command.body)
-        return self._end_all(command, peer, (group, ends), lambda codes: command.answer(body=pack_end_answers(codes)))
+        return self._end_all(
+            command, peer, (group, ends), lambda codes: command.answer(body=pack_end_answers(codes))
+        )
 
-    def _end_all(self, command: Command, peer: Peer, asked: tuple[str, list[End]], answered: Callable[[Sequence[Outcome]], Command]) -> Command | None:
+    def _end_all(
+        self,
+        command: Command,
+        peer: Peer,
+        asked: tuple[str, list[End]],
+        answered: Callable[[Sequence[Outcome]], Command],
+    ) -> Command | None:
         path, (group, ends) = self._path, asked
         store = path.keeper.store
         if store is None:
             raise path.keeper.refusal()
-        if path.sync and (last := max((end.log_offset for end in ends if end.log_offset < store.end_offset), default=-1)) >= store.visible_offset:
-            again = replace(command, body=bytearray(command.body_bytes()))  # a copy that was just made for a check
-            path.acks.wait(last + 1, store.visible_offset, 0, path.clock.monotonic_ms(), lambda _code: path.serve(again, peer))
+        if (
+            path.sync
+            and (
+                last := max(
+                    (end.log_offset for end in ends if end.log_offset < store.end_offset),
+                    default=-1,
+                )
+            )
+            >= store.visible_offset
+        ):
+            again = replace(
+                command, body=bytearray(command.body_bytes())
+            )  # a copy that was just made for a check
+            path.acks.wait(
+                last + 1,
+                store.visible_offset,
+                0,
+                path.clock.monotonic_ms(),
+                lambda _code: path.serve(again, peer),
+            )
             return None
 
         def read() -> list[bytes | None]:
@@ -88,7 +135,12 @@ class TransactionHandlers:
             return found + [_LATER] * (len(ends) - len(found))
 
         def build(found: Sequence[bytes | None]) -> Command | None:
-            return self._ended(command, peer, [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)], answered)
+            return self._ended(
+                command,
+                peer,
+                [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)],
+                answered,
+            )
 
         if any(is_cold(store, end.log_offset) for end in ends):
             self._later(command, peer, read, build)
@@ -96,26 +148,54 @@ class TransactionHandlers:
         return build(read())
 
     def _look(self, group: str, end: End, raw: bytes | None) -> Ending | Outcome:
-        """What is to be written for this end, or its answer. ``raw``: the record at its log offset, None = there is none."""
+        """What is to be written for this end, or its answer. ``raw``: the record at its log offset,
+        None = there is none.
+        """
         state = STATES.get(end.state)
         try:
             if state is None:
-                raise Refused(f"commitOrRollback is {end.state}; 8 commits, 12 rolls back, 0 leaves it open", ResponseCode.SYSTEM_ERROR)
+                raise Refused(
+                    f"commitOrRollback is {end.state}; 8 commits, 12 rolls back, 0 leaves it open",
+                    ResponseCode.SYSTEM_ERROR,
+                )
             if raw is _LATER:
-                raise Refused(f"this request ends halves of more than {READ_BYTES_MAX} bytes; end this one again", ResponseCode.SYSTEM_BUSY)
+                raise Refused(
+                    f"this request ends halves of more than {READ_BYTES_MAX} bytes; end this "
+                    f"one again",
+                    ResponseCode.SYSTEM_BUSY,
+                )
             half, facts = _checked(raw, group, end)
-            if facts.target is None:  # refused when the half came; another broker may have written this one
-                raise Refused(f"the half message at log offset {end.log_offset} names no lawful topic and queue", ResponseCode.SYSTEM_ERROR)
+            if (
+                facts.target is None
+            ):  # refused when the half came; another broker may have written this one
+                raise Refused(
+                    f"the half message at log offset {end.log_offset} names no lawful topic "
+                    f"and queue",
+                    ResponseCode.SYSTEM_ERROR,
+                )
             if state is EndState.COMMITTED and len(half.body) > self._body_bytes_max:
                 raise Refused(
-                    f"the body has {len(half.body)} bytes, this broker takes {self._body_bytes_max}: raise body_bytes_max, or roll it back",
+                    f"the body has {len(half.body)} bytes, this broker takes "
+                    f"{self._body_bytes_max}: raise body_bytes_max, or roll it back",
                     ResponseCode.MESSAGE_ILLEGAL,
                 )
         except Refused as error:
             return error.response_code, error.message
-        return Ending(half, self._transactions.window.current(half.queue_offset), state, facts.target, facts.final)
+        return Ending(
+            half,
+            self._transactions.window.current(half.queue_offset),
+            state,
+            facts.target,
+            facts.final,
+        )
 
-    def _ended(self, command: Command, peer: Peer, looked: Sequence[Ending | Outcome], answered: Callable[[Sequence[Outcome]], Command]) -> Command | None:
+    def _ended(
+        self,
+        command: Command,
+        peer: Peer,
+        looked: Sequence[Ending | Outcome],
+        answered: Callable[[Sequence[Outcome]], Command],
+    ) -> Command | None:
         """Write what is to be written and answer when it is durable."""
         path, transactions = self._path, self._transactions
         pending: dict[int, Ending] = {}
@@ -126,30 +206,52 @@ class TransactionHandlers:
         if path.sync and pending:
             path.acks.admit(size)
         store = path.keeper.store
-        end = transactions.finish(list(pending.values())) if pending else 0 if store is None else store.end_offset
+        end = (
+            transactions.finish(list(pending.values()))
+            if pending
+            else 0
+            if store is None
+            else store.end_offset
+        )
         if not path.sync:
             return answered(outcomes)
 
         def durable(code: int) -> None:
-            peer.send(answered([(code, None) if done == 0 else (done, remark) for done, remark in outcomes]))
+            peer.send(
+                answered(
+                    [(code, None) if done == 0 else (done, remark) for done, remark in outcomes]
+                )
+            )
 
         path.when_durable(command, end, size, durable)
         return None
 
     def _judge(self, ending: Ending, pending: dict[int, Ending]) -> Outcome:
-        """0: it is to be written, or ended so before; else why not. ``pending``: what this request ends, by queue offset."""
+        """0: it is to be written, or ended so before; else why not. ``pending``: what this request
+        ends, by queue offset.
+        """
         earlier = pending.get(ending.offset)
         known = self._transactions.window.state(ending.offset) if earlier is None else earlier.state
         if known is EndState.PENDING:
             pending[ending.offset] = ending
         elif known is not ending.state:
-            remark = "nobody knows how any more" if known in (EndState.ENDED, EndState.FORGOTTEN) else known.name.lower().replace("_", " ")
-            return ResponseCode.TRANSACTION_FAILED, f"the transaction of half message {ending.half.queue_offset} has ended before: {remark}"
+            remark = (
+                "nobody knows how any more"
+                if known in (EndState.ENDED, EndState.FORGOTTEN)
+                else known.name.lower().replace("_", " ")
+            )
+            return (
+                ResponseCode.TRANSACTION_FAILED,
+                f"the transaction of half message {ending.half.queue_offset} has ended "
+                f"before: {remark}",
+            )
         return 0, None
 
 
 class TransactionAsker:
-    """Finds a live connection of the half's producer group, any of them, and sends it 39. Implements ``transaction_service.Asker``."""
+    """Finds a live connection of the half's producer group, any of them, and sends it 39.
+    Implements ``transaction_service.Asker``.
+    """
 
     def __init__(self, members: Membership, host: tuple[str, int]) -> None:
         self._members = members
@@ -157,31 +259,64 @@ class TransactionAsker:
         self._number = 0
 
     def find(self, properties: dict[str, str]) -> Peer | None:
-        """Whom to ask about a half with these properties; None while nobody of its group is connected."""
-        found = self._members.producers.next_connection(properties.get(PRODUCER_GROUP, ""), lambda peer: not cast(Peer, peer).closed)
+        """Whom to ask about a half with these properties; None while nobody of its group is
+        connected.
+        """
+        found = self._members.producers.next_connection(
+            properties.get(PRODUCER_GROUP, ""), lambda peer: not cast(Peer, peer).closed
+        )
         return cast("Peer | None", found)
 
     def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
-        """``half``: as it was found; ``copy``: where the record with ``properties`` lies that stands for it now, whose offsets the answer must carry."""
+        """``half``: as it was found; ``copy``: where the record with ``properties`` lies that
+        stands for it now, whose offsets the answer must carry.
+        """
         target = real_target(properties) or (half.topic, half.queue_id)
         record = replace(
-            half, topic=target[0], queue_id=target[1], queue_offset=copy.base_queue_offset, log_offset=copy.base_log_offset, store_ms=copy.store_ms,
+            half,
+            topic=target[0],
+            queue_id=target[1],
+            queue_offset=copy.base_queue_offset,
+            log_offset=copy.base_log_offset,
+            store_ms=copy.store_ms,
             properties=encode_properties(properties),
-        )  # fmt: skip
+        )
         unique = properties.get(UNIQUE_KEY)
-        header = CheckTransactionHeader(copy.base_queue_offset, copy.base_log_offset, unique, unique, offset_message_id(*self._host, copy.base_log_offset))
+        header = CheckTransactionHeader(
+            copy.base_queue_offset,
+            copy.base_log_offset,
+            unique,
+            unique,
+            offset_message_id(*self._host, copy.base_log_offset),
+        )
         self._number = (self._number + 1) & 0x7FFFFFFF
-        peer.send(Command(RequestCode.CHECK_TRANSACTION_STATE, self._number, FLAG_ONEWAY, header.to_fields(), encode_record(record)))
+        peer.send(
+            Command(
+                RequestCode.CHECK_TRANSACTION_STATE,
+                self._number,
+                FLAG_ONEWAY,
+                header.to_fields(),
+                encode_record(record),
+            )
+        )
 
 
 def _checked(raw: bytes | None, group: str, end: End) -> tuple[RecordParts, HalfFacts]:
     """The half record that is meant, and what its properties say. Raises ``Refused`` (1)."""
     if raw is None:
-        raise Refused(f"there is no half message at log offset {end.log_offset}", ResponseCode.SYSTEM_ERROR)
+        raise Refused(
+            f"there is no half message at log offset {end.log_offset}", ResponseCode.SYSTEM_ERROR
+        )
     half = record_parts(raw)  # the store has looked at it
     if half.topic != _HALF_TOPIC or half.queue_offset != end.half_offset:
-        raise Refused(f"the record at log offset {end.log_offset} is not half message {end.half_offset}", ResponseCode.SYSTEM_ERROR)
+        raise Refused(
+            f"the record at log offset {end.log_offset} is not half message {end.half_offset}",
+            ResponseCode.SYSTEM_ERROR,
+        )
     facts = half_facts(str(half.text, "utf-8", "replace"))
     if facts.group != group:
-        raise Refused(f"half message {end.half_offset} is not of producer group {group}", ResponseCode.SYSTEM_ERROR)
+        raise Refused(
+            f"half message {end.half_offset} is not of producer group {group}",
+            ResponseCode.SYSTEM_ERROR,
+        )
     return half, facts

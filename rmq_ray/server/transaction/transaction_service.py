@@ -6,11 +6,13 @@
     check       copy of the half, then the op of the old one; CHECK_TRANSACTION_STATE to a member of the producer group
     given up    copy in TRANS_CHECK_MAX_TIME_TOPIC, then the op
 
-Decides: order of writes, what a restart makes good. Does not decide about single halves (``protocol.transaction``) or how requests are answered
-(``transaction_handlers``). Runs in the broker's loop.
+Decides: order of writes, what a restart makes good. Does not decide about single halves
+(``protocol.transaction``) or how requests are answered (``transaction_handlers``). Runs in the
+broker's loop.
 
-Invariants: an end takes effect once, over restarts too: whatever takes a half's place is followed by its op in the same turn, so a crash can part the two
-only at the log's end, and ``load`` writes the op that is missing there. What the op says is true in memory before it is written.
+Invariants: an end takes effect once, over restarts too: whatever takes a half's place is followed
+by its op in the same turn, so a crash can part the two only at the log's end, and ``load`` writes
+the op that is missing there. What the op says is true in memory before it is written.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from rmq_ray.codec.record import Record, RecordParts, decode_record
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
 from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
@@ -39,12 +42,11 @@ from rmq_ray.protocol.transaction import (
     op_text,
 )
 from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import AppendResult, MessageStore, StoredMessage
-from rmq_ray.codec.record import Record, RecordParts, decode_record
 
 log = logging.getLogger("rmq_ray.server")
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
@@ -54,8 +56,9 @@ WRITE_BYTES, WRITE_ENDINGS = 1 << 20, 256  # of bodies, of halves that are ended
 
 
 class Ending(NamedTuple):
-    """How one half ends. ``half``: any of its copies; ``offset``: queue offset of the one that stands for it; ``target``: topic and queue of its final
-    message; ``text``: the final's properties.
+    """How one half ends. ``half``: any of its copies; ``offset``: queue offset of the one that
+    stands for it; ``target``: topic and queue of its final message; ``text``: the final's
+    properties.
     """
 
     half: RecordParts
@@ -73,7 +76,9 @@ class Asker(Protocol):
         ...
 
     def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
-        """Send CHECK_TRANSACTION_STATE about ``half``, for which the record at ``copy`` with ``properties`` stands."""
+        """Send CHECK_TRANSACTION_STATE about ``half``, for which the record at ``copy`` with
+        ``properties`` stands.
+        """
         ...
 
 
@@ -81,9 +86,20 @@ class Transactions:
     """Of one broker."""
 
     def __init__(  # noqa: PLR0913 - what a half touches
-        self, config: BrokerConfig, keeper: StoreKeeper, writer: MessageWriter, topics: TopicTable, offsets: OffsetTable, counters: Counters, asker: Asker
+        self,
+        config: BrokerConfig,
+        keeper: StoreKeeper,
+        writer: MessageWriter,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        counters: Counters,
+        asker: Asker,
     ) -> None:
-        self._rules = CheckRules(config.transaction_timeout_ms, config.transaction_check_max, config.store.reserved_hours * 3_600_000)
+        self._rules = CheckRules(
+            config.transaction_timeout_ms,
+            config.transaction_check_max,
+            config.store.reserved_hours * 3_600_000,
+        )
         self._interval_ms = config.transaction_check_interval_ms
         self._keeper = keeper
         self._writer = writer
@@ -98,11 +114,15 @@ class Transactions:
         self._saved: tuple[int, int, int] | None = None
         self.window = HalfWindow(0, 0)
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def load(self, store: MessageStore) -> None:
-        """The store was recovered: read the ops behind the saved offset, write the one that a crash left out."""
-        start, op_start = (self._saved_offset(store, topic) for topic in (HALF_TOPIC, OP_HALF_TOPIC))
+        """The store was recovered: read the ops behind the saved offset, write the one that a crash
+        left out.
+        """
+        start, op_start = (
+            self._saved_offset(store, topic) for topic in (HALF_TOPIC, OP_HALF_TOPIC)
+        )
         self.window = HalfWindow(start, op_start)
         self._owed.clear()
         self._saved = None
@@ -121,7 +141,9 @@ class Transactions:
         self._mend(store)
 
     def save(self) -> None:
-        """Hand the offsets of both queues to the offset table, as far as what they leave out is on disk."""
+        """Hand the offsets of both queues to the offset table, as far as what they leave out is on
+        disk.
+        """
         store = self._keeper.store
         if store is None or self._owed:
             return
@@ -139,12 +161,14 @@ class Transactions:
         store = self._keeper.store
         return 0 if store is None else self.window.pending(store.bounds(HALF_TOPIC, 0)[1])
 
-    # --- ends ----------------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def finish(self, endings: Sequence[Ending]) -> int:
-        """End pending halves, each of which is in it once; returns the log offset behind what was written.
+        """End pending halves, each of which is in it once; returns the log offset behind what was
+        written.
 
-        Raises the store's errors; what was written before stays ended, of the rest nothing has happened, but for ``AppendUnknown``.
+        Raises the store's errors; what was written before stays ended, of the rest nothing has
+        happened, but for ``AppendUnknown``.
         """
         if self._owed:
             self.pay()
@@ -158,13 +182,19 @@ class Transactions:
         return end
 
     def _finish_together(self, endings: Sequence[Ending]) -> int:
-        """Each final with its op behind it, all in one write: a crash can leave the last final alone, and ``load`` mends that."""
+        """Each final with its op behind it, all in one write: a crash can leave the last final
+        alone, and ``load`` mends that.
+        """
         now_ms, store = self._writer.now_ms(), self._store()
         messages: list[StoredMessage] = []
         for ending in endings:
             if ending.state is EndState.COMMITTED:
                 messages.append(self._final(store, ending))
-            messages.append(self._writer.stored(OP_HALF_TOPIC, b"%d" % ending.offset, op_text(ending.state), now_ms))
+            messages.append(
+                self._writer.stored(
+                    OP_HALF_TOPIC, b"%d" % ending.offset, op_text(ending.state), now_ms
+                )
+            )
         end = store.append_mixed(messages).end_log_offset
         for ending in endings:
             self.window.ended(ending.offset, ending.state)
@@ -175,15 +205,28 @@ class Transactions:
 
     def _final(self, store: MessageStore, ending: Ending) -> StoredMessage:
         half = ending.half
-        prepared = half.log_offset if ending.offset == half.queue_offset else store.log_offset_of(HALF_TOPIC, 0, ending.offset)
+        prepared = (
+            half.log_offset
+            if ending.offset == half.queue_offset
+            else store.log_offset_of(HALF_TOPIC, 0, ending.offset)
+        )
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         return StoredMessage(
-            *ending.target, half.body, ending.text, half.flag, sys_flag, half.born_ms, half.born_host,
-            half.reconsume_times, prepared,
-        )  # fmt: skip
+            *ending.target,
+            half.body,
+            ending.text,
+            half.flag,
+            sys_flag,
+            half.born_ms,
+            half.born_host,
+            half.reconsume_times,
+            prepared,
+        )
 
     def _end(self, op: Op, *, owe: bool) -> int:
-        """Note and write an op. ``owe``: what it stands for has happened, so where there is no room for it it is written later."""
+        """Note and write an op. ``owe``: what it stands for has happened, so where there is no room
+        for it it is written later.
+        """
         if owe:
             self.window.end(op)
         try:
@@ -202,7 +245,9 @@ class Transactions:
 
     def _write_op(self, op: Op) -> int:
         self._topics.create_internal(OP_HALF_TOPIC, 1)
-        end = self._writer.put_encoded(OP_HALF_TOPIC, 0, b"%d" % op.half_offset, op_text(op.state, op.copy, op.before)).end_log_offset
+        end = self._writer.put_encoded(
+            OP_HALF_TOPIC, 0, b"%d" % op.half_offset, op_text(op.state, op.copy, op.before)
+        ).end_log_offset
         self.window.written(max(op.half_offset, op.copy))
         return end
 
@@ -215,10 +260,12 @@ class Transactions:
         except StoreError as error:
             self._keeper.check(error)
 
-    # --- checks --------------------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
-        """Go on with a round of checks, or begin one when it is time. True when more is to be done now."""
+        """Go on with a round of checks, or begin one when it is time. True when more is to be done
+        now.
+        """
         store = self._keeper.store
         if store is None:
             return False
@@ -229,7 +276,11 @@ class Transactions:
         if self._round_ms < 0:
             if now_ms < self._next_round_ms:
                 return False
-            self._round_ms, self._next_round_ms, self._cursor = now_ms, now_ms + self._interval_ms, self.window.start
+            self._round_ms, self._next_round_ms, self._cursor = (
+                now_ms,
+                now_ms + self._interval_ms,
+                self.window.start,
+            )
         try:
             more = self._go_on(store, now_ms)
         except StoreError as error:
@@ -255,29 +306,39 @@ class Transactions:
         try:
             raw = store.record_at(log_offset) if log_offset >= 0 else None
         except StoreUnreadable as error:
-            log.error("half message %d cannot be read now, the next round tries again: %s", offset, error)
+            log.error(
+                "half message %d cannot be read now, the next round tries again: %s", offset, error
+            )
             return True
         if raw is None:
             if log_offset >= store.visible_offset:
                 return False
-            log.error("half message %d is not readable any more, its transaction is given up", offset)
+            log.error(
+                "half message %d is not readable any more, its transaction is given up", offset
+            )
             self._counters.half_discarded += 1
             self._end(Op(offset, EndState.DISCARDED), owe=False)
             return True
         half = decode_record(raw)
         properties = decode_properties(half.properties)
-        verdict = judge(self._rules, properties, (half.born_ms, half.store_ms), self._round_ms, now_ms)
+        verdict = judge(
+            self._rules, properties, (half.born_ms, half.store_ms), self._round_ms, now_ms
+        )
         if verdict is Verdict.STOP:
             return False
         try:
             self._treat(verdict, half, properties, offset)
         except StoreError:
             raise
-        except RmqError as error:  # a record of another broker that cannot be copied: the others go on
+        except (
+            RmqError
+        ) as error:  # a record of another broker that cannot be copied: the others go on
             log.error("half message %d stays as it is: %s", offset, error)
         return True
 
-    def _treat(self, verdict: Verdict, half: Record, properties: dict[str, str], offset: int) -> None:
+    def _treat(
+        self, verdict: Verdict, half: Record, properties: dict[str, str], offset: int
+    ) -> None:
         if verdict is Verdict.DISCARD:
             self._discard(half, properties, offset)
         elif verdict is Verdict.PUT_BACK:
@@ -286,7 +347,9 @@ class Transactions:
             self._check(half, properties, offset)
 
     def _check(self, half: Record, properties: dict[str, str], offset: int) -> None:
-        """Ask somebody. While nobody of the group is connected the half only moves to the end of its queue: that is no check, it is not counted."""
+        """Ask somebody. While nobody of the group is connected the half only moves to the end of
+        its queue: that is no check, it is not counted.
+        """
         peer = self._asker.find(properties)
         asked = copy_for_check(properties, offset, counted=peer is not None)
         copy = self._move(half, asked, offset)
@@ -304,15 +367,26 @@ class Transactions:
     def _discard(self, half: Record, properties: dict[str, str], offset: int) -> None:
         self._put_copy(half, TRANS_CHECK_MAX_TIME_TOPIC, {**properties, HALF_FROM: str(offset)})
         self._counters.half_discarded += 1
-        log.warning("half message %d of group %s is given up and moved to %s", offset, properties.get("PGROUP"), TRANS_CHECK_MAX_TIME_TOPIC)
+        log.warning(
+            "half message %d of group %s is given up and moved to %s",
+            offset,
+            properties.get("PGROUP"),
+            TRANS_CHECK_MAX_TIME_TOPIC,
+        )
         self._end(Op(offset, EndState.DISCARDED), owe=True)
 
     def _put_copy(self, half: Record, topic: str, properties: dict[str, str]) -> AppendResult:
         self._topics.create_internal(topic, 1)
-        origin = Origin(half.born_ms, half.born_host, half.flag, half.sys_flag & ~SysFlag.TRANSACTION_MASK, half.reconsume_times)
+        origin = Origin(
+            half.born_ms,
+            half.born_host,
+            half.flag,
+            half.sys_flag & ~SysFlag.TRANSACTION_MASK,
+            half.reconsume_times,
+        )
         return self._writer.put(topic, 0, half.body, properties, origin)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _mend(self, store: MessageStore) -> None:
         """The log's last record took a half's place and its op is missing: write it."""
@@ -322,7 +396,10 @@ class Transactions:
         record = decode_record(raw)
         op = self._op_of(store, record)
         if op is not None and self.window.state(op.half_offset) is EndState.PENDING:
-            log.warning("the op of half message %d was not written before the crash and is written now", op.half_offset)
+            log.warning(
+                "the op of half message %d was not written before the crash and is written now",
+                op.half_offset,
+            )
             self.window.end(op)
             self._owed.append(op)
 
@@ -332,7 +409,11 @@ class Transactions:
         if record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
             raw = store.record_at(record.prepared_offset)
             half = decode_record(raw) if raw is not None else None
-            if half is None or half.topic != HALF_TOPIC or decode_properties(half.properties).get(UNIQUE_KEY) != properties.get(UNIQUE_KEY):
+            if (
+                half is None
+                or half.topic != HALF_TOPIC
+                or decode_properties(half.properties).get(UNIQUE_KEY) != properties.get(UNIQUE_KEY)
+            ):
                 return None  # a copy made of a committed message has no half of its own
             return Op(half.queue_offset, EndState.COMMITTED)
         old = properties.get(HALF_FROM, "")
@@ -340,7 +421,9 @@ class Transactions:
             return None
         if record.topic == HALF_TOPIC:
             return Op(int(old), EndState.MOVED, record.queue_offset, int(old))
-        return Op(int(old), EndState.DISCARDED) if record.topic == TRANS_CHECK_MAX_TIME_TOPIC else None
+        return (
+            Op(int(old), EndState.DISCARDED) if record.topic == TRANS_CHECK_MAX_TIME_TOPIC else None
+        )
 
     def _saved_offset(self, store: MessageStore, topic: str) -> int:
         low, high = store.bounds(topic, 0)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class AppendResult:
-    """Where records were stored. ``end_log_offset``: durable when ``durable_offset`` has reached it. ``repeat``: stored by an
-    earlier append of the same frame, whose values these are. ``log_offsets``: of every record (batches of the single path only).
+    """Where records were stored. ``end_log_offset``: durable when ``durable_offset`` has reached
+    it. ``repeat``: stored by an earlier append of the same frame, whose values these are.
+    ``log_offsets``: of every record (batches of the single path only).
     """
 
     topic: str
@@ -25,7 +26,9 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class MixedResult:
-    """Where the messages of one write were stored: message ``n`` at log offset ``log_offset + starts[n]``, queue offset ``offsets[n]``."""
+    """Where the messages of one write were stored: message ``n`` at log offset ``log_offset +
+    starts[n]``, queue offset ``offsets[n]``.
+    """
 
     log_offset: int
     end_log_offset: int

@@ -1,10 +1,13 @@
-"""Which frames a producer sent lately, so that a repeat is answered with the first result instead of being stored twice.
+"""Which frames a producer sent lately, so that a repeat is answered with the first result instead
+of being stored twice.
 
-Decides: whether a frame is a repeat. Does not decide: what the producer is told. Called by: message store, recovery.
-Per producer id the last 1,024 frames by sequence with the frame's CRC; producers not heard for 10 minutes are dropped, and the
-longest unheard ones beyond 10,000. A cache of the log: recovery fills it again from the marks of the frames.
+Decides: whether a frame is a repeat. Does not decide: what the producer is told. Called by: message
+store, recovery. Per producer id the last 1,024 frames by sequence with the frame's CRC; producers
+not heard for 10 minutes are dropped, and the longest unheard ones beyond 10,000. A cache of the
+log: recovery fills it again from the marks of the frames.
 
-Invariant: a frame enters when it was written, never before; a sequence number means one content for ever.
+Invariant: a frame enters when it was written, never before; a sequence number means one content for
+ever.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class _Window:
 
 
 class DeduplicationCache:
-    """Windows by producer id. Not thread-safe: the thread that appends owns it (``snapshot`` under the store's lock)."""
+    """Windows by producer id. Not thread-safe: the thread that appends owns it (``snapshot`` under
+    the store's lock).
+    """
 
     def __init__(self, frames_max: int, keep_ms: int) -> None:
         self._frames_max = frames_max
@@ -58,8 +63,8 @@ class DeduplicationCache:
         return self._frames_max
 
     def find(self, frame_id: FrameId, crc: int) -> StoredFrame | None:
-        """The first result when this is a repeat, else None. ``DuplicateMismatch`` when the number stands for another content
-        or is so old that nobody knows any more.
+        """The first result when this is a repeat, else None. ``DuplicateMismatch`` when the number
+        stands for another content or is so old that nobody knows any more.
         """
         window = self._windows.get(frame_id.producer_id)
         if window is None:
@@ -67,11 +72,19 @@ class DeduplicationCache:
         known = window.frames.get(frame_id.sequence)
         if known is None:
             if frame_id.sequence <= window.floor:
-                what = f"frame {frame_id.sequence} is older than the last {self._frames_max} frames of its producer"
-                raise DuplicateMismatch(f"{what}; it cannot be told from a repeat, send it under a new sequence number")
+                what = (
+                    f"frame {frame_id.sequence} is older than the last {self._frames_max} frames "
+                    f"of its producer"
+                )
+                raise DuplicateMismatch(
+                    f"{what}; it cannot be told from a repeat, send it under a new sequence number"
+                )
             return None
         if known.crc != crc:
-            raise DuplicateMismatch(f"frame {frame_id.sequence} was stored with other bytes at log offset {known.log_offset}; use a new sequence number")
+            raise DuplicateMismatch(
+                f"frame {frame_id.sequence} was stored with other bytes at log offset "
+                f"{known.log_offset}; use a new sequence number"
+            )
         return known
 
     def add(self, frame_id: FrameId, stored: StoredFrame, now_ms: int) -> None:
@@ -90,7 +103,9 @@ class DeduplicationCache:
             window.floor = max(window.floor, frames.popitem(last=False)[0])
 
     def skip(self, producer_id: bytes, sequence: int) -> None:
-        """Frames up to ``sequence`` were stored, of which nothing is remembered: at least ``frames_max`` later ones are added next."""
+        """Frames up to ``sequence`` were stored, of which nothing is remembered: at least
+        ``frames_max`` later ones are added next.
+        """
         window = self._windows.setdefault(producer_id, _Window(OrderedDict(), 0))
         window.floor = max(window.floor, sequence)
 
@@ -108,7 +123,11 @@ class DeduplicationCache:
     def cut_from(self, log_offset: int) -> None:
         """Forget frames that lie at or behind a cut of the log."""
         for window in self._windows.values():
-            gone = [sequence for sequence, stored in window.frames.items() if stored.end_log_offset > log_offset]
+            gone = [
+                sequence
+                for sequence, stored in window.frames.items()
+                if stored.end_log_offset > log_offset
+            ]
             for sequence in gone:
                 del window.frames[sequence]
 
@@ -117,12 +136,21 @@ class DeduplicationCache:
         self._windows.clear()
 
     def snapshot(self) -> list[tuple[bytes, int, int, list[tuple[int, StoredFrame]]]]:
-        """A shallow copy, quick: (producer id, heard ms, floor, [(sequence, frame)]), for the checkpoint."""
-        return [(producer_id, window.heard_ms, window.floor, list(window.frames.items())) for producer_id, window in self._windows.items()]
+        """A shallow copy, quick: (producer id, heard ms, floor, [(sequence, frame)]), for the
+        checkpoint.
+        """
+        return [
+            (producer_id, window.heard_ms, window.floor, list(window.frames.items()))
+            for producer_id, window in self._windows.items()
+        ]
 
     def restore(self, snapshot: Iterable[Any]) -> None:
         """From what ``snapshot`` gave, after a round through msgpack."""
         self._windows.clear()
-        for producer_id, heard_ms, floor, frames in sorted(snapshot, key=lambda window: int(window[1])):
-            known = OrderedDict((int(sequence), StoredFrame(*stored)) for sequence, stored in frames)
+        for producer_id, heard_ms, floor, frames in sorted(
+            snapshot, key=lambda window: int(window[1])
+        ):
+            known = OrderedDict(
+                (int(sequence), StoredFrame(*stored)) for sequence, stored in frames
+            )
             self._windows[bytes(producer_id)] = _Window(known, int(heard_ms), int(floor))

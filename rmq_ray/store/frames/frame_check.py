@@ -1,11 +1,13 @@
-"""The broker's side of a frame: every record is checked before the first byte is written, then patched in place.
+"""The broker's side of a frame: every record is checked before the first byte is written, then
+patched in place.
 
-Decides: whether records that a client encoded may go into the log (no client can hurt the log: what recovery would not accept
-never gets in), and where the broker's own values go. Does not decide: permissions, whether the topic exists, repeats.
-Called by: ``message_store.append_frame``. Pure.
+Decides: whether records that a client encoded may go into the log (no client can hurt the log: what
+recovery would not accept never gets in), and where the broker's own values go. Does not decide:
+permissions, whether the topic exists, repeats. Called by: ``message_store.append_frame``. Pure.
 
-Two ways, one judgement: ``_check_each`` (struct, one record at a time) is the authority and words the refusals; from 32 records
-``_check_many`` does the same with numpy over the whole buffer, quickest where all records are alike, and leaves every doubt to the first.
+Two ways, one judgement: ``_check_each`` (struct, one record at a time) is the authority and words
+the refusals; from 32 records ``_check_many`` does the same with numpy over the whole buffer,
+quickest where all records are alike, and leaves every doubt to the first.
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.errors import MessageIllegal, MessageTooLarge
-from rmq_ray.model.checksum import crc32
-from rmq_ray.model.ids import FrameId
-from rmq_ray.model.message import SysFlag
 from rmq_ray.codec.body_crcs import body_crcs
-from rmq_ray.codec.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, headers_at
+from rmq_ray.codec.record import (
+    CRC_MASK,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    PROPERTIES_BYTES_MAX,
+    TOPIC_BYTES_MAX,
+    headers_at,
+)
 from rmq_ray.codec.record_batch import (
     FRAME_RECORDS_MAX,
     MARK_BYTES,
@@ -36,11 +43,23 @@ from rmq_ray.codec.record_batch import (
     frame_crc,
     read_mark,
 )
-from rmq_ray.codec.record_properties import PropertyFacts, collect_facts, frame_facts, same_key, split_facts
+from rmq_ray.codec.record_properties import (
+    PropertyFacts,
+    collect_facts,
+    frame_facts,
+    same_key,
+    split_facts,
+)
+from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.checksum import crc32
+from rmq_ray.model.ids import FrameId
+from rmq_ray.model.message import SysFlag
 from rmq_ray.store.frames.columnar_check import read_uniform
 
 PartsOf = Callable[[bytes], tuple[str | None, PropertyFacts]]
-"""A property string without its mark -> (unique key, facts of the rest); raises ``MessageIllegal``."""
+"""A property string without its mark -> (unique key, facts of the rest); raises
+``MessageIllegal``.
+"""
 _MANY = 32  # from here numpy's fixed cost is less than a loop's
 _TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
 _COMPRESSION_TYPES = 0x700
@@ -57,11 +76,17 @@ _MARK_ENDS = (b"", b"\x02")
 _frame_crc = crc32  # sizes and CRCs back to back: the same as frame_crc() of both
 
 
-def check_frame(records: bytearray | memoryview, sizes: Array | Sequence[int], body_bytes_max: int, parts_of: PartsOf = split_facts) -> CheckedFrame:
-    """What the frame holds. ``sizes``: one per record, a sequence of few or an array. ``parts_of``: what judges property strings, where that
-    is not what clients may send freely.
+def check_frame(
+    records: bytearray | memoryview,
+    sizes: Array | Sequence[int],
+    body_bytes_max: int,
+    parts_of: PartsOf = split_facts,
+) -> CheckedFrame:
+    """What the frame holds. ``sizes``: one per record, a sequence of few or an array. ``parts_of``:
+    what judges property strings, where that is not what clients may send freely.
 
-    Raises ``MessageIllegal`` (names the record and the fault) or ``MessageTooLarge``; nothing was changed then.
+    Raises ``MessageIllegal`` (names the record and the fault) or ``MessageTooLarge``; nothing was
+    changed then.
     """
     count = len(sizes)
     if not 0 < count <= FRAME_RECORDS_MAX:
@@ -78,8 +103,16 @@ def check_frame(records: bytearray | memoryview, sizes: Array | Sequence[int], b
     return _check_each(view, _plain(sizes), body_bytes_max, split_facts)
 
 
-def patch_frame(records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], store_ms: int, hosts: tuple[bytes, bytes]) -> None:
-    """Fill in what only the broker knows. ``offsets``: (queue offset, log offset) of the first record; ``hosts``: (born, store), 8 bytes each."""
+def patch_frame(
+    records: bytearray | memoryview,
+    frame: CheckedFrame,
+    offsets: tuple[int, int],
+    store_ms: int,
+    hosts: tuple[bytes, bytes],
+) -> None:
+    """Fill in what only the broker knows. ``offsets``: (queue offset, log offset) of the first
+    record; ``hosts``: (born, store), 8 bytes each.
+    """
     queue_offset, log_offset = offsets
     if frame.count < _MANY:
         born, stored = hosts
@@ -97,7 +130,9 @@ def _plain(sizes: Array | Sequence[int]) -> list[int]:
     return sizes.tolist() if isinstance(sizes, np.ndarray) else list(sizes)
 
 
-def _patch_many(records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], hosts: bytes) -> None:
+def _patch_many(
+    records: bytearray | memoryview, frame: CheckedFrame, offsets: tuple[int, int], hosts: bytes
+) -> None:
     starts = np.asarray(frame.starts)
     pairs = np.empty((frame.count, 2), ">i8")
     pairs[:, 0] = np.arange(offsets[0], offsets[0] + frame.count)
@@ -115,19 +150,32 @@ def _check_many(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedF
 
 
 def _check_uniform(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedFrame | None:
-    """Records that are all alike, the most frequent kind of many; None when they are not, or anything is doubtful."""
+    """Records that are all alike, the most frequent kind of many; None when they are not, or
+    anything is doubtful.
+    """
     count = len(sizes)
     try:
-        found = read_uniform(view, sizes, lambda frame, start, size, index: _check_one(frame, start, size, index, body_bytes_max))
+        found = read_uniform(
+            view,
+            sizes,
+            lambda frame, start, size, index: _check_one(frame, start, size, index, body_bytes_max),
+        )
         if found is None:
             return None
         (mark_at, row_text), second = found.texts, int(found.starts[1])
         mark = _frame_mark(bytes(view[mark_at : min(mark_at + MARK_BYTES + 1, second)]), count)
-        first_key, first_facts = split_facts(bytes(view[_after_mark(mark_at, second, mark) : second]))
+        first_key, first_facts = split_facts(
+            bytes(view[_after_mark(mark_at, second, mark) : second])
+        )
         row_key, facts = split_facts(bytes(view[row_text : second + int(sizes[1])]))
     except (MessageIllegal, MessageTooLarge):
         return None
-    if first_key is None or row_key is None or first_facts.unique is not None or facts.unique is not None:
+    if (
+        first_key is None
+        or row_key is None
+        or first_facts.unique is not None
+        or facts.unique is not None
+    ):
         return None
     codes, others = np.full(count, facts.tag_code, np.int64), np.arange(1, count)
     if found.labels is None:
@@ -139,9 +187,21 @@ def _check_uniform(view: memoryview, sizes: Array, body_bytes_max: int) -> Check
     unique = np.concatenate((np.frombuffer(first_key.encode(), np.uint8)[None], found.unique))
     crc = frame_crc(sizes.astype(">i4").tobytes(), found.crcs.tobytes())
     return CheckedFrame(
-        _topic_text(found.topic), found.queue_id, count, len(view), sizes, found.starts, codes, mark.frame_id if mark else None, crc,
-        mark_at + MARK_OFFSET_AT if mark else -1, unique, None, [(0, key) for key in first_facts.keys], hashed,
-    )  # fmt: skip
+        _topic_text(found.topic),
+        found.queue_id,
+        count,
+        len(view),
+        sizes,
+        found.starts,
+        codes,
+        mark.frame_id if mark else None,
+        crc,
+        mark_at + MARK_OFFSET_AT if mark else -1,
+        unique,
+        None,
+        [(0, key) for key in first_facts.keys],
+        hashed,
+    )
 
 
 def _check_varied(view: memoryview, sizes: Array, body_bytes_max: int) -> CheckedFrame | None:
@@ -160,18 +220,31 @@ def _check_varied(view: memoryview, sizes: Array, body_bytes_max: int) -> Checke
     topic_len, queue_id = view[first_at], int(head["queue_id"][0])
     topic = bytes(view[first_at + 1 : first_at + 1 + topic_len])
     text_len = sizes - (OVERHEAD_BYTES + topic_len) - body_len
-    if not (_fixed_fields_fit(head, sizes, queue_id) and int(body_len.min()) >= 0 and int(body_len.max()) <= body_bytes_max):
+    if not (
+        _fixed_fields_fit(head, sizes, queue_id)
+        and int(body_len.min()) >= 0
+        and int(body_len.max()) <= body_bytes_max
+    ):
         return None
-    if int(text_len.min()) < 0 or int(text_len.max()) > PROPERTIES_BYTES_MAX or not _TOPIC.fullmatch(topic):
+    if (
+        int(text_len.min()) < 0
+        or int(text_len.max()) > PROPERTIES_BYTES_MAX
+        or not _TOPIC.fullmatch(topic)
+    ):
         return None
     text_at = topic_at + (topic_len + 3)
-    if not _topics_equal(view, topic_at, topic_len, count) or (np.ndarray((length - 1,), ">i2", view, 0, (1,))[text_at - 2] != text_len).any():
+    if (
+        not _topics_equal(view, topic_at, topic_len, count)
+        or (np.ndarray((length - 1,), ">i2", view, 0, (1,))[text_at - 2] != text_len).any()
+    ):
         return None
     crcs = np.ascontiguousarray(head["crc"])
     if (body_crcs(view, starts + HEADER_BYTES, topic_at) != crcs).any():
         return None
     mark_at = int(text_at[0])
-    mark = _frame_mark(bytes(view[mark_at : mark_at + min(int(text_len[0]), MARK_BYTES + 1)]), count)
+    mark = _frame_mark(
+        bytes(view[mark_at : mark_at + min(int(text_len[0]), MARK_BYTES + 1)]), count
+    )
     ends = starts + sizes
     text_at[0] = _after_mark(mark_at, int(ends[0]), mark)
     try:
@@ -180,9 +253,21 @@ def _check_varied(view: memoryview, sizes: Array, body_bytes_max: int) -> Checke
         return None
     crc = frame_crc(sizes.astype(">i4").tobytes(), crcs.tobytes())
     return CheckedFrame(
-        topic.decode(), queue_id, count, length, sizes, starts, facts.tag_codes, mark.frame_id if mark else None, crc,
-        mark_at + MARK_OFFSET_AT if mark else -1, facts.unique, facts.unique_rows, facts.keys, facts.hashed,
-    )  # fmt: skip
+        topic.decode(),
+        queue_id,
+        count,
+        length,
+        sizes,
+        starts,
+        facts.tag_codes,
+        mark.frame_id if mark else None,
+        crc,
+        mark_at + MARK_OFFSET_AT if mark else -1,
+        facts.unique,
+        facts.unique_rows,
+        facts.keys,
+        facts.hashed,
+    )
 
 
 def _fixed_fields_fit(head: Array, sizes: Array, queue_id: int) -> bool:
@@ -192,7 +277,9 @@ def _fixed_fields_fit(head: Array, sizes: Array, queue_id: int) -> bool:
         and (head["total"] == sizes).all()
         and (head["magic"] == MAGIC).all()
         and (head["queue_id"] == queue_id).all()
-        and (not sys_flags.any() or all(_sys_flag_allowed(flag) for flag in set(sys_flags.tolist())))
+        and (
+            not sys_flags.any() or all(_sys_flag_allowed(flag) for flag in set(sys_flags.tolist()))
+        )
         and not head["reconsume_times"].any()
         and not head["prepared_offset"].any()
     )
@@ -200,11 +287,15 @@ def _fixed_fields_fit(head: Array, sizes: Array, queue_id: int) -> bool:
 
 def _topics_equal(view: memoryview, topic_at: Array, topic_len: int, count: int) -> bool:
     """Whether every record's TOPICLEN and topic are those of the first."""
-    found = np.ndarray((len(view) - topic_len,), f"V{topic_len + 1}", view, 0, (1,))[topic_at].tobytes()
+    found = np.ndarray((len(view) - topic_len,), f"V{topic_len + 1}", view, 0, (1,))[
+        topic_at
+    ].tobytes()
     return found == found[: topic_len + 1] * count
 
 
-def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int, parts_of: PartsOf) -> CheckedFrame:
+def _check_each(
+    view: memoryview, sizes: list[int], body_bytes_max: int, parts_of: PartsOf
+) -> CheckedFrame:
     count, length, start = len(sizes), len(view), 0
     starts: list[int] = []
     codes: list[int] = []
@@ -217,11 +308,15 @@ def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int, parts_o
         crc, queue_id, topic, text_at = _check_one(view, start, size, index, body_bytes_max)
         if index == 0:
             first = (queue_id, topic)
-            mark = _frame_mark(bytes(view[text_at : min(text_at + MARK_BYTES + 1, start + size)]), count)
+            mark = _frame_mark(
+                bytes(view[text_at : min(text_at + MARK_BYTES + 1, start + size)]), count
+            )
             mark_at = text_at + MARK_OFFSET_AT if mark else -1
             text_at = _after_mark(text_at, start + size, mark)
         elif (queue_id, topic) != first:
-            raise MessageIllegal(f"record {index}: topic and queue must be those of the first record", index)
+            raise MessageIllegal(
+                f"record {index}: topic and queue must be those of the first record", index
+            )
         try:
             unique, facts = parts_of(bytes(view[text_at : start + size]))
         except MessageIllegal as error:
@@ -238,7 +333,21 @@ def _check_each(view: memoryview, sizes: list[int], body_bytes_max: int, parts_o
         raise MessageIllegal(f"the sizes add up to {start} bytes, the records have {length}")
     queue_id, topic = first
     crc = frame_crc(struct.pack(f">{count}i", *sizes), struct.pack(f">{count}I", *crcs))
-    return CheckedFrame(_topic_text(topic), queue_id, count, length, sizes, starts, codes, mark.frame_id if mark else None, crc, mark_at, None, None, keys)
+    return CheckedFrame(
+        _topic_text(topic),
+        queue_id,
+        count,
+        length,
+        sizes,
+        starts,
+        codes,
+        mark.frame_id if mark else None,
+        crc,
+        mark_at,
+        None,
+        None,
+        keys,
+    )
 
 
 def _check_single(view: memoryview, size: int, body_bytes_max: int) -> CheckedFrame:
@@ -249,7 +358,11 @@ def _check_single(view: memoryview, size: int, body_bytes_max: int) -> CheckedFr
     text = bytes(view[text_at:])
     frame_id, mark_at = None, -1
     if text[:_PREFIX_BYTES] == MARK_PREFIX:
-        frame_id, mark_at, text = _single_mark(text), text_at + MARK_OFFSET_AT, text[MARK_BYTES + 1 :]
+        frame_id, mark_at, text = (
+            _single_mark(text),
+            text_at + MARK_OFFSET_AT,
+            text[MARK_BYTES + 1 :],
+        )
     try:
         unique, facts = split_facts(text)
     except MessageIllegal as error:
@@ -258,13 +371,31 @@ def _check_single(view: memoryview, size: int, body_bytes_max: int) -> CheckedFr
     if facts.keys:
         keys += [(0, key) for key in facts.keys]
     content = _frame_crc(_SIZE_AND_CRC.pack(size, crc))
-    return CheckedFrame(_topic_text(topic), queue_id, 1, size, [size], [0], [facts.tag_code], frame_id, content, mark_at, None, None, keys)
+    return CheckedFrame(
+        _topic_text(topic),
+        queue_id,
+        1,
+        size,
+        [size],
+        [0],
+        [facts.tag_code],
+        frame_id,
+        content,
+        mark_at,
+        None,
+        None,
+        keys,
+    )
 
 
 def _single_mark(text: bytes) -> FrameId:
     """The frame's id; the mark must be that of one record."""
     name = text[_PREFIX_BYTES:_COUNT_AT]
-    if text[_COUNT_AT:MARK_BYTES] == _ONE_RECORD and text[MARK_BYTES : MARK_BYTES + 1] in _MARK_ENDS and not name.strip(b"0123456789abcdef"):
+    if (
+        text[_COUNT_AT:MARK_BYTES] == _ONE_RECORD
+        and text[MARK_BYTES : MARK_BYTES + 1] in _MARK_ENDS
+        and not name.strip(b"0123456789abcdef")
+    ):
         return FrameId(_producer(name[:32]), int(name[32:], 16))
     mark = _frame_mark(text, 1)
     assert mark is not None, "it has the prefix"
@@ -276,24 +407,46 @@ def _producer(digits: bytes) -> bytes:
     return bytes.fromhex(digits.decode())
 
 
-def _check_one(view: memoryview, start: int, size: int, index: int, body_bytes_max: int) -> tuple[int, int, bytes, int]:
+def _check_one(
+    view: memoryview, start: int, size: int, index: int, body_bytes_max: int
+) -> tuple[int, int, bytes, int]:
     """(CRC, queue id, topic, where the properties begin) of one record."""
     if not OVERHEAD_BYTES < size <= len(view) - start:
-        raise MessageIllegal(f"record {index}: size {size} with {len(view) - start} bytes left", index)
-    total, magic, crc, queue_id, _, _, _, sys_flag, _, _, _, _, reconsume, prepared, body_len = HEADER.unpack_from(view, start)
+        raise MessageIllegal(
+            f"record {index}: size {size} with {len(view) - start} bytes left", index
+        )
+    total, magic, crc, queue_id, _, _, _, sys_flag, _, _, _, _, reconsume, prepared, body_len = (
+        HEADER.unpack_from(view, start)
+    )
     if total != size or magic != MAGIC:
-        raise MessageIllegal(f"record {index}: TOTALSIZE {total} and magic {magic:08X}, expected {size} and {MAGIC:08X}", index)
+        raise MessageIllegal(
+            f"record {index}: TOTALSIZE {total} and magic {magic:08X}, expected {size} and "
+            f"{MAGIC:08X}",
+            index,
+        )
     if queue_id < 0 or not _sys_flag_allowed(sys_flag) or reconsume or prepared:
-        what = f"queue id {queue_id}, SYSFLAG {sys_flag:#x}, {reconsume} reconsume times, prepared offset {prepared}"
+        what = (
+            f"queue id {queue_id}, SYSFLAG {sys_flag:#x}, {reconsume} reconsume times, prepared "
+            f"offset {prepared}"
+        )
         raise MessageIllegal(f"record {index}: {what} may not come in a frame", index)
     if body_len > body_bytes_max:
-        raise MessageTooLarge(f"record {index}: body of {body_len} bytes; {body_bytes_max} are allowed (body_bytes_max)", body_len, body_bytes_max)
+        raise MessageTooLarge(
+            f"record {index}: body of {body_len} bytes; {body_bytes_max} are allowed "
+            f"(body_bytes_max)",
+            body_len,
+            body_bytes_max,
+        )
     topic_at, end = start + HEADER_BYTES + body_len, start + size
     if body_len < 0 or topic_at + 3 > end:
-        raise MessageIllegal(f"record {index}: body length {body_len} in a record of {size} bytes", index)
+        raise MessageIllegal(
+            f"record {index}: body length {body_len} in a record of {size} bytes", index
+        )
     text_at = topic_at + 3 + view[topic_at]
     if text_at > end or _I16.unpack_from(view, text_at - 2)[0] != end - text_at:
-        raise MessageIllegal(f"record {index}: lengths of topic and properties do not add up to {size} bytes", index)
+        raise MessageIllegal(
+            f"record {index}: lengths of topic and properties do not add up to {size} bytes", index
+        )
     topic = bytes(view[topic_at + 1 : text_at - 2])
     _topic_text(topic)
     if crc32(view[start + HEADER_BYTES : topic_at]) & CRC_MASK != crc:
@@ -304,7 +457,10 @@ def _check_one(view: memoryview, start: int, size: int, index: int, body_bytes_m
 @lru_cache(maxsize=4096)
 def _topic_text(topic: bytes) -> str:
     if not _TOPIC.fullmatch(topic):
-        raise MessageIllegal(f"topic {topic[:TOPIC_BYTES_MAX]!r} is not 1 to {TOPIC_BYTES_MAX} of the characters % | a-z A-Z 0-9 _ -")
+        raise MessageIllegal(
+            f"topic {topic[:TOPIC_BYTES_MAX]!r} is not 1 to {TOPIC_BYTES_MAX} of the "
+            f"characters % | a-z A-Z 0-9 _ -"
+        )
     return topic.decode()
 
 
@@ -313,14 +469,22 @@ def _sys_flag_allowed(flag: int) -> bool:
 
 
 def _frame_mark(text: bytes, count: int) -> FrameMark | None:
-    """The first record's mark; several records need one, else a torn frame could not be told from a whole one."""
+    """The first record's mark; several records need one, else a torn frame could not be told from a
+    whole one.
+    """
     mark = read_mark(text)
     if mark is None:
         if count > 1 or text.startswith(MARK_PREFIX):
-            raise MessageIllegal("record 0: several records need the frame property in its fixed form as the first property")
+            raise MessageIllegal(
+                "record 0: several records need the frame property in its fixed form as the "
+                "first property"
+            )
         return None
     if mark.records != count or mark.log_offset != -1:
-        raise MessageIllegal(f"record 0: the frame property says {mark.records} records at offset {mark.log_offset}, sent were {count} without offset")
+        raise MessageIllegal(
+            f"record 0: the frame property says {mark.records} records at offset "
+            f"{mark.log_offset}, sent were {count} without offset"
+        )
     return mark
 
 

@@ -1,7 +1,8 @@
-"""Marks of frames in records that were found in the log, all of a buffer at once (the form: ``record_batch``).
+"""Marks of frames in records that were found in the log, all of a buffer at once (the form:
+``record_batch``).
 
-Decides which records have a mark in its fixed form, and what it says. Does not decide whether the frame is whole (``frame_tracker``).
-Called by: frame tracker, redispatch, inspection. Pure.
+Decides which records have a mark in its fixed form, and what it says. Does not decide whether the
+frame is whole (``frame_tracker``). Called by: frame tracker, redispatch, inspection. Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_ray.codec.record_batch import MARK_BYTES, MARK_PREFIX, Array, FrameMark
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.log.log_scan import ScannedRecords
-from rmq_ray.codec.record_batch import MARK_BYTES, MARK_PREFIX, Array, FrameMark
 
 _PREFIX = int.from_bytes(MARK_PREFIX[:8], "big")
 _DIGITS_AT = len(MARK_PREFIX)
@@ -25,8 +26,9 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """``rows``: the marked records, increasing. ``producers``: uint8[n, 16]. ``sequences``, ``counts``, ``log_offsets``: int64[n]; a sequence from 2**63
-    on is negative there, the offset that a producer left to the broker is -1.
+    """``rows``: the marked records, increasing. ``producers``: uint8[n, 16]. ``sequences``,
+    ``counts``, ``log_offsets``: int64[n]; a sequence from 2**63 on is negative there, the offset
+    that a producer left to the broker is -1.
     """
 
     rows: Array
@@ -40,7 +42,13 @@ class Marks:
 
     def select(self, which: Array) -> Marks:
         """Those marks."""
-        return Marks(self.rows[which], self.producers[which], self.sequences[which], self.counts[which], self.log_offsets[which])
+        return Marks(
+            self.rows[which],
+            self.producers[which],
+            self.sequences[which],
+            self.counts[which],
+            self.log_offsets[which],
+        )
 
     def frame_id(self, number: int) -> FrameId:
         """Of mark ``number``."""
@@ -48,7 +56,9 @@ class Marks:
 
     def mark(self, number: int) -> FrameMark:
         """Mark ``number`` by itself."""
-        return FrameMark(self.frame_id(number), int(self.counts[number]), int(self.log_offsets[number]))
+        return FrameMark(
+            self.frame_id(number), int(self.counts[number]), int(self.log_offsets[number])
+        )
 
 
 def candidates(records: ScannedRecords) -> Array:
@@ -72,9 +82,17 @@ def read_marks(records: ScannedRecords, rows: Array | None = None) -> Marks:
     """The marks of all records, or of those of ``rows``, that are in their fixed form."""
     rows = candidates(records) if rows is None else rows
     at = records.text_at[rows]
-    texts = np.ndarray((max(0, len(records.view) - MARK_BYTES + 1),), f"V{MARK_BYTES}", records.view, 0, (1,))[at].view(np.uint8).reshape(-1, MARK_BYTES)
+    texts = (
+        np.ndarray(
+            (max(0, len(records.view) - MARK_BYTES + 1),), f"V{MARK_BYTES}", records.view, 0, (1,)
+        )[at]
+        .view(np.uint8)
+        .reshape(-1, MARK_BYTES)
+    )
     digits = _HEX[texts[:, _DIGITS_AT:]]
-    good = (digits < 16).all(axis=1) & (texts[:, 8:_DIGITS_AT] == np.frombuffer(MARK_PREFIX[8:], np.uint8)).all(axis=1)
+    good = (digits < 16).all(axis=1) & (
+        texts[:, 8:_DIGITS_AT] == np.frombuffer(MARK_PREFIX[8:], np.uint8)
+    ).all(axis=1)
     behind = at + MARK_BYTES
     data = np.frombuffer(records.view, np.uint8)
     good &= (behind == records.ends[rows]) | (data[np.minimum(behind, len(data) - 1)] == _SEPARATOR)
@@ -82,7 +100,9 @@ def read_marks(records: ScannedRecords, rows: Array | None = None) -> Marks:
         rows, digits = rows[good], digits[good]
     numbers = [digits[:, begin : begin + 8] @ _PLACES for begin in range(32, 72, 8)]
     producers = digits[:, 0:32:2] << 4 | digits[:, 1:32:2]
-    return Marks(rows, producers, numbers[0] << 32 | numbers[1], numbers[2], numbers[3] << 32 | numbers[4])
+    return Marks(
+        rows, producers, numbers[0] << 32 | numbers[1], numbers[2], numbers[3] << 32 | numbers[4]
+    )
 
 
 def own_marks(records: ScannedRecords, rows: Array | None = None) -> Marks:

@@ -1,7 +1,9 @@
-"""Frames in the log again: which are whole, which lack records, which producer sent them (design: a frame is whole or not there).
+"""Frames in the log again: which are whole, which lack records, which producer sent them (design: a
+frame is whole or not there).
 
-Decides: where the last frame of a stretch begins if records of it are missing, and what enters the windows of repeats.
-Does not decide: whether an incomplete frame goes (``recovery``: at the very tail only). Called by: recovery, a slave, inspection.
+Decides: where the last frame of a stretch begins if records of it are missing, and what enters the
+windows of repeats. Does not decide: whether an incomplete frame goes (``recovery``: at the very
+tail only). Called by: recovery, a slave, inspection.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from operator import eq
 
 import numpy as np
 
+from rmq_ray.codec.record_batch import Array, frame_crc
 from rmq_ray.store.frames.deduplication import DeduplicationCache, StoredFrame
 from rmq_ray.store.frames.frame_marks import Marks, candidates, own_marks
 from rmq_ray.store.log.log_scan import ScannedRecords
-from rmq_ray.codec.record_batch import Array, frame_crc
 
 _SIZE_AND_CRC = struct.Struct(">iI")
 _LOOKED_AT = 64  # marks from the end that are read at a time to find the last valid one
 
 
 class FrameTracker:
-    """Fills ``windows`` from marks; frames stored before ``since_ms`` are too old to be repeated."""
+    """Fills ``windows`` from marks; frames stored before ``since_ms`` are too old to be
+    repeated.
+    """
 
     def __init__(self, windows: DeduplicationCache, since_ms: int) -> None:
         self._windows = windows
@@ -30,7 +34,9 @@ class FrameTracker:
 
     @staticmethod
     def incomplete_at_end(records: ScannedRecords) -> int:
-        """Index of the first record of a frame that begins in ``records`` and is not whole at their end; their number if there is none."""
+        """Index of the first record of a frame that begins in ``records`` and is not whole at their
+        end; their number if there is none.
+        """
         count = len(records)
         rows = candidates(records)
         while len(rows):  # ends: fewer each round
@@ -39,7 +45,12 @@ class FrameTracker:
             if len(marks):
                 row = int(marks.rows[-1])
                 have = count - row
-                return row if int(marks.counts[-1]) > have and int(members_from(records, marks.rows[-1:])[0]) == have else count
+                return (
+                    row
+                    if int(marks.counts[-1]) > have
+                    and int(members_from(records, marks.rows[-1:])[0]) == have
+                    else count
+                )
         return count
 
     def add(self, records: ScannedRecords) -> int:
@@ -47,7 +58,11 @@ class FrameTracker:
         marks = own_marks(records)
         if not len(marks):
             return 0
-        whole = members_from(records, marks.rows) >= marks.counts if (marks.counts > 1).any() else np.ones(len(marks), np.bool_)
+        whole = (
+            members_from(records, marks.rows) >= marks.counts
+            if (marks.counts > 1).any()
+            else np.ones(len(marks), np.bool_)
+        )
         recent = whole & (records.store_ms[marks.rows] >= self._since_ms)
         self._remember(records, marks.select(np.flatnonzero(recent)))
         at_end = marks.rows + marks.counts > len(records)  # the caller counts those
@@ -56,13 +71,19 @@ class FrameTracker:
     def _remember(self, records: ScannedRecords, marks: Marks) -> None:
         """Whole frames, in log order; of a producer only as many as its window holds."""
         left = self._skip_many(marks) if len(marks) > self._windows.frames_max else marks
-        for number, (row, count) in enumerate(zip(left.rows.tolist(), left.counts.tolist(), strict=True)):
-            stored = _stored_single(records, row) if count == 1 else _stored(records, row, row + count)
+        for number, (row, count) in enumerate(
+            zip(left.rows.tolist(), left.counts.tolist(), strict=True)
+        ):
+            stored = (
+                _stored_single(records, row) if count == 1 else _stored(records, row, row + count)
+            )
             self._windows.add(left.frame_id(number), stored, stored.store_ms)
 
     def _skip_many(self, marks: Marks) -> Marks:
         kept = np.ones(len(marks), np.bool_)
-        _, first, kinds = np.unique(marks.producers.copy().view("V16")[:, 0], return_index=True, return_inverse=True)
+        _, first, kinds = np.unique(
+            marks.producers.copy().view("V16")[:, 0], return_index=True, return_inverse=True
+        )
         for kind, example in enumerate(first.tolist()):
             own = np.flatnonzero(kinds == kind)
             early = own[: -self._windows.frames_max]
@@ -74,8 +95,14 @@ class FrameTracker:
 
 
 def members_from(records: ScannedRecords, rows: Array) -> Array:
-    """How many records from each of ``rows`` on belong together: one topic and queue, one store time, offsets that follow one another."""
-    together = (records.queue_ids[1:] == records.queue_ids[:-1]) & (np.diff(records.store_ms) == 0) & (np.diff(records.queue_offsets) == 1)
+    """How many records from each of ``rows`` on belong together: one topic and queue, one store
+    time, offsets that follow one another.
+    """
+    together = (
+        (records.queue_ids[1:] == records.queue_ids[:-1])
+        & (np.diff(records.store_ms) == 0)
+        & (np.diff(records.queue_offsets) == 1)
+    )
     topics = records.topics()
     if topics.count(topics[0]) < len(topics):
         together &= np.fromiter(map(eq, topics[1:], topics), np.bool_, len(topics) - 1)
@@ -93,13 +120,23 @@ def _stored(records: ScannedRecords, row: int, end: int) -> StoredFrame:
 def _stored_single(records: ScannedRecords, row: int) -> StoredFrame:
     """The same for one record, without arrays."""
     size = int(records.ends[row]) - int(records.starts[row])
-    return _stored_as(records, row, row + 1, zlib.crc32(_SIZE_AND_CRC.pack(size, int(records.crcs[row]))))
+    return _stored_as(
+        records, row, row + 1, zlib.crc32(_SIZE_AND_CRC.pack(size, int(records.crcs[row])))
+    )
 
 
 def _stored_as(records: ScannedRecords, row: int, end: int, crc: int) -> StoredFrame:
     topic_at, base = int(records.topic_at[row]), records.base
-    topic = str(records.view[topic_at + 1 : topic_at + 1 + records.view[topic_at]], "utf-8", "replace")
+    topic = str(
+        records.view[topic_at + 1 : topic_at + 1 + records.view[topic_at]], "utf-8", "replace"
+    )
     return StoredFrame(
-        crc, topic, int(records.queue_ids[row]), int(records.queue_offsets[row]), base + int(records.starts[row]), base + int(records.ends[end - 1]),
-        int(records.store_ms[row]), end - row,
-    )  # fmt: skip
+        crc,
+        topic,
+        int(records.queue_ids[row]),
+        int(records.queue_offsets[row]),
+        base + int(records.starts[row]),
+        base + int(records.ends[end - 1]),
+        int(records.store_ms[row]),
+        end - row,
+    )

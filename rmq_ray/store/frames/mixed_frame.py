@@ -1,12 +1,15 @@
-"""Several messages for several queues in one write: finals of transactions and the ops that end their halves.
+"""Several messages for several queues in one write: finals of transactions and the ops that end
+their halves.
 
     log     final 1 | op 1 | final 2 | op 2 | ...          one write, in this order: a crash leaves a beginning of it
     queues  orders/0: final 1, final 2      op queue: op 1, op 2         one piece for each queue
 
-Decides: bytes and facts of such records, and which piece each belongs to. Records carry no mark: each stands for itself, a part of them may survive.
-Does not decide what is written so (the broker's transactions) or when it becomes visible (``visibility``). Called by: message store. Pure.
+Decides: bytes and facts of such records, and which piece each belongs to. Records carry no mark:
+each stands for itself, a part of them may survive. Does not decide what is written so (the broker's
+transactions) or when it becomes visible (``visibility``). Called by: message store. Pure.
 
-Invariant: ``length`` and ``starts`` are those of the whole; rows of a piece begin relative to the whole as well, so its records need not be neighbours.
+Invariant: ``length`` and ``starts`` are those of the whole; rows of a piece begin relative to the
+whole as well, so its records need not be neighbours.
 """
 
 from __future__ import annotations
@@ -16,9 +19,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from rmq_ray.errors import MessageIllegal, MessageTooLarge
-from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import CODED_TOPICS
 from rmq_ray.codec.record import (
     HEADER,
     MAGIC,
@@ -29,9 +29,12 @@ from rmq_ray.codec.record import (
     encode_record,
     pack_host,
     pack_host_v4,
-)  # fmt: skip
+)
 from rmq_ray.codec.record_batch import MARK_PREFIX, CheckedFrame, strip_mark
 from rmq_ray.codec.record_properties import stored_parts
+from rmq_ray.errors import MessageIllegal, MessageTooLarge
+from rmq_ray.model.message import SysFlag
+from rmq_ray.model.topics import CODED_TOPICS
 from rmq_ray.store.frames.single_message import StoredMessage, check_queue, is_queued
 
 MESSAGES_MAX = 4_096
@@ -52,7 +55,9 @@ class Piece:
 
 @dataclass(slots=True)
 class MixedFrame:
-    """What one write put into the log. ``keys``: (start, topic, key) to index, in log order; ``offsets``: the queue offset of each record."""
+    """What one write put into the log. ``keys``: (start, topic, key) to index, in log order;
+    ``offsets``: the queue offset of each record.
+    """
 
     length: int = 0
     starts: list[int] = field(default_factory=list)
@@ -72,7 +77,9 @@ class MixedFrame:
 
 
 class Sized(NamedTuple):
-    """A message with its encoded parts; ``size``: of its record. ``host``: where it was born, None = an IPv6 address."""
+    """A message with its encoded parts; ``size``: of its record. ``host``: where it was born, None
+    = an IPv6 address.
+    """
 
     message: StoredMessage
     topic: bytes
@@ -82,7 +89,9 @@ class Sized(NamedTuple):
 
 
 def measure(messages: Sequence[StoredMessage], body_bytes_max: int) -> list[Sized]:
-    """How long the records will be. ``MessageTooLarge`` or ``MessageIllegal``: nothing is written then."""
+    """How long the records will be. ``MessageTooLarge`` or ``MessageIllegal``: nothing is written
+    then.
+    """
     if not 0 < len(messages) <= MESSAGES_MAX:
         raise MessageIllegal(f"{len(messages)} messages in one write; 1 to {MESSAGES_MAX} go")
     return [_measured(message, body_bytes_max) for message in messages]
@@ -93,42 +102,100 @@ def _measured(message: StoredMessage, body_bytes_max: int) -> Sized:
     if MARK_PREFIX in text:
         text = strip_mark(message.properties).encode()
     if length > body_bytes_max:
-        raise MessageTooLarge(f"body of {length} bytes; {body_bytes_max} are allowed (body_bytes_max)", length, body_bytes_max)
+        raise MessageTooLarge(
+            f"body of {length} bytes; {body_bytes_max} are allowed (body_bytes_max)",
+            length,
+            body_bytes_max,
+        )
     if len(text) > PROPERTIES_BYTES_MAX or b"\0" in text or not is_queued(message.sys_flag):
-        raise MessageIllegal(f"properties of {len(text)} bytes (to {PROPERTIES_BYTES_MAX}), with a zero character, or SYSFLAG {message.sys_flag:#x}")
+        raise MessageIllegal(
+            f"properties of {len(text)} bytes (to {PROPERTIES_BYTES_MAX}), with a zero "
+            f"character, or SYSFLAG {message.sys_flag:#x}"
+        )
     topic, host = _topic_part(message.topic, message.queue_id), _host(*message.born_host)
     plain = len(host) == 8
-    return Sized(message, topic, text, OVERHEAD_BYTES - 1 + length + len(topic) + len(text) + (0 if plain else _V6_EXTRA), host if plain else None)
+    return Sized(
+        message,
+        topic,
+        text,
+        OVERHEAD_BYTES - 1 + length + len(topic) + len(text) + (0 if plain else _V6_EXTRA),
+        host if plain else None,
+    )
 
 
 def encode_mixed(
-    items: Sequence[Sized], log_offset: int, store_ms: int, store_host: tuple[str, int], next_offsets: Mapping[tuple[str, int], int], own_code: OwnCode
+    items: Sequence[Sized],
+    log_offset: int,
+    store_ms: int,
+    store_host: tuple[str, int],
+    next_offsets: Mapping[tuple[str, int], int],
+    own_code: OwnCode,
 ) -> tuple[bytes, MixedFrame]:  # noqa: PLR0913 - what a record is made of
-    """(the records, what they are) as they go to ``log_offset``. ``next_offsets``: where each queue goes on."""
+    """(the records, what they are) as they go to ``log_offset``. ``next_offsets``: where each queue
+    goes on.
+    """
     parts: list[bytes] = []
     mixed = MixedFrame()
     host, start = pack_host_v4(*store_host), 0
     for item in items:
-        (topic, queue_id, body, _, flag, sys_flag, born_ms, _, reconsume_times, prepared_offset), topic_part, text, size, born_host = item
+        (
+            (
+                topic,
+                queue_id,
+                body,
+                _,
+                flag,
+                sys_flag,
+                born_ms,
+                _,
+                reconsume_times,
+                prepared_offset,
+            ),
+            topic_part,
+            text,
+            size,
+            born_host,
+        ) = item
         piece = mixed.pieces.get((topic, queue_id))
         if piece is None:
-            piece = mixed.pieces[topic, queue_id] = Piece(CheckedFrame(topic, queue_id, 0, 0, [], [], []), next_offsets.get((topic, queue_id), 0), sys_flag)
+            piece = mixed.pieces[topic, queue_id] = Piece(
+                CheckedFrame(topic, queue_id, 0, 0, [], [], []),
+                next_offsets.get((topic, queue_id), 0),
+                sys_flag,
+            )
         frame = piece.frame
         queue_offset = piece.queue_offset + frame.count
         if born_host is None:
             parts.append(encode_record(_record(item, (queue_offset, log_offset + start), store_ms)))
         else:
             head = HEADER.pack(
-                size, MAGIC, body_crc(body), queue_id, flag, queue_offset, log_offset + start, sys_flag & ~_V6_FLAGS, born_ms, born_host, store_ms, host,
-                reconsume_times, prepared_offset, len(body),
-            )  # fmt: skip
+                size,
+                MAGIC,
+                body_crc(body),
+                queue_id,
+                flag,
+                queue_offset,
+                log_offset + start,
+                sys_flag & ~_V6_FLAGS,
+                born_ms,
+                born_host,
+                store_ms,
+                host,
+                reconsume_times,
+                prepared_offset,
+                len(body),
+            )
             parts += (head, body, topic_part, len(text).to_bytes(2, "big"), text)
         unique, facts = stored_parts(text)
         if unique is not None:
             mixed.keys.append((start, topic, unique))
         for key in facts.keys:
             mixed.keys.append((start, topic, key))
-        code = own_code(topic, facts.delay, store_ms) if facts.delay is not None and topic in CODED_TOPICS else 0
+        code = (
+            own_code(topic, facts.delay, store_ms)
+            if facts.delay is not None and topic in CODED_TOPICS
+            else 0
+        )
         frame.count += 1
         frame.sizes.append(size)
         frame.starts.append(start)
@@ -145,9 +212,20 @@ def encode_mixed(
 def _record(item: Sized, offsets: tuple[int, int], store_ms: int) -> Record:
     message = item.message
     return Record(
-        message.topic, message.queue_id, message.body, item.text.decode(), message.flag, *offsets, message.sys_flag, message.born_ms, message.born_host,
-        store_ms, ("0.0.0.0", 0), message.reconsume_times, message.prepared_offset,
-    )  # fmt: skip
+        message.topic,
+        message.queue_id,
+        message.body,
+        item.text.decode(),
+        message.flag,
+        *offsets,
+        message.sys_flag,
+        message.born_ms,
+        message.born_host,
+        store_ms,
+        ("0.0.0.0", 0),
+        message.reconsume_times,
+        message.prepared_offset,
+    )
 
 
 @lru_cache(maxsize=4096)

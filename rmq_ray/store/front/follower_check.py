@@ -1,7 +1,9 @@
-"""What of the bytes that a slave was sent is sound and whole: pure, so that it may run beside the writing of the bytes before them.
+"""What of the bytes that a slave was sent is sound and whole: pure, so that it may run beside the
+writing of the bytes before them.
 
-Decides: which records and frames may be taken (store-format 2; a frame is whole or not there), where broken stretches are skipped (only where the
-master names them). Does not decide what happens with them. Called by: follower store. Invariant: what counts as taken ends behind a whole frame,
+Decides: which records and frames may be taken (store-format 2; a frame is whole or not there),
+where broken stretches are skipped (only where the master names them). Does not decide what happens
+with them. Called by: follower store. Invariant: what counts as taken ends behind a whole frame,
 behind a stretch that the master named, or at a segment's end.
 """
 
@@ -21,8 +23,9 @@ Broken = Sequence[tuple[int, int, str]]
 
 @dataclass(slots=True)
 class CheckedPiece:
-    """Log offsets [begin, end) of ``view`` may be taken. ``records``: what is in them, in log order; ``skipped``: what of the broken stretches is.
-    ``fault``: why what lies behind is no record; empty where more bytes may make it one.
+    """Log offsets [begin, end) of ``view`` may be taken. ``records``: what is in them, in log
+    order; ``skipped``: what of the broken stretches is. ``fault``: why what lies behind is no
+    record; empty where more bytes may make it one.
     """
 
     begin: int
@@ -38,13 +41,22 @@ class CheckedPiece:
         return self.end - self.begin
 
 
-def check_piece(view: memoryview, begin: int, segment_bytes: int, record_max: int, broken: Broken = ()) -> CheckedPiece:
-    """Look at ``view``, which lies at log offset ``begin``, where a frame begins. It does not cross the end of a segment."""
+def check_piece(
+    view: memoryview, begin: int, segment_bytes: int, record_max: int, broken: Broken = ()
+) -> CheckedPiece:
+    """Look at ``view``, which lies at log offset ``begin``, where a frame begins. It does not cross
+    the end of a segment.
+    """
     found = CheckedPiece(begin, begin, view)
     known = {offset: (size, fault) for offset, size, fault in broken}
     start, base = 0, begin
     while start < len(view):  # ends: start rises, or it is left
-        result = _without_torn(scan_buffer(view[start:], base, record_max, True, NEVER_STRICT), view[start:], record_max, known)
+        result = _without_torn(
+            scan_buffer(view[start:], base, record_max, True, NEVER_STRICT),
+            view[start:],
+            record_max,
+            known,
+        )
         _keep_whole(found, result.records, base, result.stop)
         if result.stop is Stop.MORE:
             return found
@@ -65,9 +77,12 @@ def check_piece(view: memoryview, begin: int, segment_bytes: int, record_max: in
     return found
 
 
-def _without_torn(result: ScanResult, view: memoryview, record_max: int, known: Collection[int]) -> ScanResult:
-    """Up to the first record that the master names and that a write tore: no CRC covers its topic and properties, so that only the name tells it from one
-    of a log that others wrote. A name at a record without a fault, or inside of one, is no reason to do without it.
+def _without_torn(
+    result: ScanResult, view: memoryview, record_max: int, known: Collection[int]
+) -> ScanResult:
+    """Up to the first record that the master names and that a write tore: no CRC covers its topic
+    and properties, so that only the name tells it from one of a log that others wrote. A name at a
+    record without a fault, or inside of one, is no reason to do without it.
     """
     if known and len(result.records):
         starts = result.records.starts + result.records.base
@@ -75,7 +90,9 @@ def _without_torn(result: ScanResult, view: memoryview, record_max: int, known: 
             at, end = int(result.records.starts[row]), int(result.records.ends[row])
             alone = scan_buffer(view[at:end], int(starts[row]), record_max, True, strict_from=0)
             if not len(alone.records):
-                return ScanResult(result.records.part(0, row), int(starts[row]), Stop.BAD, alone.fault)
+                return ScanResult(
+                    result.records.part(0, row), int(starts[row]), Stop.BAD, alone.fault
+                )
     return result
 
 

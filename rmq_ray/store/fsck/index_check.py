@@ -1,12 +1,15 @@
-"""Does every item of the index point to a record that has a key with its hash? Are the chains whole?
+"""Does every item of the index point to a record that has a key with its hash? Are the chains
+whole?
 
     index/<yyyyMMddHHmmssSSS>     items in log order, over all files  |  the log, read in the same order: keys of every record
 
-Both are walked side by side, so memory does not grow with the store. Decides: the geometry of a file where nobody says it (slots :
-items = 1 : 4 as by default, or another whole ratio under which the first item stands where it should). Does not decide: whether an
-index is complete; keys that it lacks are counted, no more: an index may be removed at any time. Called by: inspection.
+Both are walked side by side, so memory does not grow with the store. Decides: the geometry of a
+file where nobody says it (slots : items = 1 : 4 as by default, or another whole ratio under which
+the first item stands where it should). Does not decide: whether an index is complete; keys that it
+lacks are counted, no more: an index may be removed at any time. Called by: inspection.
 
-Chains are checked after a clean stop only: a killed broker leaves slots behind that its next start links again.
+Chains are checked after a clean stop only: a killed broker leaves slots behind that its next start
+links again.
 """
 
 from __future__ import annotations
@@ -16,11 +19,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.files import FileSystem
-from rmq_ray.store.queue.index_file import HEADER, HEADER_BYTES, ITEM, ITEM_BYTES, ITEMS, SLOT_BYTES, IndexHeader
 from rmq_ray.store.fsck.log_walk import Broken
 from rmq_ray.store.io.read_only import FaultList
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.store.queue.index_file import (
+    HEADER,
+    HEADER_BYTES,
+    ITEM,
+    ITEM_BYTES,
+    ITEMS,
+    SLOT_BYTES,
+    IndexHeader,
+)
 
 _ITEMS_A_READ = 1 << 20
 _NAMED_MAX = 10
@@ -44,13 +55,26 @@ class _Opened:
 
 
 class IndexCheck:
-    """``slots``: of every file, None = found out. ``broken``: filled by the walk while it goes on."""
+    """``slots``: of every file, None = found out. ``broken``: filled by the walk while it
+    goes on.
+    """
 
-    def __init__(self, directory: str, files: FileSystem, slots: int | None, broken: Sequence[Broken], faults: FaultList) -> None:
+    def __init__(
+        self,
+        directory: str,
+        files: FileSystem,
+        slots: int | None,
+        broken: Sequence[Broken],
+        faults: FaultList,
+    ) -> None:
         self._files = files
         self._broken = broken
         self._faults = faults
-        self._opened = [opened for name in files.list_dir(directory) if (opened := self._open(f"{directory}/{name}", slots)) is not None]
+        self._opened = [
+            opened
+            for name in files.list_dir(directory)
+            if (opened := self._open(f"{directory}/{name}", slots)) is not None
+        ]
         self._runs = self._read_all()
         self._pending: _Items | None = None
         self._wrong: dict[str, int] = {}
@@ -65,7 +89,9 @@ class IndexCheck:
         return len(self._opened)
 
     def add(self, base: int, end: int, keys: Array) -> None:
-        """All (log offset - ``base``) << 32 | hash of the keys of records in [base, end) of the log, in any order."""
+        """All (log offset - ``base``) << 32 | hash of the keys of records in [base, end) of the
+        log, in any order.
+        """
         known = np.unique(keys)
         found = np.zeros(len(known), np.bool_)
         for run, values in self._take_until(end):
@@ -73,7 +99,9 @@ class IndexCheck:
             inside = offsets >= base
             wanted = np.where(inside, offsets - base, 0) << 32 | values["hash"].astype(np.int64)
             at = np.minimum(np.searchsorted(known, wanted), max(0, len(known) - 1))
-            right = inside & (known[at] == wanted) if len(known) else np.zeros(len(values), np.bool_)
+            right = (
+                inside & (known[at] == wanted) if len(known) else np.zeros(len(values), np.bool_)
+            )
             found[at[right]] = True
             self.items += int(np.count_nonzero(right))
             self._report(run, values, np.flatnonzero(~right), base)
@@ -85,7 +113,10 @@ class IndexCheck:
             self._report(run, values, np.arange(len(values)), log_end)
         for path, count in self._wrong.items():
             if count > _NAMED_MAX:
-                self._faults.add(f"{path}: {count - _NAMED_MAX} more items point to no record with their key", count - _NAMED_MAX)
+                self._faults.add(
+                    f"{path}: {count - _NAMED_MAX} more items point to no record with their key",
+                    count - _NAMED_MAX,
+                )
         if clean:
             for opened in self._opened:
                 self._check_chains(opened)
@@ -102,8 +133,14 @@ class IndexCheck:
                 continue
             count = self._wrong[run.path] = self._wrong.get(run.path, 0) + 1
             if count <= _NAMED_MAX:
-                what = "it is not in log order" if log_offset < base else "no record there has a key with its hash"
-                self._faults.add(f"{run.path} item {run.first + row} points to log offset {log_offset}: {what}")
+                what = (
+                    "it is not in log order"
+                    if log_offset < base
+                    else "no record there has a key with its hash"
+                )
+                self._faults.add(
+                    f"{run.path} item {run.first + row} points to log offset {log_offset}: {what}"
+                )
 
     def _take_until(self, end: int) -> Iterator[tuple[_Items, Array]]:
         """Items that point before ``end``, in order; the rest waits for the next call."""
@@ -126,7 +163,13 @@ class IndexCheck:
             items_at = HEADER_BYTES + opened.slots * SLOT_BYTES
             for first in range(1, opened.header.next_item, _ITEMS_A_READ):
                 count = min(_ITEMS_A_READ, opened.header.next_item - first)
-                yield _Items(opened.path, first, np.frombuffer(file.pread(count * ITEM_BYTES, items_at + first * ITEM_BYTES), ITEMS))
+                yield _Items(
+                    opened.path,
+                    first,
+                    np.frombuffer(
+                        file.pread(count * ITEM_BYTES, items_at + first * ITEM_BYTES), ITEMS
+                    ),
+                )
             file.close()
 
     def _open(self, path: str, slots: int | None) -> _Opened | None:
@@ -134,24 +177,38 @@ class IndexCheck:
         size = file.size()
         header = IndexHeader(*HEADER.unpack(file.pread(HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0")))
         header = header._replace(next_item=max(1, header.next_item))
-        candidates = [slots] if slots is not None else [(size - HEADER_BYTES) // (SLOT_BYTES + ratio * ITEM_BYTES) for ratio in _RATIOS]
+        candidates = (
+            [slots]
+            if slots is not None
+            else [(size - HEADER_BYTES) // (SLOT_BYTES + ratio * ITEM_BYTES) for ratio in _RATIOS]
+        )
         for candidate in candidates:
             items, odd = divmod(size - HEADER_BYTES - candidate * SLOT_BYTES, ITEM_BYTES)
             if odd or items < header.next_item or candidate < 1:
                 continue
             at = HEADER_BYTES + candidate * SLOT_BYTES
-            first, last = (ITEM.unpack(file.pread(ITEM_BYTES, at + number * ITEM_BYTES)) for number in (1, max(1, header.next_item - 1)))
+            first, last = (
+                ITEM.unpack(file.pread(ITEM_BYTES, at + number * ITEM_BYTES))
+                for number in (1, max(1, header.next_item - 1))
+            )
             if header.next_item == 1 or _are_ends(first, last, header):
                 return _Opened(path, candidate, header)
-        self._faults.add(f"{path} has {size} bytes and {header.next_item - 1} items, which fit no number of slots; remove it: queries by key lose its records")
+        self._faults.add(
+            f"{path} has {size} bytes and {header.next_item - 1} items, which fit no number "
+            f"of slots; remove it: queries by key lose its records"
+        )
         return None
 
     def _check_chains(self, opened: _Opened) -> None:
         """Each item is the newest of its slot or precedes exactly one other of the same slot."""
         count = opened.header.next_item
         file = self._files.open_to_read(opened.path)
-        slots = np.frombuffer(file.pread(opened.slots * SLOT_BYTES, HEADER_BYTES), ">i4").astype(np.int64)
-        items = np.frombuffer(file.pread(count * ITEM_BYTES, HEADER_BYTES + opened.slots * SLOT_BYTES), ITEMS)
+        slots = np.frombuffer(file.pread(opened.slots * SLOT_BYTES, HEADER_BYTES), ">i4").astype(
+            np.int64
+        )
+        items = np.frombuffer(
+            file.pread(count * ITEM_BYTES, HEADER_BYTES + opened.slots * SLOT_BYTES), ITEMS
+        )
         own = items["hash"].astype(np.int64) % opened.slots
         previous = items["previous"].astype(np.int64)
         numbers = np.arange(count)
@@ -160,13 +217,30 @@ class IndexCheck:
         used = np.flatnonzero((slots > 0) & (slots < count))
         heads = slots[used]
         wrong_heads = own[heads] != used
-        times = np.bincount(previous[linked & ~bad], minlength=count) + np.bincount(heads[~wrong_heads], minlength=count)
+        times = np.bincount(previous[linked & ~bad], minlength=count) + np.bincount(
+            heads[~wrong_heads], minlength=count
+        )
         lost = int(np.count_nonzero(times[1:] == 0))
-        broken = int(np.count_nonzero(bad)) + int(np.count_nonzero(wrong_heads)) + int(np.count_nonzero((slots < 0) | (slots >= count)))
+        broken = (
+            int(np.count_nonzero(bad))
+            + int(np.count_nonzero(wrong_heads))
+            + int(np.count_nonzero((slots < 0) | (slots >= count)))
+        )
         if broken or lost:
-            self._faults.add(f"{opened.path}: {broken} links of its chains are wrong, {lost} items cannot be found; remove it to do without", broken + lost)
+            self._faults.add(
+                f"{opened.path}: {broken} links of its chains are wrong, {lost} items cannot "
+                f"be found; remove it to do without",
+                broken + lost,
+            )
 
 
 def _are_ends(first: tuple[int, ...], last: tuple[int, ...], header: IndexHeader) -> bool:
-    """Whether these can be the first and the last item of a file with this header: (hash, log offset, seconds, previous)."""
-    return any(first) and any(last) and first[1:] == (header.begin_offset, 0, 0) and last[1] == header.end_offset
+    """Whether these can be the first and the last item of a file with this header: (hash, log
+    offset, seconds, previous).
+    """
+    return (
+        any(first)
+        and any(last)
+        and first[1:] == (header.begin_offset, 0, 0)
+        and last[1] == header.end_offset
+    )

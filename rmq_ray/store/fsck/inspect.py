@@ -1,4 +1,5 @@
-"""Looking at a store's files without a broker: is everything in it as the format demands, and what is in it?
+"""Looking at a store's files without a broker: is everything in it as the format demands, and what
+is in it?
 
 ``verify`` reads all of it once, in log order:
 
@@ -7,13 +8,16 @@
     3 index        every item points to a record that has a key with its hash      index_check
     4 the rest     identity, epochs, quarantine, both checkpoints                  here
 
-No check sees a changed FLAG, BORNTIMESTAMP, BORNHOST, STOREHOST, RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET or a user property's value: the
-format has no CRC over them and nothing is derived from them.
+No check sees a changed FLAG, BORNTIMESTAMP, BORNHOST, STOREHOST, RECONSUMETIMES,
+PREPAREDTRANSACTIONOFFSET or a user property's value: the format has no CRC over them and nothing is
+derived from them.
 
-Decides: what is a fault. What a broker has found before and listed in ``rmq_ray/quarantine`` is counted, no fault; nor are records of
-deleted topics. Does not decide: how it is repaired (a broker's start rebuilds queues and index from the log).
-Called by: the command line and tests. Invariants: the store is not changed; memory does not grow with it; ``verify`` holds the store's locks
-while it reads, so that no broker starts meanwhile; ``dump`` takes none and may look at a running broker's store.
+Decides: what is a fault. What a broker has found before and listed in ``rmq_ray/quarantine`` is
+counted, no fault; nor are records of deleted topics. Does not decide: how it is repaired (a
+broker's start rebuilds queues and index from the log). Called by: the command line and tests.
+Invariants: the store is not changed; memory does not grow with it; ``verify`` holds the store's
+locks while it reads, so that no broker starts meanwhile; ``dump`` takes none and may look at a
+running broker's store.
 """
 
 from __future__ import annotations
@@ -25,34 +29,36 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
-from rmq_ray.model.message import SysFlag
-from rmq_ray.store.recovery.checkpoint import load_checkpoint
-from rmq_ray.store.log.epoch_file import EpochFile
-from rmq_ray.files import DirectoryLock
-from rmq_ray.store.frames.frame_marks import own_marks, without_marks
-from rmq_ray.store.frames.frame_tracker import members_from
-from rmq_ray.store.fsck.index_check import IndexCheck
-from rmq_ray.store.log.log_scan import ScannedRecords
-from rmq_ray.store.fsck.log_walk import LogWalk, Stretch
-from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.store.fsck.queue_check import QueueCheck
-from rmq_ray.store.io.read_only import FaultList, ReadOnlyFiles
 from rmq_ray.codec.record import HEADER_BYTES, decode_record
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import collect_facts, stored_facts
 from rmq_ray.codec.record_rows import record_row
+from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
+from rmq_ray.files import DirectoryLock
+from rmq_ray.model.message import SysFlag
+from rmq_ray.store.frames.frame_marks import own_marks, without_marks
+from rmq_ray.store.frames.frame_tracker import members_from
+from rmq_ray.store.fsck.index_check import IndexCheck
+from rmq_ray.store.fsck.log_walk import LogWalk, Stretch
+from rmq_ray.store.fsck.queue_check import QueueCheck
+from rmq_ray.store.io.read_only import FaultList, ReadOnlyFiles
+from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
+from rmq_ray.store.log.epoch_file import EpochFile
+from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.log.quarantine import Quarantine
+from rmq_ray.store.reading.split_reader import CONSUME_QUEUE
+from rmq_ray.store.recovery.checkpoint import load_checkpoint
 from rmq_ray.store.recovery.redispatch import collect_hashes, rows_by_queue
 from rmq_ray.store.recovery.short_checkpoint import ShortCheckpoint, decode_short_checkpoint
-from rmq_ray.store.reading.split_reader import CONSUME_QUEUE
-from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
 
 INDEX = "index"
 
 
 @dataclass(slots=True)
 class StoreReport:
-    """What ``verify`` counted. Positions are log offsets; ``clean``: the last broker stopped in order; ``fault_count`` >= len(``faults``)."""
+    """What ``verify`` counted. Positions are log offsets; ``clean``: the last broker stopped in
+    order; ``fault_count`` >= len(``faults``).
+    """
 
     path: str
     broker: str = ""
@@ -81,14 +87,22 @@ class StoreReport:
 
     def as_row(self) -> dict[str, Any]:
         """Everything but the sentences, for printing."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("faults", "fault_count")]
-        return {**{name: getattr(self, name) for name in names}, "bytes": self.end - self.begin, "faults": self.fault_count}
+        names = [
+            name for name in self.__dataclass_fields__ if name not in ("faults", "fault_count")
+        ]
+        return {
+            **{name: getattr(self, name) for name in names},
+            "bytes": self.end - self.begin,
+            "faults": self.fault_count,
+        }
 
 
 def verify(path: str, *, index_slots: int | None = None) -> StoreReport:
-    """Check the whole store. ``index_slots``: of the index files, where it is not a quarter of their items and cannot be told.
+    """Check the whole store. ``index_slots``: of the index files, where it is not a quarter of
+    their items and cannot be told.
 
-    Raises ``StoreMissing`` where no store is, ``StoreInUse`` while a broker runs on it. Faults are in the report, never raised.
+    Raises ``StoreMissing`` where no store is, ``StoreInUse`` while a broker runs on it. Faults are
+    in the report, never raised.
     """
     path = path.rstrip("/") or "/"
     files = ReadOnlyFiles()
@@ -101,8 +115,11 @@ def verify(path: str, *, index_slots: int | None = None) -> StoreReport:
             lock.release()
 
 
-def dump(path: str, topic: str | None = None, from_offset: int = 0, limit: int = 20) -> list[dict[str, Any]]:
-    """Up to ``limit`` records in log order, from the first one at or behind log offset ``from_offset`` on; broken bytes are stepped over.
+def dump(
+    path: str, topic: str | None = None, from_offset: int = 0, limit: int = 20
+) -> list[dict[str, Any]]:
+    """Up to ``limit`` records in log order, from the first one at or behind log offset
+    ``from_offset`` on; broken bytes are stepped over.
 
     Rows have the columns of ``record_rows``. Raises ``StoreMissing`` where no store is.
     """
@@ -113,10 +130,16 @@ def dump(path: str, topic: str | None = None, from_offset: int = 0, limit: int =
     rows: list[dict[str, Any]] = []
     for stretch in LogWalk(path, files, FaultList()).stretches(from_offset):
         topics = stretch.records.topics()
-        for row in range(len(topics)) if wanted is None else [row for row, name in enumerate(topics) if name == wanted]:
+        for row in (
+            range(len(topics))
+            if wanted is None
+            else [row for row, name in enumerate(topics) if name == wanted]
+        ):
             if len(rows) >= limit:
                 return rows
-            rows.append(record_row(decode_record(stretch.records.view, int(stretch.records.starts[row]))))
+            rows.append(
+                record_row(decode_record(stretch.records.view, int(stretch.records.starts[row])))
+            )
     return rows
 
 
@@ -131,8 +154,12 @@ class _Verification:
         self._walk = LogWalk(path, files, self._faults)
         self._ours = self._read_ours()
         known = self._ours.queues if self._ours is not None else None
-        self._queues = QueueCheck(f"{path}/{CONSUME_QUEUE}", files, known, self._walk.broken, self._faults)
-        self._index = IndexCheck(f"{path}/{INDEX}", files, index_slots, self._walk.broken, self._faults)
+        self._queues = QueueCheck(
+            f"{path}/{CONSUME_QUEUE}", files, known, self._walk.broken, self._faults
+        )
+        self._index = IndexCheck(
+            f"{path}/{INDEX}", files, index_slots, self._walk.broken, self._faults
+        )
         self._cut_frame: tuple[int, str] | None = None
         self._last: tuple[int, int] | None = None
 
@@ -151,8 +178,16 @@ class _Verification:
         self._check_epochs(walk.end)
         report.begin, report.end = walk.begin, walk.end
         report.segments, report.segment_bytes = len(walk.segments), walk.segment_bytes
-        report.queues, report.queue_entries, report.unqueued = self._queues.queues, self._queues.entries, self._queues.unqueued
-        report.index_files, report.index_items, report.unindexed = self._index.file_count, self._index.items, self._index.unindexed
+        report.queues, report.queue_entries, report.unqueued = (
+            self._queues.queues,
+            self._queues.entries,
+            self._queues.unqueued,
+        )
+        report.index_files, report.index_items, report.unindexed = (
+            self._index.file_count,
+            self._index.items,
+            self._index.unindexed,
+        )
         report.fault_count, report.faults = self._faults.count, self._faults.listed
         return report
 
@@ -165,7 +200,10 @@ class _Verification:
         self._report.frames += int(np.count_nonzero(members == marks.counts))
         for number in np.flatnonzero(members < marks.counts).tolist():
             row, have = int(marks.rows[number]), int(members[number])
-            fault = f"log offset {records.base + int(records.starts[row])}: a frame of {int(marks.counts[number])} records has only {have}"
+            fault = (
+                f"log offset {records.base + int(records.starts[row])}: a frame of "
+                f"{int(marks.counts[number])} records has only {have}"
+            )
             if row + have == len(records) and not stretch.whole:
                 self._cut_frame = (records.base + int(records.ends[-1]), fault)
             else:
@@ -184,7 +222,9 @@ class _Verification:
             rows: list[Array] = []
             collect_hashes(topic, facts, members, hashes, rows)
             for found, of in zip(hashes, rows, strict=True):
-                indexed = (records.sys_flags[of] & SysFlag.TRANSACTION_MASK) != SysFlag.TRANSACTION_ROLLBACK
+                indexed = (
+                    records.sys_flags[of] & SysFlag.TRANSACTION_MASK
+                ) != SysFlag.TRANSACTION_ROLLBACK
                 keys.append((records.starts[of] << 32 | found.astype(np.int64))[indexed])
         self._index.add(base, end, np.concatenate(keys) if keys else np.zeros(0, np.int64))
         self._last = base + int(records.starts[-1]), int(records.store_ms[-1])
@@ -197,19 +237,32 @@ class _Verification:
         self._report.quarantined = len(listed)
         for broken in self._walk.broken:
             if not any(start <= broken.start and broken.end <= end for start, end in listed):
-                self._faults.add(f"log offset {broken.start}: {broken.end - broken.start} bytes are no record: {broken.why}")
+                self._faults.add(
+                    f"log offset {broken.start}: {broken.end - broken.start} bytes are no "
+                    f"record: {broken.why}"
+                )
         walk = self._walk
         if self._cut_frame is not None and self._cut_frame[0] == walk.end:
-            self._faults.add(f"{self._cut_frame[1]}: the log ends behind them, a broker's start removes them")
+            self._faults.add(
+                f"{self._cut_frame[1]}: the log ends behind them, a broker's start removes them"
+            )
         if walk.tail_bytes:
-            self._faults.add(f"log offset {walk.end}: {walk.tail_bytes} bytes behind the log's end are no record (a torn tail): a broker's start removes them")
+            self._faults.add(
+                f"log offset {walk.end}: {walk.tail_bytes} bytes behind the log's end are no "
+                f"record (a torn tail): a broker's start removes them"
+            )
 
     def _check_identity(self) -> None:
         path = f"{self._path}/{OURS}/identity"
-        if self._files.exists(path):  # not there: written by Apache RocketMQ, or a copy of its part of the files
+        if self._files.exists(
+            path
+        ):  # not there: written by Apache RocketMQ, or a copy of its part of the files
             try:
                 values = json.loads(self._files.read_whole(path))
-                self._report.identity, self._report.broker = str(values["identity"]), str(values["broker_name"])
+                self._report.identity, self._report.broker = (
+                    str(values["identity"]),
+                    str(values["broker_name"]),
+                )
             except (ValueError, LookupError, TypeError) as error:
                 self._faults.add(f"{path} is not an identity: {error}")
 
@@ -222,7 +275,9 @@ class _Verification:
         self._report.epoch = epochs.current
         late = [epoch for epoch, start in epochs.entries if start > log_end]
         if late:
-            self._faults.add(f"{self._path}/{OURS}/epochs: epoch {late[0]} begins behind the log's end {log_end}")
+            self._faults.add(
+                f"{self._path}/{OURS}/epochs: epoch {late[0]} begins behind the log's end {log_end}"
+            )
 
     def _read_ours(self) -> ShortCheckpoint | None:
         path = f"{self._path}/{OURS}/checkpoint"
@@ -238,18 +293,33 @@ class _Verification:
         walk, ours = self._walk, self._ours
         last_ms = self._last[1] if self._last else 0
         times = load_checkpoint(self._files, f"{self._path}/checkpoint")
-        for name, at_ms in (("log", times.log_ms), ("queues", times.queues_ms), ("index", times.index_ms)):
+        for name, at_ms in (
+            ("log", times.log_ms),
+            ("queues", times.queues_ms),
+            ("index", times.index_ms),
+        ):
             if at_ms < 0 or (at_ms > last_ms and self._last is not None):
-                self._faults.add(f"{self._path}/checkpoint: the time of the {name}, {at_ms}, is not that of a record (the last was stored at {last_ms})")
+                self._faults.add(
+                    f"{self._path}/checkpoint: the time of the {name}, {at_ms}, is not that "
+                    f"of a record (the last was stored at {last_ms})"
+                )
         if ours is None:
             return
         path = f"{self._path}/{OURS}/checkpoint"
         if self._report.identity and ours.identity != self._report.identity:
-            self._faults.add(f"{path} belongs to store {ours.identity}, this is {self._report.identity}")
+            self._faults.add(
+                f"{path} belongs to store {ours.identity}, this is {self._report.identity}"
+            )
         if not ours.log_position <= walk.end:
-            self._faults.add(f"{path} knows the log up to {ours.log_position}, it ends at {walk.end}: records were lost")
+            self._faults.add(
+                f"{path} knows the log up to {ours.log_position}, it ends at {walk.end}: "
+                f"records were lost"
+            )
         elif ours.last_record[0] >= walk.begin and not self._is_last_record(*ours.last_record):
-            self._faults.add(f"{path}: the record at log offset {ours.last_record[0]} is not the one that it remembers")
+            self._faults.add(
+                f"{path}: the record at log offset {ours.last_record[0]} is not the one that "
+                f"it remembers"
+            )
 
     def _is_last_record(self, log_offset: int, crc: int) -> bool:
         for segment in self._walk.segments:
@@ -261,8 +331,16 @@ class _Verification:
 def _require_store(path: str, files: ReadOnlyFiles) -> None:
     if files.is_dir(f"{path}/{COMMIT_LOG}"):
         return
-    stores = [name for name in files.list_dir(path) if files.is_dir(f"{path}/{name}/{COMMIT_LOG}")] if files.is_dir(path) else []
-    hint = f"; it holds the stores {', '.join(f'{path}/{name}' for name in stores)}" if stores else "; give the directory of one broker's store"
+    stores = (
+        [name for name in files.list_dir(path) if files.is_dir(f"{path}/{name}/{COMMIT_LOG}")]
+        if files.is_dir(path)
+        else []
+    )
+    hint = (
+        f"; it holds the stores {', '.join(f'{path}/{name}' for name in stores)}"
+        if stores
+        else "; give the directory of one broker's store"
+    )
     raise StoreMissing(f"{path} is no store, it has no {COMMIT_LOG}/{hint}", path)
 
 
@@ -276,5 +354,8 @@ def _lock(path: str, files: ReadOnlyFiles) -> list[DirectoryLock]:
     except StoreInUse:
         for lock in locks:
             lock.release()
-        raise StoreInUse(f"a broker runs on the store {path}: stop it first (`rmq-ray down`), or verify a copy", path) from None
+        raise StoreInUse(
+            f"a broker runs on the store {path}: stop it first (`rmq-ray down`), or verify a copy",
+            path,
+        ) from None
     return locks

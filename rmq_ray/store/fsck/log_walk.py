@@ -1,13 +1,16 @@
-"""Reading a commit log from its first record to its last without a broker and without changing a byte.
+"""Reading a commit log from its first record to its last without a broker and without changing a
+byte.
 
-Decides: the geometry (from the files themselves), where records stand, where broken bytes lie between them, where the log ends and
-what stands behind that. Does not decide: what records mean, what follows from a fault. Called by: inspection (verify and dump).
+Decides: the geometry (from the files themselves), where records stand, where broken bytes lie
+between them, where the log ends and what stands behind that. Does not decide: what records mean,
+what follows from a fault. Called by: inspection (verify and dump).
 
     record record record | broken bytes | record record blank |  next segment: record ... record | zeros to the end
     '----- stretch -----'                '----- stretch -----'            '---- stretch ----'    ^ end
 
-Invariants: positions rise; a stretch never contains broken bytes; a frame is cut between two stretches only where broken bytes or the
-log's end cut it. A log that is being written may be walked: what is not complete yet counts as behind the end.
+Invariants: positions rise; a stretch never contains broken bytes; a frame is cut between two
+stretches only where broken bytes or the log's end cut it. A log that is being written may be
+walked: what is not complete yet counts as behind the end.
 """
 
 from __future__ import annotations
@@ -16,19 +19,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.errors import StoreMissing
-from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.files import FileSystem
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
+from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.store.io.read_only import FaultList
-from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.store.log.segment import Segment
 from rmq_ray.store.io.store_lock import COMMIT_LOG
+from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
+from rmq_ray.store.log.segment import Segment
 
 BUFFER_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
-RECORD_BYTES_MAX = (15 << 20) + RECORD_BYTES_OVER_BODY_MAX  # the greatest body that any setting allows
+RECORD_BYTES_MAX = (
+    15 << 20
+) + RECORD_BYTES_OVER_BODY_MAX  # the greatest body that any setting allows
 _OPEN_SEGMENTS_MAX = 4
 
 
@@ -43,14 +48,18 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Valid records back to back. ``whole``: nothing is missing behind them; else broken bytes or the log's end follow."""
+    """Valid records back to back. ``whole``: nothing is missing behind them; else broken bytes or
+    the log's end follow.
+    """
 
     records: ScannedRecords
     whole: bool
 
 
 class LogWalk:
-    """``root``: the store's directory. After the walk: ``broken``, ``end`` and ``tail_bytes`` (not zero, behind ``end``) are known."""
+    """``root``: the store's directory. After the walk: ``broken``, ``end`` and ``tail_bytes`` (not
+    zero, behind ``end``) are known.
+    """
 
     def __init__(self, root: str, files: FileSystem, faults: FaultList) -> None:
         self._files = files
@@ -73,7 +82,9 @@ class LogWalk:
         return self.segments[0].end - self.segments[0].start if self.segments else 0
 
     def stretches(self, begin: int | None = None) -> Iterator[Stretch]:
-        """All records from ``begin`` on (a record's beginning, or the first valid one behind it is taken), a few MiB at a time."""
+        """All records from ``begin`` on (a record's beginning, or the first valid one behind it is
+        taken), a few MiB at a time.
+        """
         at = self.begin if begin is None else self._first_at(begin)
         while at is not None and (index := self._index_of(at)) is not None:  # ends: at rises
             at, stretch = self._read(index, at)
@@ -100,14 +111,20 @@ class LogWalk:
             self.end = segment.end
             return segment.end, Stretch(records, True)
         self.end = result.end
-        why = result.fault or ("zeros where records were" if stop is Stop.END else "a record that reaches beyond its segment")
+        why = result.fault or (
+            "zeros where records were"
+            if stop is Stop.END
+            else "a record that reaches beyond its segment"
+        )
         following = self._find_after(index, result.end)
         if following is not None:
             self.broken.append(Broken(result.end, following, why))
         return following, Stretch(records, False)
 
     def _read_on(self, at: int, records: ScannedRecords, end: int) -> tuple[int, Stretch | None]:
-        """The buffer is too small for what begins in it: hand out whole frames, or read again with a larger one."""
+        """The buffer is too small for what begins in it: hand out whole frames, or read again with
+        a larger one.
+        """
         whole = FrameTracker.incomplete_at_end(records)
         if whole == 0 and len(self._buffer) < FRAME_BYTES_MAX:
             self._buffer = bytearray(min(FRAME_BYTES_MAX, 2 * len(self._buffer)))
@@ -120,7 +137,10 @@ class LogWalk:
     def _check_blank(self, segment: Segment, at: int, view: memoryview, base: int) -> None:
         room = BLANK.unpack_from(view, at - base)[0]
         if room != segment.end - at:
-            self._faults.add(f"log offset {at}: the blank record says {room} bytes, the segment has {segment.end - at} left")
+            self._faults.add(
+                f"log offset {at}: the blank record says {room} bytes, the segment has "
+                f"{segment.end - at} left"
+            )
 
     def _find_after(self, index: int, end: int) -> int | None:
         """The first valid record behind ``end``, in this segment or a later one."""
@@ -187,10 +207,17 @@ class LogWalk:
             if len(name) == 20 and name.isdigit():
                 sizes[int(name)] = self._files.file_size(f"{directory}/{name}")
             else:
-                self._faults.add(f"{directory}/{name} is no segment of the log: a broker refuses to start with it")
+                self._faults.add(
+                    f"{directory}/{name} is no segment of the log: a broker refuses to start "
+                    f"with it"
+                )
         if not sizes:
             return []
-        size = Counter(size for size in sizes.values() if size).most_common(1)[0][0] if any(sizes.values()) else 0
+        size = (
+            Counter(size for size in sizes.values() if size).most_common(1)[0][0]
+            if any(sizes.values())
+            else 0
+        )
         if not size:
             for start in sorted(sizes):
                 self._faults.add(f"{directory}/{start:020d} is empty: no segment of a log is")
@@ -201,6 +228,9 @@ class LogWalk:
             if have != size:
                 self._faults.add(f"{path} has {have} bytes, the others {size}")
             if start % size or (found and start != found[-1].end):
-                self._faults.add(f"{path} does not begin where a segment of {size} bytes ends: one before it is missing, or it has another's name")
+                self._faults.add(
+                    f"{path} does not begin where a segment of {size} bytes ends: one before "
+                    f"it is missing, or it has another's name"
+                )
             found.append(Segment(start, size, path, self._cache))
         return found

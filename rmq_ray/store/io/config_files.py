@@ -1,11 +1,13 @@
-"""The broker's and name server's tables as RocketMQ's JSON files (store-format 12), and how such a file is kept safe.
+"""The broker's and name server's tables as RocketMQ's JSON files (store-format 12), and how such a
+file is kept safe.
 
-    config/topics.json  config/subscriptionGroup.json  config/consumerFilter.json  namesrv/kvConfig.json
-    each beside  FILE.bak  (the content before the last save)
+    config/topics.json  config/subscriptionGroup.json  config/consumerFilter.json
+    namesrv/kvConfig.json each beside  FILE.bak  (the content before the last save)
 
-Decides: member names, layout, what happens when a file is broken: the ``.bak`` is read; when both are unreadable loading fails,
-for an empty table would delete topics, offsets or groups without a word. Does not decide when a table is saved.
-Called by: the broker's and the name server's tables, from a thread. Offsets are in ``offset_file``.
+Decides: member names, layout, what happens when a file is broken: the ``.bak`` is read; when both
+are unreadable loading fails, for an empty table would delete topics, offsets or groups without a
+word. Does not decide when a table is saved. Called by: the broker's and the name server's tables,
+from a thread. Offsets are in ``offset_file``.
 
 Invariant: at every moment of a save, main file or ``.bak`` holds a whole table.
 """
@@ -17,9 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from rmq_ray.errors import StoreCorrupt
+from rmq_ray.files import FileSystem
 from rmq_ray.model.fastjson import dumps, loads
 from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
-from rmq_ray.files import FileSystem
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -31,11 +33,14 @@ KvTable = dict[str, dict[str, str]]
 
 
 class ConfigFile(Generic[T]):
-    """One table in one file. ``encode`` makes plain JSON values of it, ``decode`` the reverse; it may raise ``LookupError``,
-    ``TypeError``, ``ValueError`` or ``AttributeError`` for values that are no such table. One thread at a time.
+    """One table in one file. ``encode`` makes plain JSON values of it, ``decode`` the reverse; it
+    may raise ``LookupError``, ``TypeError``, ``ValueError`` or ``AttributeError`` for values that
+    are no such table. One thread at a time.
     """
 
-    def __init__(self, files: FileSystem, path: str, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+    def __init__(
+        self, files: FileSystem, path: str, encode: Callable[[T], Any], decode: Callable[[Any], T]
+    ) -> None:
         self.path = path
         self._files = files
         self._encode = encode
@@ -43,7 +48,9 @@ class ConfigFile(Generic[T]):
         self._content: bytes | None = None  # of the last save or the last good load
 
     def load(self) -> T | None:
-        """The table; None when neither file exists. ``StoreCorrupt`` when files exist and none can be read."""
+        """The table; None when neither file exists. ``StoreCorrupt`` when files exist and none can
+        be read.
+        """
         faults = []
         for path in (self.path, self.path + ".bak"):
             if not self._files.exists(path):
@@ -55,11 +62,19 @@ class ConfigFile(Generic[T]):
                 faults.append(f"{path}: {error or type(error).__name__}")
                 continue
             if faults or path != self.path:
-                logger.warning("%s was read instead of the main file: %s", path, "; ".join(faults) or "it is missing")
+                logger.warning(
+                    "%s was read instead of the main file: %s",
+                    path,
+                    "; ".join(faults) or "it is missing",
+                )
             self._content = content
             return table
         if faults:
-            raise StoreCorrupt(f"no readable table ({'; '.join(faults)}); restore the file, or remove it and its .bak to begin with an empty table", self.path)
+            raise StoreCorrupt(
+                f"no readable table ({'; '.join(faults)}); restore the file, or remove it "
+                f"and its .bak to begin with an empty table",
+                self.path,
+            )
         return None
 
     def save(self, table: T) -> None:
@@ -89,8 +104,15 @@ def kv_file(files: FileSystem, path: str) -> ConfigFile[KvTable]:
 
 
 def filters_file(files: FileSystem, path: str) -> ConfigFile[dict[str, Any]]:
-    """``consumerFilter.json``: RocketMQ's SQL92 filters by topic, kept as they are (we compile filters anew)."""
-    return ConfigFile(files, path, lambda table: {"filterDataByTopic": table}, lambda value: dict(value["filterDataByTopic"]))
+    """``consumerFilter.json``: RocketMQ's SQL92 filters by topic, kept as they are (we compile
+    filters anew).
+    """
+    return ConfigFile(
+        files,
+        path,
+        lambda table: {"filterDataByTopic": table},
+        lambda value: dict(value["filterDataByTopic"]),
+    )
 
 
 def encode_version(version: DataVersion) -> dict[str, int]:
@@ -105,23 +127,39 @@ def decode_version(value: Mapping[str, int] | None) -> DataVersion:
 
 def encode_topics(topics: Mapping[str, TopicConfig], version: DataVersion) -> dict[str, Any]:
     """RocketMQ's TopicConfigSerializeWrapper."""
-    return {"dataVersion": encode_version(version), "topicConfigTable": {name: _members(_TOPIC_MEMBERS, topic) for name, topic in topics.items()}}
+    return {
+        "dataVersion": encode_version(version),
+        "topicConfigTable": {
+            name: _members(_TOPIC_MEMBERS, topic) for name, topic in topics.items()
+        },
+    }
 
 
 def decode_topics(value: Mapping[str, Any]) -> Topics:
     """Members that RocketMQ 5 adds are ignored, missing ones have their defaults."""
-    topics = {name: TopicConfig(**{**_arguments(_TOPIC_MEMBERS, members), "name": name}) for name, members in value["topicConfigTable"].items()}
+    topics = {
+        name: TopicConfig(**{**_arguments(_TOPIC_MEMBERS, members), "name": name})
+        for name, members in value["topicConfigTable"].items()
+    }
     return topics, decode_version(value.get("dataVersion"))
 
 
 def encode_groups(groups: Mapping[str, GroupConfig], version: DataVersion) -> dict[str, Any]:
     """RocketMQ's SubscriptionGroupManager."""
-    return {"dataVersion": encode_version(version), "subscriptionGroupTable": {name: _members(_GROUP_MEMBERS, group) for name, group in groups.items()}}
+    return {
+        "dataVersion": encode_version(version),
+        "subscriptionGroupTable": {
+            name: _members(_GROUP_MEMBERS, group) for name, group in groups.items()
+        },
+    }
 
 
 def decode_groups(value: Mapping[str, Any]) -> Groups:
     """See ``decode_topics``."""
-    groups = {name: GroupConfig(**{**_arguments(_GROUP_MEMBERS, members), "name": name}) for name, members in value["subscriptionGroupTable"].items()}
+    groups = {
+        name: GroupConfig(**{**_arguments(_GROUP_MEMBERS, members), "name": name})
+        for name, members in value["subscriptionGroupTable"].items()
+    }
     return groups, decode_version(value.get("dataVersion"))
 
 
@@ -166,4 +204,7 @@ def _arguments(names: Mapping[str, tuple[str, type]], members: Mapping[str, Any]
 
 
 def _decode_kv(value: Mapping[str, Any]) -> KvTable:
-    return {str(namespace): {str(key): str(item) for key, item in table.items()} for namespace, table in value["configTable"].items()}
+    return {
+        str(namespace): {str(key): str(item) for key, item in table.items()}
+        for namespace, table in value["configTable"].items()
+    }

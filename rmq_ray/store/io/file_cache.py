@@ -1,10 +1,11 @@
-"""Open files by path, a bounded number at once: ten thousand consume queues must not hold ten thousand descriptors.
+"""Open files by path, a bounded number at once: ten thousand consume queues must not hold ten
+thousand descriptors.
 
 Decides: which file stays open (the most recently used). Does not decide what is read or written.
 Called by: consume queues, index files and split readers; by several threads at once.
 
-Invariant: a file that a thread still uses is never closed under it, although it was dropped here: a ``File`` closes its
-descriptor with its last reference.
+Invariant: a file that a thread still uses is never closed under it, although it was dropped here: a
+``File`` closes its descriptor with its last reference.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ OPEN_FILES_MAX = 512  # half of the usual soft limit of 1,024 descriptors
 
 
 class FileCache:
-    """Least recently used files are let go beyond ``limit``. ``read_only``: open them for reading only."""
+    """Least recently used files are let go beyond ``limit``. ``read_only``: open them for reading
+    only.
+    """
 
-    def __init__(self, files: FileSystem, limit: int = OPEN_FILES_MAX, read_only: bool = False) -> None:
+    def __init__(
+        self, files: FileSystem, limit: int = OPEN_FILES_MAX, read_only: bool = False
+    ) -> None:
         self._open = files.open_to_read if read_only else files.open
         self._files = files
         self._limit = limit
@@ -44,7 +49,9 @@ class FileCache:
         return self._files.open_direct(path)
 
     def create(self, path: str, size: int) -> File:
-        """Make a file of ``size`` bytes that reads as zeros and takes no room; an existing one is brought to that size."""
+        """Make a file of ``size`` bytes that reads as zeros and takes no room; an existing one is
+        brought to that size.
+        """
         return self._keep(path, self._files.make_sized(path, size))
 
     def drop(self, path: str) -> None:

@@ -1,7 +1,9 @@
-"""A store's files for looking only: nothing is created, written, cut or removed, whoever asks for it.
+"""A store's files for looking only: nothing is created, written, cut or removed, whoever asks for
+it.
 
-Decides: that every writing call is refused with ``StoreUnwritable``, and ``FaultList``: how what is wrong is kept. Called by: inspection.
-Invariant: a store that was only inspected is byte for byte what it was (its ``lock`` file's time may change).
+Decides: that every writing call is refused with ``StoreUnwritable``, and ``FaultList``: how what is
+wrong is kept. Called by: inspection. Invariant: a store that was only inspected is byte for byte
+what it was (its ``lock`` file's time may change).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ LISTED_MAX = 1_000
 
 
 class FaultList:
-    """Sentences that each name a place and what is wrong there; the first 1,000 are kept, all are counted."""
+    """Sentences that each name a place and what is wrong there; the first 1,000 are kept, all are
+    counted.
+    """
 
     def __init__(self) -> None:
         self.listed: list[str] = []
@@ -36,7 +40,9 @@ class ReadOnlyFiles(FileSystem):
     """The real file system, opened for reading. ``open`` never creates."""
 
     def open(self, path: str, create: bool = False) -> File:
-        """Open for reading, whatever ``create`` says; ``StoreMissing`` when the file is not there."""
+        """Open for reading, whatever ``create`` says; ``StoreMissing`` when the file is not
+        there.
+        """
         return self.open_to_read(path)
 
     def make_dirs(self, path: str) -> None:
@@ -69,4 +75,7 @@ class ReadOnlyFiles(FileSystem):
 
 
 def _refusal(doing: str, path: str) -> StoreUnwritable:
-    return StoreUnwritable(f"{doing} {path}: the store is only looked at; start a broker on it to have it repaired", path)
+    return StoreUnwritable(
+        f"{doing} {path}: the store is only looked at; start a broker on it to have it repaired",
+        path,
+    )

@@ -1,24 +1,27 @@
 """The commit log: one sequence of bytes in segments, with one writer, and what of it is on disk.
 
-Decides: where the next frame goes (a frame never crosses a segment: a blank record of at least 8 bytes fills the rest, see
-store-format 2.2), and that the log stops for good at the first failed write or sync.
-Does not decide: what a frame holds, when to sync (``flusher``), what is visible (``message_store``).
-Called by: message store (append, read), follower store (``extend``), flusher (``sync``), recovery (``set_end``).
+Decides: where the next frame goes (a frame never crosses a segment: a blank record of at least 8
+bytes fills the rest, see store-format 2.2), and that the log stops for good at the first failed
+write or sync. Does not decide: what a frame holds, when to sync (``flusher``), what is visible
+(``message_store``). Called by: message store (append, read), follower store (``extend``), flusher
+(``sync``), recovery (``set_end``).
 
-Under SYNC_FLUSH zeros are written behind the end (``zero_ahead``); who writes them is told of every frame first.
-With a pool (``transient_pool``) a write is a copy, and ``commit`` takes it to the file; a full segment is committed at once.
+Under SYNC_FLUSH zeros are written behind the end (``zero_ahead``); who writes them is told of every
+frame first. With a pool (``transient_pool``) a write is a copy, and ``commit`` takes it to the
+file; a full segment is committed at once.
 
-Invariants: ``begin <= durable <= committed <= end``; bytes below ``committed`` (= ``end`` without a pool) were written in full; bytes at
-and behind it read as zeros, or as a part of a frame whose write failed and after which nothing more is appended.
+Invariants: ``begin <= durable <= committed <= end``; bytes below ``committed`` (= ``end`` without a
+pool) were written in full; bytes at and behind it read as zeros, or as a part of a frame whose
+write failed and after which nothing more is appended.
 """
 
 from __future__ import annotations
 
 import threading
 
+from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, BLANK_MAGIC
 from rmq_ray.errors import MessageTooLarge, StoreError, StoreFailed, StoreFull
 from rmq_ray.files import Bytes
-from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, BLANK_MAGIC
 from rmq_ray.store.log.segment import Segment
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.log.transient_pool import TransientPool
@@ -26,7 +29,9 @@ from rmq_ray.store.log.zero_ahead import ZeroAhead
 
 
 class CommitLog:
-    """All positions are log offsets (bytes). ``end``: where the next frame goes at the earliest. ``durable``: fdatasynced up to here."""
+    """All positions are log offsets (bytes). ``end``: where the next frame goes at the earliest.
+    ``durable``: fdatasynced up to here.
+    """
 
     __slots__ = ("_active", "_sync_lock", "ahead", "chain", "durable", "end", "failure", "pool")
 
@@ -59,12 +64,17 @@ class CommitLog:
         self._active = None
 
     def place(self, length: int) -> int:
-        """Where a frame of ``length`` bytes will lie; ends the segment when it does not fit. Nothing of the frame is written yet.
+        """Where a frame of ``length`` bytes will lie; ends the segment when it does not fit.
+        Nothing of the frame is written yet.
 
-        Raises ``StoreFailed`` after a failure, ``MessageTooLarge`` when no segment can hold it, ``StoreFull`` without room, ``StoreNotReady``.
+        Raises ``StoreFailed`` after a failure, ``MessageTooLarge`` when no segment can hold it,
+        ``StoreFull`` without room, ``StoreNotReady``.
         """
         if self.failure is not None:
-            raise StoreFailed(f"the log failed before and must be read again: {self.failure.message}", self.chain.directory)
+            raise StoreFailed(
+                f"the log failed before and must be read again: {self.failure.message}",
+                self.chain.directory,
+            )
         active = self._active
         if active is None or self.end + length + BLANK_BYTES_MIN > active.end:
             active = self._roll(length)
@@ -73,9 +83,11 @@ class CommitLog:
         return self.end
 
     def write(self, data: Bytes, log_offset: int, length: int) -> None:
-        """Write a placed frame with one call. On return ``end`` is behind it, and the kernel has it, or the pool.
+        """Write a placed frame with one call. On return ``end`` is behind it, and the kernel has
+        it, or the pool.
 
-        On ``StoreFull`` the part that was written is removed again and the log goes on; on any other error it has failed.
+        On ``StoreFull`` the part that was written is removed again and the log goes on; on any
+        other error it has failed.
         """
         active = self._active
         assert active is not None and log_offset == self.end, "place() comes first"
@@ -92,24 +104,36 @@ class CommitLog:
         self._written_to(log_offset + length)
 
     def commit(self) -> int:
-        """On return the kernel has everything that was written before the call; returns that position. Any thread. A failure is final."""
+        """On return the kernel has everything that was written before the call; returns that
+        position. Any thread. A failure is final.
+        """
         if self.failure is not None:
-            raise StoreFailed(f"the log failed before and must be read again: {self.failure.message}", self.chain.directory)
+            raise StoreFailed(
+                f"the log failed before and must be read again: {self.failure.message}",
+                self.chain.directory,
+            )
         if self.pool is None:
             return self.end
         try:
             return self.pool.commit()
         except StoreError as error:
             self.failure = error
-            raise StoreFailed(f"gathered records could not be written: {error.message}", self.chain.directory) from error
+            raise StoreFailed(
+                f"gathered records could not be written: {error.message}", self.chain.directory
+            ) from error
 
     def extend(self, data: Bytes) -> None:
-        """Bytes of the log that this one is a copy of, behind the end; they do not cross a segment's end. On return the kernel has them.
+        """Bytes of the log that this one is a copy of, behind the end; they do not cross a
+        segment's end. On return the kernel has them.
 
-        Raises ``StoreFailed`` after a failure, ``StoreFull`` without room (nothing is left of them then), ``StoreNotReady``.
+        Raises ``StoreFailed`` after a failure, ``StoreFull`` without room (nothing is left of them
+        then), ``StoreNotReady``.
         """
         if self.failure is not None:
-            raise StoreFailed(f"the log failed before and must be read again: {self.failure.message}", self.chain.directory)
+            raise StoreFailed(
+                f"the log failed before and must be read again: {self.failure.message}",
+                self.chain.directory,
+            )
         active = self._active
         if active is None or self.end >= active.end:
             active = self.chain.ensure(self.end)
@@ -121,7 +145,9 @@ class CommitLog:
         self.write(data, self.end, len(data))
 
     def read(self, log_offset: int, count: int) -> bytes:
-        """Up to ``count`` written bytes from one segment; empty when they were removed or never written."""
+        """Up to ``count`` written bytes from one segment; empty when they were removed or never
+        written.
+        """
         segment = self.chain.find(log_offset)
         committed = self.committed
         if segment is None or log_offset >= committed:
@@ -129,7 +155,8 @@ class CommitLog:
         return segment.read(log_offset, min(count, committed - log_offset))
 
     def sync(self) -> int:
-        """On return everything written before the call survives a power loss; returns that position. Any thread.
+        """On return everything written before the call survives a power loss; returns that
+        position. Any thread.
 
         The first failure is final: the log has failed, and no sync is tried again.
         """
@@ -148,10 +175,16 @@ class CommitLog:
             return target
 
     def _roll(self, length: int) -> Segment:
-        """Go to the segment that can hold the frame; what is left of this one becomes a blank record."""
+        """Go to the segment that can hold the frame; what is left of this one becomes a blank
+        record.
+        """
         if length + BLANK_BYTES_MIN > self.chain.segment_bytes:
             most = self.chain.segment_bytes - BLANK_BYTES_MIN
-            raise MessageTooLarge(f"a frame of {length} bytes does not fit a segment; {most} do (segment_bytes)", length, most)
+            raise MessageTooLarge(
+                f"a frame of {length} bytes does not fit a segment; {most} do (segment_bytes)",
+                length,
+                most,
+            )
         segment = self.chain.ensure(self.end)
         if self.end + length + BLANK_BYTES_MIN > segment.end:
             following = self.chain.ensure(segment.end)
@@ -178,7 +211,9 @@ class CommitLog:
         self._written_to(segment.end)
 
     def _gather(self, pool: TransientPool, active: Segment, data: Bytes, length: int) -> bool:
-        """Whether the pool took the frame; where it has no buffer, what it holds is committed here. False: the kernel has the rest and is to get it."""
+        """Whether the pool took the frame; where it has no buffer, what it holds is committed here.
+        False: the kernel has the rest and is to get it.
+        """
         if not pool.gather(active, data, self.end, length):
             self.commit()
             if not pool.gather(active, data, self.end, length):
@@ -193,10 +228,14 @@ class CommitLog:
             self.pool.committed = log_offset
 
     def _wipe(self, segment: Segment, log_offset: int) -> None:
-        """Synced, or a power loss could bring back records of the half-written frame behind what is written there next."""
+        """Synced, or a power loss could bring back records of the half-written frame behind what is
+        written there next.
+        """
         try:
             self.chain.wipe(segment, log_offset)
             segment.file.datasync()
         except StoreError as error:
             self.failure = error
-            raise StoreFailed(f"a half-written frame could not be removed: {error.message}", segment.path) from error
+            raise StoreFailed(
+                f"a half-written frame could not be removed: {error.message}", segment.path
+            ) from error

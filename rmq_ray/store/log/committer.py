@@ -1,8 +1,10 @@
-"""When gathered appends are committed, and the thread that does it: RocketMQ's CommitRealTimeService (store-format 8, seed S3-096).
+"""When gathered appends are committed, and the thread that does it: RocketMQ's
+CommitRealTimeService (store-format 8, seed S3-096).
 
-Decides: a commit is due with 4 pages (``commit_least_pages``) or after 200 ms (``commit_interval_ms``), whichever comes first.
-Does not decide: when the log is flushed to the disk (``flusher``). Called by: the flusher, whose life it shares.
-Invariant: after every commit of anybody's, ``on_committed`` is called from here within an interval.
+Decides: a commit is due with 4 pages (``commit_least_pages``) or after 200 ms
+(``commit_interval_ms``), whichever comes first. Does not decide: when the log is flushed to the
+disk (``flusher``). Called by: the flusher, whose life it shares. Invariant: after every commit of
+anybody's, ``on_committed`` is called from here within an interval.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ STOP_WAIT_S = 10.0
 class LogCommitter:
     """``on_committed(log offset)`` is called after each commit and once when one failed."""
 
-    def __init__(self, log: CommitLog, config: StoreConfig, on_committed: Callable[[int], None]) -> None:
+    def __init__(
+        self, log: CommitLog, config: StoreConfig, on_committed: Callable[[int], None]
+    ) -> None:
         self._log = log
         self._config = config
         self._on_committed = on_committed
@@ -41,8 +45,14 @@ class LogCommitter:
         self._thread.start()
 
     def request(self) -> None:
-        """Something was gathered: commit at once when that are enough pages. One thread calls this."""
-        if not self._wanted and self._log.end // PAGE_BYTES - self._told // PAGE_BYTES >= self._config.commit_least_pages:
+        """Something was gathered: commit at once when that are enough pages. One thread calls
+        this.
+        """
+        if (
+            not self._wanted
+            and self._log.end // PAGE_BYTES - self._told // PAGE_BYTES
+            >= self._config.commit_least_pages
+        ):
             self._wanted = True
             self._wake.release()
 
@@ -75,8 +85,10 @@ class LogCommitter:
                     self._wanted = False  # before the log's end is read: a later append asks again
                 if not self.step():
                     return
-        except Exception as error:  # noqa: BLE001 - without this thread nothing is acknowledged: as bad as a failed disk
+        except Exception as error:  # noqa: BLE001
             logger.exception("the commit thread ended")
             if self._log.failure is None:
-                self._log.failure = StoreFailed(f"the commit thread ended: {error!r}", self._log.chain.directory)
+                self._log.failure = StoreFailed(
+                    f"the commit thread ended: {error!r}", self._log.chain.directory
+                )
                 self._on_committed(self._told)

@@ -1,9 +1,11 @@
-"""The log's epochs: which stretch of it was written in which life (design: one offset is one record for ever, within an epoch).
+"""The log's epochs: which stretch of it was written in which life (design: one offset is one record
+for ever, within an epoch).
 
     rmq_ray/epochs      one line an epoch, oldest first:  <epoch> <log offset where it starts>
 
-Decides: the numbers. Does not decide: when an epoch begins (recovery: an unclean start under ASYNC_FLUSH, a cut of what could have
-been seen; promotion). Called by: recovery, message store, follower store. Invariants: epochs rise by at least 1, starts never fall; durable on return.
+Decides: the numbers. Does not decide: when an epoch begins (recovery: an unclean start under
+ASYNC_FLUSH, a cut of what could have been seen; promotion). Called by: recovery, message store,
+follower store. Invariants: epochs rise by at least 1, starts never fall; durable on return.
 """
 
 from __future__ import annotations
@@ -45,13 +47,21 @@ class EpochFile:
         entries: list[tuple[int, int]] = []
         for line in text.splitlines():
             epoch, _, start = line.partition(" ")
-            if not (epoch.isdigit() and start.isdigit()) or (entries and (int(epoch) <= entries[-1][0] or int(start) < entries[-1][1])):
-                raise StoreCorrupt(f"{self._path}: line {line!r} is not a later epoch and its start; restore the file from a copy", self._path, 0)
+            if not (epoch.isdigit() and start.isdigit()) or (
+                entries and (int(epoch) <= entries[-1][0] or int(start) < entries[-1][1])
+            ):
+                raise StoreCorrupt(
+                    f"{self._path}: line {line!r} is not a later epoch and its start; "
+                    f"restore the file from a copy",
+                    self._path,
+                    0,
+                )
             entries.append((int(epoch), int(start)))
         self._entries = entries
 
     def begin(self, start: int, epoch: int | None = None) -> int:
-        """A new epoch from log offset ``start`` on (``epoch``: its number, given by a promotion); durable on return.
+        """A new epoch from log offset ``start`` on (``epoch``: its number, given by a promotion);
+        durable on return.
 
         Epochs that began behind ``start`` are dropped: that part of the log was cut.
         """
@@ -60,15 +70,23 @@ class EpochFile:
         return number
 
     def replace(self, entries: Sequence[tuple[int, int]]) -> None:
-        """Take over the epochs of the log that this one is a copy of; durable on return. ``StoreCorrupt`` when they are no rising list."""
+        """Take over the epochs of the log that this one is a copy of; durable on return.
+        ``StoreCorrupt`` when they are no rising list.
+        """
         for before, after in pairwise(entries):
             if after[0] <= before[0] or after[1] < before[1]:
-                raise StoreCorrupt(f"{self._path}: epoch {after} cannot follow {before}; nothing was taken over", self._path, 0)
+                raise StoreCorrupt(
+                    f"{self._path}: epoch {after} cannot follow {before}; nothing was taken over",
+                    self._path,
+                    0,
+                )
         if tuple(entries) != self.entries:
             self._keep(entries)
 
     def cut_from(self, log_offset: int) -> None:
-        """The log ends at ``log_offset`` now: epochs that begin there or behind it never were; durable on return."""
+        """The log ends at ``log_offset`` now: epochs that begin there or behind it never were;
+        durable on return.
+        """
         kept = [entry for entry in self._entries if entry[1] < log_offset]
         if len(kept) < len(self._entries):
             self._keep(kept)

@@ -1,11 +1,12 @@
 """When the commit log is synced, and the one thread that does it (store-format 8).
 
-Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the next begins when the last ends.
-ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment is full, and every 10 s whatever there is.
-With a pool of buffers its committer (``committer``), under SYNC_FLUSH what zeroes ahead of the log (``zero_ahead``) lives and dies with this one; a
-sync commits what it finds gathered.
-Does not decide: what a failed sync means to those who wait (they look at the store's state).
-Called by: message store. Invariant: one sync at a time; none after a failure.
+Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the
+next begins when the last ends. ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment
+is full, and every 10 s whatever there is. With a pool of buffers its committer (``committer``),
+under SYNC_FLUSH what zeroes ahead of the log (``zero_ahead``) lives and dies with this one; a sync
+commits what it finds gathered. Does not decide: what a failed sync means to those who wait (they
+look at the store's state). Called by: message store. Invariant: one sync at a time; none after a
+failure.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ def is_due(written: int, flushed: int, least_pages: int, segment_bytes: int) -> 
 
 
 class LogFlusher:
-    """``on_durable(position)`` is called from the flush thread after each sync, and once more when a sync failed."""
+    """``on_durable(position)`` is called from the flush thread after each sync, and once more when
+    a sync failed.
+    """
 
-    def __init__(self, log: CommitLog, config: StoreConfig, clock: Clock, on_durable: Callable[[int], None]) -> None:
+    def __init__(
+        self, log: CommitLog, config: StoreConfig, clock: Clock, on_durable: Callable[[int], None]
+    ) -> None:
         self._log = log
         self._config = config
         self._clock = clock
@@ -67,7 +72,9 @@ class LogFlusher:
         self._thread.start()
 
     def request(self) -> None:
-        """Something was written. SYNC_FLUSH: flush as soon as the running sync ends; with a pool: commit what is due. One thread calls this."""
+        """Something was written. SYNC_FLUSH: flush as soon as the running sync ends; with a pool:
+        commit what is due. One thread calls this.
+        """
         if self._committer is not None:
             self._committer.request()
         elif not self._wanted:
@@ -127,8 +134,10 @@ class LogFlusher:
                     self._wanted = False  # before the log's end is read: a later append asks again
                 if not self.step():
                     return
-        except Exception as error:  # noqa: BLE001 - without this thread nothing becomes durable: as bad as a failed disk
+        except Exception as error:  # noqa: BLE001
             logger.exception("the flush thread ended")
             if self._log.failure is None:
-                self._log.failure = StoreFailed(f"the flush thread ended: {error!r}", self._log.chain.directory)
+                self._log.failure = StoreFailed(
+                    f"the flush thread ended: {error!r}", self._log.chain.directory
+                )
                 self._on_durable(self._log.durable)

@@ -1,11 +1,12 @@
 """Reading the log from one record to the next: which bytes are valid records, many at a time.
 
-Decides: where valid records end, and why. Does not decide: what follows from that (``recovery``), what records mean
-(``redispatch``). Called by: recovery. Pure: works on buffers.
+Decides: where valid records end, and why. Does not decide: what follows from that (``recovery``),
+what records mean (``redispatch``). Called by: recovery. Pure: works on buffers.
 
-A record is valid when its lengths add up, its magic is right, its PHYSICALOFFSET is its own position and its body has the CRC
-that it names. Topic and properties have no CRC: in what we wrote they hold no zero byte (the append refuses it), so a zero there is
-the mark of a write that was torn, or of a page that never reached the disk. Boundaries are found one by one, or in one step for
+A record is valid when its lengths add up, its magic is right, its PHYSICALOFFSET is its own
+position and its body has the CRC that it names. Topic and properties have no CRC: in what we wrote
+they hold no zero byte (the append refuses it), so a zero there is the mark of a write that was
+torn, or of a page that never reached the disk. Boundaries are found one by one, or in one step for
 records of one size; everything else is checked with numpy over all records of a buffer.
 """
 
@@ -17,10 +18,18 @@ from enum import Enum
 
 import numpy as np
 
-from rmq_ray.model.message import SysFlag
 from rmq_ray.codec.body_crcs import body_crcs
-from rmq_ray.codec.record import BLANK_MAGIC, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, TOPIC_BYTES_MAX, find_fault, headers_at
+from rmq_ray.codec.record import (
+    BLANK_MAGIC,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    TOPIC_BYTES_MAX,
+    find_fault,
+    headers_at,
+)
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.model.message import SysFlag
 
 NEVER_STRICT = 1 << 62
 _HEAD = struct.Struct(">iI")
@@ -43,8 +52,9 @@ class Stop(Enum):
 
 @dataclass(slots=True)
 class ScannedRecords:
-    """Valid records back to back. ``base``: log offset of ``view[0]``. All arrays are int64, one element a record; positions
-    are bytes of ``view``: ``starts``, ``topic_at`` (of TOPICLEN), ``text_at`` (of the properties), ``ends``. ``crcs``: BODYCRC.
+    """Valid records back to back. ``base``: log offset of ``view[0]``. All arrays are int64, one
+    element a record; positions are bytes of ``view``: ``starts``, ``topic_at`` (of TOPICLEN),
+    ``text_at`` (of the properties), ``ends``. ``crcs``: BODYCRC.
     """
 
     base: int
@@ -67,11 +77,15 @@ class ScannedRecords:
 
     def part(self, begin: int, end: int) -> ScannedRecords:
         """Records [begin, end)."""
-        return ScannedRecords(self.base, self.view, *(getattr(self, name)[begin:end] for name in _ARRAYS))
+        return ScannedRecords(
+            self.base, self.view, *(getattr(self, name)[begin:end] for name in _ARRAYS)
+        )
 
     def select(self, rows: Array) -> ScannedRecords:
         """The records ``rows`` (increasing)."""
-        return ScannedRecords(self.base, self.view, *(getattr(self, name)[rows] for name in _ARRAYS))
+        return ScannedRecords(
+            self.base, self.view, *(getattr(self, name)[rows] for name in _ARRAYS)
+        )
 
     def topics(self) -> list[bytes]:
         """Every record's topic; found once."""
@@ -85,17 +99,36 @@ class ScannedRecords:
         if len(self) and (lengths == lengths[0]).all():  # mostly all of one topic: compared at once
             length = int(lengths[0])
             first = bytes(view[int(begins[0]) : int(begins[0]) + length])
-            if np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[begins].tobytes() == first * len(self):
+            if np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[
+                begins
+            ].tobytes() == first * len(self):
                 return [first] * len(self)
-        return [bytes(view[begin:end]) for begin, end in zip((self.topic_at + 1).tolist(), (self.text_at - 2).tolist(), strict=True)]
+        return [
+            bytes(view[begin:end])
+            for begin, end in zip(
+                (self.topic_at + 1).tolist(), (self.text_at - 2).tolist(), strict=True
+            )
+        ]
 
 
-_ARRAYS = ("starts", "ends", "topic_at", "text_at", "queue_ids", "queue_offsets", "store_ms", "sys_flags", "crcs")
+_ARRAYS = (
+    "starts",
+    "ends",
+    "topic_at",
+    "text_at",
+    "queue_ids",
+    "queue_offsets",
+    "store_ms",
+    "sys_flags",
+    "crcs",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """``end``: log offset behind the last valid record (where reading stopped). ``fault``: what is wrong there, for ``BAD``."""
+    """``end``: log offset behind the last valid record (where reading stopped). ``fault``: what is
+    wrong there, for ``BAD``.
+    """
 
     records: ScannedRecords
     end: int
@@ -103,9 +136,16 @@ class ScanResult:
     fault: str = ""
 
 
-def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: bool, strict_from: int = NEVER_STRICT) -> ScanResult:
-    """Valid records from ``view[0]``, which lies at log offset ``base`` and where a record begins. Records at and behind log offset
-    ``strict_from`` are ours: no zero bytes in topic and properties.
+def scan_buffer(
+    view: memoryview,
+    base: int,
+    record_bytes_max: int,
+    check_crc: bool,
+    strict_from: int = NEVER_STRICT,
+) -> ScanResult:
+    """Valid records from ``view[0]``, which lies at log offset ``base`` and where a record begins.
+    Records at and behind log offset ``strict_from`` are ours: no zero bytes in topic and
+    properties.
     """
     starts, at, stop = _boundaries(view, record_bytes_max)
     records, head = _gather(view, base, starts, at)
@@ -117,7 +157,9 @@ def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: b
     torn = _first_torn(records, strict_from)
     if torn < len(records):
         at = int(records.starts[torn])
-        return ScanResult(records.part(0, torn), base + at, Stop.BAD, "zero bytes in its topic or properties")
+        return ScanResult(
+            records.part(0, torn), base + at, Stop.BAD, "zero bytes in its topic or properties"
+        )
     fault = ""
     if stop is Stop.BAD:
         fault = find_fault(view, at) or "its PHYSICALOFFSET is not its position"
@@ -125,12 +167,18 @@ def scan_buffer(view: memoryview, base: int, record_bytes_max: int, check_crc: b
 
 
 def find_valid(view: memoryview, base: int, at: int) -> int | None:
-    """Log offset of the first valid record that begins at byte ``at`` of ``view`` or behind it, None if there is none in it."""
+    """Log offset of the first valid record that begins at byte ``at`` of ``view`` or behind it,
+    None if there is none in it.
+    """
     data = _searchable(view)
     found = data.find(_MAGIC_BYTES, at + 4)
     while found >= 0:  # ends: found rises
         start = found - 4
-        if len(view) - start >= HEADER_BYTES and struct.unpack_from(">q", view, start + 28)[0] == base + start and find_fault(view, start) is None:
+        if (
+            len(view) - start >= HEADER_BYTES
+            and struct.unpack_from(">q", view, start + 28)[0] == base + start
+            and find_fault(view, start) is None
+        ):
             return base + start
         found = data.find(_MAGIC_BYTES, found + 1)
     return None
@@ -138,30 +186,52 @@ def find_valid(view: memoryview, base: int, at: int) -> int | None:
 
 def _searchable(view: memoryview) -> bytes | bytearray:
     """The same bytes with ``find``, without a copy where the view is a whole object."""
-    return view.obj if isinstance(view.obj, bytes | bytearray) and len(view.obj) == len(view) else bytes(view)
+    return (
+        view.obj
+        if isinstance(view.obj, bytes | bytearray) and len(view.obj) == len(view)
+        else bytes(view)
+    )
 
 
 def _first_torn(records: ScannedRecords, strict_from: int) -> int:
-    """Index of the first record with a zero byte in topic or properties; their number if there is none."""
+    """Index of the first record with a zero byte in topic or properties; their number if there is
+    none.
+    """
     begin = int(np.searchsorted(records.starts + records.base, strict_from)) if len(records) else 0
     if begin >= len(records):
         return len(records)
     part = records.part(begin, len(records))
-    return begin + min(_first_with_zero(part.view, part.text_at, part.ends), _first_with_zero(part.view, part.topic_at + 1, part.text_at - 2))
+    return begin + min(
+        _first_with_zero(part.view, part.text_at, part.ends),
+        _first_with_zero(part.view, part.topic_at + 1, part.text_at - 2),
+    )
 
 
 def _first_with_zero(view: memoryview, begins: Array, ends: Array) -> int:
-    """Index of the first of the texts at bytes [begins, ends) that holds a zero byte; their number if none does. Texts of one length are searched at once."""
+    """Index of the first of the texts at bytes [begins, ends) that holds a zero byte; their number
+    if none does. Texts of one length are searched at once.
+    """
     lengths, first = ends - begins, len(begins)
     kinds = np.flatnonzero(np.bincount(lengths)).tolist()
     if len(kinds) > _LENGTHS_MAX:
         find = _searchable(view).find
-        return next((row for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)) if find(0, begin, end) >= 0), first)
+        return next(
+            (
+                row
+                for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
+                if find(0, begin, end) >= 0
+            ),
+            first,
+        )
     for length in kinds:
         if length:
             rows = np.flatnonzero(lengths == length) if len(kinds) > 1 else None
             of_length = begins if rows is None else begins[rows]
-            at = np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[of_length].tobytes().find(0)
+            at = (
+                np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[of_length]
+                .tobytes()
+                .find(0)
+            )
             if at >= 0:
                 first = min(first, at // length if rows is None else int(rows[at // length]))
     return first
@@ -200,7 +270,9 @@ def _boundaries(view: memoryview, record_bytes_max: int) -> tuple[list[int], int
 
 
 def _alike_from(view: memoryview, at: int, total: int) -> int:
-    """How many whole records of ``total`` bytes follow one another from ``at`` on, at most ``_RUN_MAX``."""
+    """How many whole records of ``total`` bytes follow one another from ``at`` on, at most
+    ``_RUN_MAX``.
+    """
     room = min(_RUN_MAX, (len(view) - at) // total)
     for count in (min(room, _RUN_FIRST), room):  # runs are short mostly: a few are looked at first
         alike = np.ndarray((count,), ">u8", view, at, (total,)) == (total << 32 | MAGIC)
@@ -209,8 +281,12 @@ def _alike_from(view: memoryview, at: int, total: int) -> int:
     return room
 
 
-def _gather(view: memoryview, base: int, starts: list[int], end: int) -> tuple[ScannedRecords, Array]:
-    """Fields of records whose boundaries are known, and their headers; lengths inside are not checked yet, so positions are clamped to the buffer."""
+def _gather(
+    view: memoryview, base: int, starts: list[int], end: int
+) -> tuple[ScannedRecords, Array]:
+    """Fields of records whose boundaries are known, and their headers; lengths inside are not
+    checked yet, so positions are clamped to the buffer.
+    """
     at = np.array(starts, np.int64)
     ends = np.append(at[1:], end) if starts else at
     head = headers_at(view, at)
@@ -219,14 +295,25 @@ def _gather(view: memoryview, base: int, starts: list[int], end: int) -> tuple[S
     body_at = at + HEADER_BYTES + born_extra + 12 * ((sys_flags & SysFlag.STORE_HOST_V6) != 0)
     four = np.ndarray((max(0, len(view) - 3),), ">i4", view, 0, (1,))
     eight = np.ndarray((max(0, len(view) - 7),), ">i8", view, 0, (1,))
-    body_len = four[np.minimum(body_at - 4, max(0, len(four) - 1))].astype(np.int64) if starts else at
+    body_len = (
+        four[np.minimum(body_at - 4, max(0, len(four) - 1))].astype(np.int64) if starts else at
+    )
     topic_at = np.clip(body_at + body_len, 0, max(0, len(view) - 1))
     data = np.frombuffer(view, np.uint8)
     text_at = topic_at + 3 + data[topic_at] if starts else at
     records = ScannedRecords(
-        base, view, at, ends, topic_at, text_at, head["queue_id"].astype(np.int64), head["queue_offset"].astype(np.int64),
-        eight[at + 56 + born_extra].astype(np.int64), sys_flags, head["crc"].astype(np.int64),
-    )  # fmt: skip
+        base,
+        view,
+        at,
+        ends,
+        topic_at,
+        text_at,
+        head["queue_id"].astype(np.int64),
+        head["queue_offset"].astype(np.int64),
+        eight[at + 56 + born_extra].astype(np.int64),
+        sys_flags,
+        head["crc"].astype(np.int64),
+    )
     return records, head
 
 
@@ -240,8 +327,18 @@ def _first_bad(records: ScannedRecords, head: Array, check_crc: bool) -> int:
     two = np.ndarray((len(view) - 1,), ">i2", view, 0, (1,))
     text_at = np.minimum(records.text_at, ends)
     v6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-    body_at = starts + HEADER_BYTES + 12 * ((records.sys_flags & SysFlag.BORN_HOST_V6) != 0) + 12 * ((records.sys_flags & SysFlag.STORE_HOST_V6) != 0)
-    good = (records.topic_at >= body_at) & (records.text_at <= ends) & (topic_len > 0) & (topic_len <= TOPIC_BYTES_MAX)
+    body_at = (
+        starts
+        + HEADER_BYTES
+        + 12 * ((records.sys_flags & SysFlag.BORN_HOST_V6) != 0)
+        + 12 * ((records.sys_flags & SysFlag.STORE_HOST_V6) != 0)
+    )
+    good = (
+        (records.topic_at >= body_at)
+        & (records.text_at <= ends)
+        & (topic_len > 0)
+        & (topic_len <= TOPIC_BYTES_MAX)
+    )
     good &= two[text_at - 2] == ends - records.text_at
     good &= head["log_offset"] == records.base + starts
     good &= ((records.sys_flags & v6) != 0) | (head["body_len"] == records.topic_at - body_at)

@@ -2,8 +2,9 @@
 
     rmq_ray/quarantine      one line a record, in the order of discovery:  <log offset> <bytes> <what is wrong>
 
-Decides: nothing. Called by: recovery (a broken record below the last durable position), readers (a CRC that differs).
-Invariant: a listed record is never delivered; the list is durable on return and holds at most 10,000 lines.
+Decides: nothing. Called by: recovery (a broken record below the last durable position), readers (a
+CRC that differs). Invariant: a listed record is never delivered; the list is durable on return and
+holds at most 10,000 lines.
 """
 
 from __future__ import annotations
@@ -47,14 +48,21 @@ class Quarantine:
             if log_offset in self._listed:
                 return
             self.count += 1
-            logger.error("record at log offset %d (%d bytes) is broken and skipped: %s", log_offset, size, fault)
+            logger.error(
+                "record at log offset %d (%d bytes) is broken and skipped: %s",
+                log_offset,
+                size,
+                fault,
+            )
             if len(self._listed) >= LISTED_MAX:
                 return
             self._listed[log_offset] = (size, fault)
             try:
                 self._write()
             except StoreError as error:
-                logger.error("the quarantine list could not be written: %s", error)  # it is found again when the record is read again
+                logger.error(
+                    "the quarantine list could not be written: %s", error
+                )  # it is found again when the record is read again
 
     def remove(self, log_offset: int) -> None:
         """The record is whole again. Durable on return; raises the store's errors."""
@@ -64,16 +72,22 @@ class Quarantine:
                 self._write()
 
     def cut_from(self, log_offset: int) -> None:
-        """The log was cut there: other records will lie behind it. Durable on return; raises the store's errors."""
+        """The log was cut there: other records will lie behind it. Durable on return; raises the
+        store's errors.
+        """
         with self._lock:
-            gone = [offset for offset, (size, _) in self._listed.items() if offset + size > log_offset]
+            gone = [
+                offset for offset, (size, _) in self._listed.items() if offset + size > log_offset
+            ]
             for offset in gone:
                 del self._listed[offset]
             if gone:
                 self._write()
 
     def _write(self) -> None:
-        text = "".join(f"{offset} {length} {what}\n" for offset, (length, what) in self._listed.items())
+        text = "".join(
+            f"{offset} {length} {what}\n" for offset, (length, what) in self._listed.items()
+        )
         self._files.write_whole(self._path, text.encode())
 
     def entries(self) -> list[tuple[int, int, str]]:

@@ -1,15 +1,16 @@
-"""One segment of the commit log: a file of fixed size, named by the log offset of its first byte (store-format 1).
+"""One segment of the commit log: a file of fixed size, named by the log offset of its first byte
+(store-format 1).
 
     commitlog/00000000001073741824        20 digits; every byte that was not written yet reads as zero
 
-Decides: nothing; it translates log offsets into positions of one file.
-Called by: the segment chain and what it hands segments to. Invariant: a segment's size never changes once it has its name.
+Decides: nothing; it translates log offsets into positions of one file. Called by: the segment chain
+and what it hands segments to. Invariant: a segment's size never changes once it has its name.
 """
 
 from __future__ import annotations
 
-from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.files import Bytes, File
+from rmq_ray.store.io.file_cache import FileCache
 
 
 def segment_name(start: int) -> str:
@@ -51,9 +52,13 @@ class Segment:
         self._held = None
 
     def write(self, data: Bytes, log_offset: int) -> None:
-        """All of ``data`` at a log offset; on return the kernel has it. Raises as ``File.pwrite``."""
+        """All of ``data`` at a log offset; on return the kernel has it. Raises as
+        ``File.pwrite``.
+        """
         (self._held or self.file).pwrite(data, log_offset - self.start)
 
     def read(self, log_offset: int, count: int) -> bytes:
         """Up to ``count`` bytes, shorter only at the segment's end."""
-        return (self._held or self.file).pread(min(count, self.end - log_offset), log_offset - self.start)
+        return (self._held or self.file).pread(
+            min(count, self.end - log_offset), log_offset - self.start
+        )

@@ -4,9 +4,10 @@ Decides: which files belong to the log, when the next one is made, how a cut rem
 Does not decide: where records go (``commit_log``), which segments are too old (``retention``).
 Called by: commit log, recovery, retention. One thread appends and cuts; any thread finds and reads.
 
-Invariants: segments are adjacent; each has the configured size from the moment it has its name, because it is made under
-``rmq_ray/`` and renamed (Apache RocketMQ refuses a log directory with files of other sizes); behind a cut everything reads as
-zeros, so that bytes of the past can never be taken for records again.
+Invariants: segments are adjacent; each has the configured size from the moment it has its name,
+because it is made under ``rmq_ray/`` and renamed (Apache RocketMQ refuses a log directory with
+files of other sizes); behind a cut everything reads as zeros, so that bytes of the past can never
+be taken for records again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import threading
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreNotReady
-from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.files import FileSystem
+from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.store.log.segment import Segment, segment_name
 
 PREPARE_WAIT_S = 5.0  # RocketMQ's limit for waiting on the allocation
@@ -28,9 +29,19 @@ _TEMPORARY = "next-segment"
 
 
 class SegmentChain:
-    """``directory``: commitlog/. ``workshop``: where files are made before they get their name. ``ahead``: prepare in a thread."""
+    """``directory``: commitlog/. ``workshop``: where files are made before they get their name.
+    ``ahead``: prepare in a thread.
+    """
 
-    def __init__(self, directory: str, workshop: str, segment_bytes: int, files: FileSystem, clock: Clock, ahead: bool) -> None:
+    def __init__(
+        self,
+        directory: str,
+        workshop: str,
+        segment_bytes: int,
+        files: FileSystem,
+        clock: Clock,
+        ahead: bool,
+    ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._workshop = workshop
@@ -62,7 +73,9 @@ class SegmentChain:
         return list(self._segments)
 
     def load(self) -> None:
-        """Open every segment. ``StoreCorrupt`` for a file of another name or size or a gap between two."""
+        """Open every segment. ``StoreCorrupt`` for a file of another name or size or a gap between
+        two.
+        """
         self._files.make_dirs(self.directory)
         for name in self._files.list_dir(self._workshop):
             if name.startswith(_TEMPORARY):
@@ -72,10 +85,20 @@ class SegmentChain:
             path = f"{self.directory}/{name}"
             start = int(name) if len(name) == 20 and name.isdigit() else -1
             if start < 0 or start % self.segment_bytes or (segments and start != segments[-1].end):
-                raise StoreCorrupt(f"{path} is not the next segment of {self.segment_bytes} bytes; remove it or restore what lay before it", path, 0)
+                raise StoreCorrupt(
+                    f"{path} is not the next segment of {self.segment_bytes} bytes; remove "
+                    f"it or restore what lay before it",
+                    path,
+                    0,
+                )
             size = self._files.file_size(path)
             if size != self.segment_bytes:
-                raise StoreCorrupt(f"{path} has {size} bytes, not {self.segment_bytes}; set segment_bytes to what the log was made with", path, 0)
+                raise StoreCorrupt(
+                    f"{path} has {size} bytes, not {self.segment_bytes}; set segment_bytes "
+                    f"to what the log was made with",
+                    path,
+                    0,
+                )
             segments.append(Segment(start, self.segment_bytes, path, self._cache))
         self._segments = segments
 
@@ -88,12 +111,16 @@ class SegmentChain:
         if not 0 <= index < len(segments):
             return None
         segment = segments[index]
-        return segment if segment.start <= log_offset < segment.end else self._find_slowly(log_offset)
+        return (
+            segment if segment.start <= log_offset < segment.end else self._find_slowly(log_offset)
+        )
 
     def ensure(self, log_offset: int) -> Segment:
-        """The segment for the log's next byte, made if need be; asks for the one after it. Waits for the thread at most 5 s.
+        """The segment for the log's next byte, made if need be; asks for the one after it. Waits
+        for the thread at most 5 s.
 
-        Raises ``StoreFull`` (tried again at most once a second), ``StoreNotReady`` when the disk is too slow.
+        Raises ``StoreFull`` (tried again at most once a second), ``StoreNotReady`` when the disk is
+        too slow.
         """
         segment = self.find(log_offset)
         if segment is None:
@@ -105,12 +132,15 @@ class SegmentChain:
         return segment
 
     def cut_from(self, log_offset: int) -> None:
-        """On return no byte at or behind ``log_offset`` is there any more, and that survives a power loss. Interrupted, it can be
-        done again: files keep their size, and none goes before the ones behind it.
+        """On return no byte at or behind ``log_offset`` is there any more, and that survives a
+        power loss. Interrupted, it can be done again: files keep their size, and none goes before
+        the ones behind it.
         """
         with self._making:
             self._wait_idle()
-            while len(self._segments) > 1 and self._segments[-1].start >= log_offset:  # ends: one segment less
+            while (
+                len(self._segments) > 1 and self._segments[-1].start >= log_offset
+            ):  # ends: one segment less
                 with self._listing:
                     last, self._segments = self._segments[-1], self._segments[:-1]
                 self._remove(last)
@@ -121,7 +151,9 @@ class SegmentChain:
             segment.file.datasync()
 
     def wipe(self, segment: Segment, log_offset: int) -> None:
-        """Overwrite what is not zero in the rest of a segment; needs no room on the disk, because those bytes have theirs."""
+        """Overwrite what is not zero in the rest of a segment; needs no room on the disk, because
+        those bytes have theirs.
+        """
         limit = min(segment.end, segment.start + segment.file.data_end())
         for at in range(log_offset, limit, _WIPE_BYTES):
             length = len(segment.read(at, min(_WIPE_BYTES, limit - at)).rstrip(b"\0"))
@@ -129,7 +161,9 @@ class SegmentChain:
                 segment.write(bytes(length), at)
 
     def begin_at(self, log_offset: int) -> None:
-        """Remove every segment; the next one made begins at ``log_offset``, a multiple of ``segment_bytes``. Interrupted, it can be done again."""
+        """Remove every segment; the next one made begins at ``log_offset``, a multiple of
+        ``segment_bytes``. Interrupted, it can be done again.
+        """
         assert log_offset % self.segment_bytes == 0, "a log begins where a segment does"
         with self._making:
             self._wait_idle()
@@ -161,7 +195,10 @@ class SegmentChain:
         self._cache.close()
 
     def _find_slowly(self, log_offset: int) -> Segment | None:
-        return next((segment for segment in self._segments if segment.start <= log_offset < segment.end), None)
+        return next(
+            (segment for segment in self._segments if segment.start <= log_offset < segment.end),
+            None,
+        )
 
     def _take(self, start: int) -> Segment:
         """The thread's segment when it has it or works on it, else one made here."""
@@ -169,11 +206,19 @@ class SegmentChain:
             if self._wanted == start and self._thread is not None:
                 self._making.wait_for(lambda: self._wanted != start or self._closed, PREPARE_WAIT_S)
                 if self._wanted == start:
-                    raise StoreNotReady(f"the next segment at {start} was not allocated within {PREPARE_WAIT_S:.0f} s; the disk is too slow", self.directory)
+                    raise StoreNotReady(
+                        f"the next segment at {start} was not allocated within "
+                        f"{PREPARE_WAIT_S:.0f} s; the disk is too slow",
+                        self.directory,
+                    )
             made = self.find(start)
             if made is not None:
                 return made
-            if self._failed_start == start and self._failure is not None and self._clock.monotonic_ms() - self._failed_ms < RETRY_FULL_MS:
+            if (
+                self._failed_start == start
+                and self._failure is not None
+                and self._clock.monotonic_ms() - self._failed_ms < RETRY_FULL_MS
+            ):
                 raise self._failure
         return self._make(start)
 
@@ -194,7 +239,11 @@ class SegmentChain:
             self._files.sync_dir(self.directory)
         except StoreError as error:
             self._files.unlink(temporary)
-            self._failed_start, self._failure, self._failed_ms = start, error, self._clock.monotonic_ms()
+            self._failed_start, self._failure, self._failed_ms = (
+                start,
+                error,
+                self._clock.monotonic_ms(),
+            )
             raise
         segment = Segment(start, self.segment_bytes, path, self._cache)
         with self._listing:
@@ -214,7 +263,9 @@ class SegmentChain:
                 return
             self._wanted = start
             if self._thread is None:
-                self._thread = threading.Thread(target=self._prepare, name="rmq-segments", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._prepare, name="rmq-segments", daemon=True
+                )
                 self._thread.start()
             self._making.notify_all()
 

@@ -1,13 +1,16 @@
-"""Appends gathered in memory before they go to the log's file: RocketMQ's transientStorePool (store-format 8, seed S3-096, S3-105).
+"""Appends gathered in memory before they go to the log's file: RocketMQ's transientStorePool
+(store-format 8, seed S3-096, S3-105).
 
     append ──copy──> [buffer being filled] [waiting] [waiting]  ──commit: one pwrite a buffer──> page cache ──flush──> disk
                      '----- at most ``size`` buffers, used again and again -----'
 
-Decides: which buffer a frame is copied to, and that a commit writes whole buffers in log order. Does not decide when to commit
-(``committer``), what a failed write means (``commit_log``), what is visible or acknowledged (``message_store``: nothing that is not committed).
-Called by: the commit log. ``gather`` belongs to the appending thread; ``commit`` may be called by any.
+Decides: which buffer a frame is copied to, and that a commit writes whole buffers in log order.
+Does not decide when to commit (``committer``), what a failed write means (``commit_log``), what is
+visible or acknowledged (``message_store``: nothing that is not committed). Called by: the commit
+log. ``gather`` belongs to the appending thread; ``commit`` may be called by any.
 
-Invariants: ``committed`` only grows, and everything below it was written to its file; what lies in a buffer was never told to anybody.
+Invariants: ``committed`` only grows, and everything below it was written to its file; what lies in
+a buffer was never told to anybody.
 """
 
 from __future__ import annotations
@@ -51,21 +54,31 @@ class TransientPool:
             self.committed = log_offset
 
     def gather(self, segment: Segment, data: Bytes, log_offset: int, length: int) -> bool:
-        """Copy a frame. False when it is larger than a buffer or no buffer is free; nothing happened then, and a commit frees them."""
+        """Copy a frame. False when it is larger than a buffer or no buffer is free; nothing
+        happened then, and a commit frees them.
+        """
         with self._listing:
             block = self._waiting[-1] if self._waiting else None
-            if block is None or block.segment is not segment or block.filled + length > self._buffer_bytes:
+            if (
+                block is None
+                or block.segment is not segment
+                or block.filled + length > self._buffer_bytes
+            ):
                 buffer = self._take_buffer() if length <= self._buffer_bytes else None
                 if buffer is None:
                     return False
                 block = _Block(buffer, segment, log_offset)
                 self._waiting.append(block)
-            memoryview(block.buffer)[block.filled : block.filled + length] = memoryview(data).cast("B")
+            memoryview(block.buffer)[block.filled : block.filled + length] = memoryview(data).cast(
+                "B"
+            )
             block.filled += length
             return True
 
     def commit(self) -> int:
-        """Write what was gathered before the call, in log order; returns ``committed``. Raises as ``Segment.write``; then a part of it is written."""
+        """Write what was gathered before the call, in log order; returns ``committed``. Raises as
+        ``Segment.write``; then a part of it is written.
+        """
         with self._writing:
             for _ in range(len(self._waiting)):
                 with self._listing:

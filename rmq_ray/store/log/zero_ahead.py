@@ -1,18 +1,23 @@
-"""Zeros written into the log's segment ahead of its end, so that a sync of an append has no blocks to mark as written (SYNC_FLUSH only).
+"""Zeros written into the log's segment ahead of its end, so that a sync of an append has no blocks
+to mark as written (SYNC_FLUSH only).
 
     records ... | gap: never zeroed late | piece being zeroed | ... zeros on the disk |
                 ^ reached                ^ claimed
 
-A preallocated block that was never written costs the first sync that covers it a commit of the file system's journal. A thread writes zeros there first,
-past the page cache (no append's sync has their pages to write), then has the pages read, so that an append of half a page finds the other half.
+A preallocated block that was never written costs the first sync that covers it a commit of the file
+system's journal. A thread writes zeros there first, past the page cache (no append's sync has their
+pages to write), then has the pages read, so that an append of half a page finds the other half.
 
-Decides: which piece is zeroed when. Does not decide where records go (``commit_log``), when to sync, or how long this lives (``flusher``).
-Called by: the commit log (``reach``, the appending thread), the flusher.
+Decides: which piece is zeroed when. Does not decide where records go (``commit_log``), when to
+sync, or how long this lives (``flusher``). Called by: the commit log (``reach``, the appending
+thread), the flusher.
 
-Invariants: a piece lies behind everything that was ever placed, by a whole piece, when it is claimed; while it is claimed nothing is written there but its
-zeros: an append that comes so far waits. The file system lets no append into a file while a write past its page cache goes on: each of these is short.
-After ``stop`` nothing is being zeroed, and nothing will be. A piece that cannot be zeroed ends it for its segment and is no failure of the log: zeroed or
-not, those bytes read as zeros.
+Invariants: a piece lies behind everything that was ever placed, by a whole piece, when it is
+claimed; while it is claimed nothing is written there but its zeros: an append that comes so far
+waits. The file system lets no append into a file while a write past its page cache goes on: each of
+these is short. After ``stop`` nothing is being zeroed, and nothing will be. A piece that cannot be
+zeroed ends it for its segment and is no failure of the log: zeroed or not, those bytes read as
+zeros.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ class ZeroAhead:
     """Of one log. ``segment_bytes``: a multiple of 4,096, below 16 pages nothing is zeroed."""
 
     def __init__(self, segment_bytes: int) -> None:
-        self._piece_bytes = min(PIECE_BYTES_MAX, segment_bytes // SEGMENT_SHARE // PAGE_BYTES * PAGE_BYTES)
+        self._piece_bytes = min(
+            PIECE_BYTES_MAX, segment_bytes // SEGMENT_SHARE // PAGE_BYTES * PAGE_BYTES
+        )
         self._zeros = _zeros_in_pages(min(WRITE_BYTES, self._piece_bytes))
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -58,7 +65,8 @@ class ZeroAhead:
         self._thread: threading.Thread | None = None
 
     def reach(self, segment: Segment, log_offset: int) -> None:
-        """Something is about to be written to ``segment``, up to ``log_offset``. On return nothing is zeroed below it, and nothing will be.
+        """Something is about to be written to ``segment``, up to ``log_offset``. On return nothing
+        is zeroed below it, and nothing will be.
 
         Raises ``StoreNotReady`` where the disk takes 5 s for the piece that is there.
         """
@@ -71,9 +79,15 @@ class ZeroAhead:
 
     def _wait(self, segment: Segment, log_offset: int) -> None:
         """Who comes after one that waited in vain is refused at once."""
-        if self._claimed == self._stuck_at or not self._changed.wait_for(lambda: log_offset <= self._claimed, WAIT_S):
+        if self._claimed == self._stuck_at or not self._changed.wait_for(
+            lambda: log_offset <= self._claimed, WAIT_S
+        ):
             self._stuck_at = self._claimed
-            raise StoreNotReady(f"the log at {self._claimed} is being zeroed for {WAIT_S:.0f} s; the disk is too slow", segment.path)
+            raise StoreNotReady(
+                f"the log at {self._claimed} is being zeroed for {WAIT_S:.0f} s; the disk is "
+                f"too slow",
+                segment.path,
+            )
 
     def start(self) -> None:
         """Start the thread."""
@@ -81,8 +95,12 @@ class ZeroAhead:
         self._thread.start()
 
     def stop(self) -> None:
-        """See the invariants; waits for a piece as long as the disk takes for it, as a sync does."""
-        self._stopped = True  # at once: the thread begins no other piece while this waits for its turn
+        """See the invariants; waits for a piece as long as the disk takes for it, as a sync
+        does.
+        """
+        self._stopped = (
+            True  # at once: the thread begins no other piece while this waits for its turn
+        )
         with self._writing, self._changed:
             self._open = None
             self._changed.notify_all()
@@ -104,7 +122,9 @@ class ZeroAhead:
                 self._write(segment, start, count)
             except StoreError as error:
                 self._left_alone = segment
-                logger.warning("the rest of a segment is not zeroed ahead, its syncs take longer: %s", error)
+                logger.warning(
+                    "the rest of a segment is not zeroed ahead, its syncs take longer: %s", error
+                )
             finally:
                 with self._changed:
                     self._claimed, self._zeroed = _NOWHERE, start + count
@@ -113,7 +133,9 @@ class ZeroAhead:
             return True
 
     def _next_piece(self) -> tuple[Segment, int, int] | None:
-        """(segment, log offset, bytes) of what is to be zeroed now; otherwise ``_due_at`` says from which end of the log on there is something."""
+        """(segment, log offset, bytes) of what is to be zeroed now; otherwise ``_due_at`` says from
+        which end of the log on there is something.
+        """
         segment = self._segment
         if segment is None:
             self._due_at = 0
@@ -142,13 +164,21 @@ class ZeroAhead:
             while not self._stopped:
                 if not self.step():
                     with self._changed:
-                        self._changed.wait_for(lambda: self._stopped or (self._segment is not None and self._reached >= self._due_at), _IDLE_S)
+                        self._changed.wait_for(
+                            lambda: (
+                                self._stopped
+                                or (self._segment is not None and self._reached >= self._due_at)
+                            ),
+                            _IDLE_S,
+                        )
         except Exception:  # noqa: BLE001 - syncs take longer without this thread, nothing else
             logger.exception("the thread that zeroes ahead of the log ended")
 
 
 def _zeros_in_pages(count: int) -> memoryview:
-    """``count`` bytes of zeros whose address is that of a page, as writes past the page cache demand."""
+    """``count`` bytes of zeros whose address is that of a page, as writes past the page cache
+    demand.
+    """
     array = np.zeros(count + PAGE_BYTES, np.uint8)
     skipped = -array.ctypes.data % PAGE_BYTES
     return array[skipped : skipped + count].data

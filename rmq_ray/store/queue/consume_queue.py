@@ -1,4 +1,5 @@
-"""One consume queue: where the records of one queue of one topic lie in the commit log (store-format 3).
+"""One consume queue: where the records of one queue of one topic lie in the commit log
+(store-format 3).
 
     directory/00000000000000000000     files of entries_per_file * 20 bytes, named by the byte where they start,
     directory/00000000000006000000     sparse: what was not written yet reads as zeros
@@ -6,11 +7,13 @@
     entry:   0 log offset i64  |  8 record size i32  |  12 tags code i64        big-endian, 20 bytes
     blank:   offset 0, size 0x7FFFFFFF, code 0: stands before the queue's first offset, and where the log lost a record
 
-Decides: where entries go, what the queue's bounds are, which entries a cut of the log removes. Does not decide when a
-record is queued (dispatcher) or when files are synced (flusher). Called by: dispatcher, message store, recovery, retention.
+Decides: where entries go, what the queue's bounds are, which entries a cut of the log removes. Does
+not decide when a record is queued (dispatcher) or when files are synced (flusher). Called by:
+dispatcher, message store, recovery, retention.
 
-Invariants: entries are dense, entry n is the record with queue offset n; log offsets rise with n; the last file is never
-removed, so that a queue never forgets its maximum. One thread appends and cuts; any thread reads.
+Invariants: entries are dense, entry n is the record with queue offset n; log offsets rise with n;
+the last file is never removed, so that a queue never forgets its maximum. One thread appends and
+cuts; any thread reads.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rmq_ray.errors import StoreCorrupt, StoreMissing
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.files import File, FileSystem
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.errors import StoreCorrupt, StoreMissing
+from rmq_ray.files import File, FileSystem
+from rmq_ray.store.io.file_cache import FileCache
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = ENTRY.size  # 20
@@ -33,17 +36,40 @@ BLANK_SIZE = 0x7FFFFFFF
 BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 PAGE_BYTES = 4096
 GAP_MAX = 1_000_000  # records that may be missing in a row before the queue counts as broken
-_TAIL_BYTES = 3_276 * ENTRY_BYTES  # 64 KiB of whole entries: read at once when the end is looked for
+_TAIL_BYTES = (
+    3_276 * ENTRY_BYTES
+)  # 64 KiB of whole entries: read at once when the end is looked for
 _NO_NAMES, _NEW_FILE, _NEW_DIRECTORY = 0, 1, 2  # names made since the last flush
 RECOVERED_FILES = 3  # RocketMQ checks the last three files after a start
 
 
 class ConsumeQueue:
-    """One queue's entries. Offsets of entries are queue offsets; ``log`` offsets are bytes of the commit log."""
+    """One queue's entries. Offsets of entries are queue offsets; ``log`` offsets are bytes of the
+    commit log.
+    """
 
-    __slots__ = ("_cache", "_file_bytes", "_files", "_first_start", "_flushed", "_last", "_last_start", "_log_end", "_max", "_min", "_new_names", "directory")
+    __slots__ = (
+        "_cache",
+        "_file_bytes",
+        "_files",
+        "_first_start",
+        "_flushed",
+        "_last",
+        "_last_start",
+        "_log_end",
+        "_max",
+        "_min",
+        "_new_names",
+        "directory",
+    )
 
-    def __init__(self, directory: str, entries_per_file: int, files: FileSystem, cache: FileCache | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        entries_per_file: int,
+        files: FileSystem,
+        cache: FileCache | None = None,
+    ) -> None:
         self.directory = directory
         self._files = files
         self._cache = cache if cache is not None else FileCache(files)
@@ -80,9 +106,11 @@ class ConsumeQueue:
         return (self._max - self._flushed) * ENTRY_BYTES
 
     def load(self) -> None:
-        """Find the files and both bounds. ``StoreCorrupt`` when a file's size or name is not as the format demands.
+        """Find the files and both bounds. ``StoreCorrupt`` when a file's size or name is not as the
+        format demands.
 
-        A file that is too short (its creation or a cut was interrupted) is brought to its size: it reads as zeros.
+        A file that is too short (its creation or a cut was interrupted) is brought to its size: it
+        reads as zeros.
         """
         starts = self._find_files()
         if not starts:
@@ -93,12 +121,20 @@ class ConsumeQueue:
         self._min = self._first_kept(self._first_start // ENTRY_BYTES)
         self._log_end = self._end_before(self._max)
 
-    def append(self, first_offset: int, entries: bytes | bytearray | memoryview, store_ms: int | Array = 0, bit_maps: Sequence[bytes] | None = None) -> int:
-        """Write entries for queue offsets from ``first_offset`` on, one ``pwrite`` per file; returns how many were new. ``store_ms``, of all or of
-        each, and ``bit_maps`` are for queues with extension units.
+    def append(
+        self,
+        first_offset: int,
+        entries: bytes | bytearray | memoryview,
+        store_ms: int | Array = 0,
+        bit_maps: Sequence[bytes] | None = None,
+    ) -> int:
+        """Write entries for queue offsets from ``first_offset`` on, one ``pwrite`` per file;
+        returns how many were new. ``store_ms``, of all or of each, and ``bit_maps`` are for queues
+        with extension units.
 
-        Entries that the queue has already (by queue offset or by log offset) are ignored. Where the log lost records,
-        blank entries take their place. On return readers see the entries; they are durable after ``flush``.
+        Entries that the queue has already (by queue offset or by log offset) are ignored. Where the
+        log lost records, blank entries take their place. On return readers see the entries; they
+        are durable after ``flush``.
         """
         count, odd = divmod(len(entries), ENTRY_BYTES)
         assert not odd, "entries of 20 bytes"
@@ -117,7 +153,9 @@ class ConsumeQueue:
         return count - skip
 
     def fill_blank(self, offset: int, entry: bytes) -> bool:
-        """Put an entry where a blank one stands in for its record; False where there is none. Durable on return."""
+        """Put an entry where a blank one stands in for its record; False where there is none.
+        Durable on return.
+        """
         if self._last_start < 0 or not self._min <= offset < self._max:
             return False
         start = offset * ENTRY_BYTES // self._file_bytes * self._file_bytes
@@ -129,9 +167,16 @@ class ConsumeQueue:
         return True
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to ``count`` entries from ``offset``, less at the queue's end; nothing outside of it or where files are gone."""
+        """Up to ``count`` entries from ``offset``, less at the queue's end; nothing outside of it
+        or where files are gone.
+        """
         end = min(offset + count, self._max)
-        if offset < 0 or self._first_start < 0 or offset * ENTRY_BYTES < self._first_start or offset >= end:
+        if (
+            offset < 0
+            or self._first_start < 0
+            or offset * ENTRY_BYTES < self._first_start
+            or offset >= end
+        ):
             return b""
         at, stop = offset * ENTRY_BYTES, end * ENTRY_BYTES
         start = at - at % self._file_bytes
@@ -142,25 +187,34 @@ class ConsumeQueue:
         except StoreMissing:
             return b""  # retention was faster; the caller looks at min_offset again
 
-    def resolve(self, entries: bytes, hit: Callable[[int, bytes], bool] | None = None, lost: int = 0) -> bytes:
-        """Entries as ``read`` gave them, with tags codes in the place of addresses (``lost`` where a unit is), and blank where
-        ``hit(store time, bit map)`` is False. Here there are no addresses; see ``extended_queue``.
+    def resolve(
+        self, entries: bytes, hit: Callable[[int, bytes], bool] | None = None, lost: int = 0
+    ) -> bytes:
+        """Entries as ``read`` gave them, with tags codes in the place of addresses (``lost`` where
+        a unit is), and blank where ``hit(store time, bit map)`` is False. Here there are no
+        addresses; see ``extended_queue``.
         """
         del hit, lost
         return entries
 
     def truncate_from(self, log_offset: int) -> int:
-        """Drop the entries of records that begin at ``log_offset`` or behind it (the log was cut there); returns how many."""
+        """Drop the entries of records that begin at ``log_offset`` or behind it (the log was cut
+        there); returns how many.
+        """
         return self.truncate_to(self._search(log_offset))
 
     def truncate_to(self, offset: int) -> int:
-        """Drop the entries from queue offset ``offset`` on; returns how many. What was cut reads as zeros again."""
+        """Drop the entries from queue offset ``offset`` on; returns how many. What was cut reads as
+        zeros again.
+        """
         dropped = self._max - offset
         if dropped <= 0:
             return 0
         offset = max(offset, self._first_start // ENTRY_BYTES)
         at = offset * ENTRY_BYTES
-        while self._last_start > self._first_start and self._last_start >= at:  # ends: falls by one file
+        while (
+            self._last_start > self._first_start and self._last_start >= at
+        ):  # ends: falls by one file
             self._remove(self._last_start)
             self._last_start -= self._file_bytes
             self._last = self._path(self._last_start)
@@ -175,12 +229,16 @@ class ConsumeQueue:
         return dropped
 
     def recover(self) -> int:
-        """RocketMQ's check after a start without our checkpoint: from the third-last file on, accept entries up to the
-        first one without offset and size, and cut there. Returns ``max_log_offset``.
+        """RocketMQ's check after a start without our checkpoint: from the third-last file on,
+        accept entries up to the first one without offset and size, and cut there. Returns
+        ``max_log_offset``.
         """
         if self._last_start < 0:
             return 0
-        begin = max(self._first_start, self._last_start - (RECOVERED_FILES - 1) * self._file_bytes) // ENTRY_BYTES
+        begin = (
+            max(self._first_start, self._last_start - (RECOVERED_FILES - 1) * self._file_bytes)
+            // ENTRY_BYTES
+        )
         for at in range(begin, self._max, self._file_bytes // ENTRY_BYTES):
             entries = np.frombuffer(self.read(at, self._file_bytes // ENTRY_BYTES), ENTRIES)
             bad = (entries["log_offset"] < 0) | (entries["size"] <= 0)
@@ -190,27 +248,38 @@ class ConsumeQueue:
         return self._log_end
 
     def set_min_log_offset(self, log_offset: int) -> None:
-        """The log begins at ``log_offset`` now: the minimum moves to the first entry that is still in it."""
+        """The log begins at ``log_offset`` now: the minimum moves to the first entry that is still
+        in it.
+        """
         if self._min < self._max and self._entry(self._min)[0] < log_offset:
             self._min = self._first_kept(self._search(log_offset))
 
     def first_at(self, log_offset: int) -> int:
-        """The first queue offset whose record begins at or behind ``log_offset``; the maximum when there is none."""
+        """The first queue offset whose record begins at or behind ``log_offset``; the maximum when
+        there is none.
+        """
         return self._search(log_offset)
 
     def delete_files_before_min(self) -> int:
-        """Remove files whose every entry lies below the minimum, never the last one; returns how many."""
+        """Remove files whose every entry lies below the minimum, never the last one; returns how
+        many.
+        """
         deleted = 0
-        while self._first_start < self._last_start and self._first_start + self._file_bytes <= self._min * ENTRY_BYTES:  # ends: rises by one file
+        while (
+            self._first_start < self._last_start
+            and self._first_start + self._file_bytes <= self._min * ENTRY_BYTES
+        ):  # ends: rises by one file
             start, self._first_start = self._first_start, self._first_start + self._file_bytes
             self._remove(start)
             deleted += 1
         return deleted
 
     def flush(self) -> bool:
-        """On return all entries that were appended before the call survive a power loss. May run beside ``append``.
+        """On return all entries that were appended before the call survive a power loss. May run
+        beside ``append``.
 
-        True when the directory itself is new: the caller syncs the directories above it, once for many queues.
+        True when the directory itself is new: the caller syncs the directories above it, once for
+        many queues.
         """
         target, new_names = self._max, self._new_names
         self._new_names = _NO_NAMES
@@ -227,9 +296,15 @@ class ConsumeQueue:
         return new_names == _NEW_DIRECTORY
 
     def is_flush_due(self, least_pages: int) -> bool:
-        """RocketMQ's page rule: ``least_pages`` touched since the last flush; 0 = anything written."""
+        """RocketMQ's page rule: ``least_pages`` touched since the last flush; 0 = anything
+        written.
+        """
         written, flushed = self._max * ENTRY_BYTES, self._flushed * ENTRY_BYTES
-        return written > flushed if least_pages == 0 else written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
+        return (
+            written > flushed
+            if least_pages == 0
+            else written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
+        )
 
     def delete(self) -> None:
         """Remove every file and the directory; the queue is empty afterwards."""
@@ -252,19 +327,35 @@ class ConsumeQueue:
         for name in names:
             path = f"{self.directory}/{name}"
             start = int(name) if len(name) == 20 and name.isdigit() else -1
-            if start < 0 or start % self._file_bytes or (starts and start != starts[-1] + self._file_bytes):
-                fault = f"{path} is not the next file of a consume queue with {self._file_bytes} bytes a file"
-                raise StoreCorrupt(f"{fault}; remove the queue's directory to have it built again", path, 0)
+            if (
+                start < 0
+                or start % self._file_bytes
+                or (starts and start != starts[-1] + self._file_bytes)
+            ):
+                fault = (
+                    f"{path} is not the next file of a consume queue with {self._file_bytes} "
+                    f"bytes a file"
+                )
+                raise StoreCorrupt(
+                    f"{fault}; remove the queue's directory to have it built again", path, 0
+                )
             size = self._files.file_size(path)
             if size < self._file_bytes:
                 self._cache.create(path, self._file_bytes)
             elif size != self._file_bytes:
-                raise StoreCorrupt(f"{path} has {size} bytes, not {self._file_bytes}; set consume_queue_entries to what the store was made with", path, size)
+                raise StoreCorrupt(
+                    f"{path} has {size} bytes, not {self._file_bytes}; set "
+                    f"consume_queue_entries to what the store was made with",
+                    path,
+                    size,
+                )
             starts.append(start)
         return starts
 
     def _find_end(self) -> int:
-        """Behind the last entry with a size, looked for backwards in the last file; the file's start when it is empty."""
+        """Behind the last entry with a size, looked for backwards in the last file; the file's
+        start when it is empty.
+        """
         file = self._file(self._last_start)
         end = min(file.data_end(), self._file_bytes)
         end -= end % -ENTRY_BYTES  # up to a whole entry
@@ -279,7 +370,9 @@ class ConsumeQueue:
         return self._last_start // ENTRY_BYTES
 
     def _first_kept(self, offset: int) -> int:
-        """The first entry from ``offset`` on that is not blank (a queue that began later than at its file's start)."""
+        """The first entry from ``offset`` on that is not blank (a queue that began later than at
+        its file's start).
+        """
         count = 1  # nearly always the first entry is a real one
         while offset < self._max:  # ends: rises by what was read
             sizes = np.frombuffer(self.read(offset, count), ENTRIES)["size"]
@@ -298,8 +391,12 @@ class ConsumeQueue:
                 return log_offset + size
         return 0
 
-    def _built_already(self, first_offset: int, entries: bytes | bytearray | memoryview, count: int) -> int:
-        """How many leading entries were built before: by queue offset, then by where their records end."""
+    def _built_already(
+        self, first_offset: int, entries: bytes | bytearray | memoryview, count: int
+    ) -> int:
+        """How many leading entries were built before: by queue offset, then by where their records
+        end.
+        """
         skip = max(0, self._max - first_offset) if self._last_start >= 0 else 0
         while skip < count:  # ends: skip rises
             log_offset, size, _ = ENTRY.unpack_from(entries, skip * ENTRY_BYTES)
@@ -309,22 +406,31 @@ class ConsumeQueue:
         return skip
 
     def _begin(self, first_offset: int) -> None:
-        """The queue's first file; what precedes ``first_offset`` in it is filled with blank entries."""
+        """The queue's first file; what precedes ``first_offset`` in it is filled with blank
+        entries.
+        """
         position = first_offset * ENTRY_BYTES
         self._first_start = position - position % self._file_bytes
         self._files.make_dirs_unsynced(self.directory)
         self._make_file(self._first_start)
         self._new_names = _NEW_DIRECTORY
         if position > self._first_start:
-            self._file(self._first_start).pwrite(BLANK_ENTRY * ((position - self._first_start) // ENTRY_BYTES), 0)
+            self._file(self._first_start).pwrite(
+                BLANK_ENTRY * ((position - self._first_start) // ENTRY_BYTES), 0
+            )
         self._min = self._max = first_offset
         self._flushed = self._first_start // ENTRY_BYTES
 
     def _fill_gap(self, first_offset: int) -> None:
         missing = first_offset - self._max
         if missing > GAP_MAX:
-            fault = f"{self.directory}: entry {first_offset} follows {self._max}: {missing} records are missing"
-            raise StoreCorrupt(f"{fault}; remove the directory to have it built again", self.directory, self._max)
+            fault = (
+                f"{self.directory}: entry {first_offset} follows {self._max}: {missing} records "
+                f"are missing"
+            )
+            raise StoreCorrupt(
+                f"{fault}; remove the directory to have it built again", self.directory, self._max
+            )
         self._write(self._max * ENTRY_BYTES, BLANK_ENTRY * missing)
         self._max = first_offset
 
@@ -351,7 +457,9 @@ class ConsumeQueue:
         self._new_names = self._new_names or _NEW_FILE
 
     def _search(self, log_offset: int) -> int:
-        """The first entry in [min, max] whose record begins at or behind ``log_offset``; blank entries follow their successor."""
+        """The first entry in [min, max] whose record begins at or behind ``log_offset``; blank
+        entries follow their successor.
+        """
         low, high = self._min, self._max
         while low < high:  # ends: the range halves
             middle = (low + high) // 2

@@ -1,14 +1,17 @@
-"""Extension units of one consume queue: what does not fit into an entry's 20 bytes (store-format 4).
+"""Extension units of one consume queue: what does not fit into an entry's 20 bytes (store-format
+4).
 
     directory/00000000000000000000     files of equal size, named by the byte where they start, sparse; a unit never spans two
 
     unit:   0 size i16  |  2 tags code i64  |  10 store time i64  |  18 bit map length i16  |  20 bit map       big-endian
     end of a full file: size -1, then zeros; at least 4 bytes are left for it
 
-An entry refers to its unit by an address in place of its tags code: position + Long.MIN_VALUE, so that every number up to ``ADDRESS_MAX`` is one.
+An entry refers to its unit by an address in place of its tags code: position + Long.MIN_VALUE, so
+that every number up to ``ADDRESS_MAX`` is one.
 
-Decides: where units go, which addresses are units. Does not decide what is in a bit map, nor when an entry gets a unit (``extended_queue``).
-Invariants: units lie back to back in the order of their entries; nothing but zeros follows the last one. One thread puts, any thread gets.
+Decides: where units go, which addresses are units. Does not decide what is in a bit map, nor when
+an entry gets a unit (``extended_queue``). Invariants: units lie back to back in the order of their
+entries; nothing but zeros follows the last one. One thread puts, any thread gets.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_ray.errors import StoreError, StoreMissing
-from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.files import FileSystem
+from rmq_ray.store.io.file_cache import FileCache
 
 LONG_MIN = -(1 << 63)
 ADDRESS_MAX = -(1 << 31) - 1
@@ -52,7 +55,10 @@ def pack_unit(unit: ExtUnit) -> bytes:
     >>> pack_unit(ExtUnit(1, 2)).hex()
     '0014000000000000000100000000000000020000'
     """
-    return HEAD.pack(UNIT_BYTES_MIN + len(unit.bit_map), unit.code, unit.store_ms, len(unit.bit_map)) + unit.bit_map
+    return (
+        HEAD.pack(UNIT_BYTES_MIN + len(unit.bit_map), unit.code, unit.store_ms, len(unit.bit_map))
+        + unit.bit_map
+    )
 
 
 def unpack_unit(data: bytes, at: int) -> ExtUnit | None:
@@ -68,14 +74,27 @@ def unpack_unit(data: bytes, at: int) -> ExtUnit | None:
 class ConsumeQueueExt:
     """``file_bytes``: size of a file. ``open_behind`` comes before the first ``put``."""
 
-    __slots__ = ("_cache", "_end", "_file_bytes", "_files", "_is_new", "_starts", "_unflushed", "directory")
+    __slots__ = (
+        "_cache",
+        "_end",
+        "_file_bytes",
+        "_files",
+        "_is_new",
+        "_starts",
+        "_unflushed",
+        "directory",
+    )
 
-    def __init__(self, directory: str, file_bytes: int, files: FileSystem, cache: FileCache) -> None:
+    def __init__(
+        self, directory: str, file_bytes: int, files: FileSystem, cache: FileCache
+    ) -> None:
         self.directory = directory
         self._file_bytes = file_bytes
         self._files = files
         self._cache = cache
-        self._starts = sorted(int(name) for name in files.list_dir(directory) if len(name) == 20 and name.isdigit())
+        self._starts = sorted(
+            int(name) for name in files.list_dir(directory) if len(name) == 20 and name.isdigit()
+        )
         self._end: int | None = None
         self._unflushed: set[int] = set()
         self._is_new = False
@@ -86,7 +105,9 @@ class ConsumeQueueExt:
         return self._end is not None
 
     def open_behind(self, last_address: int | None) -> None:
-        """The next unit follows the one at ``last_address``, what lies behind that goes; None: no entry refers to a unit, all of them go."""
+        """The next unit follows the one at ``last_address``, what lies behind that goes; None: no
+        entry refers to a unit, all of them go.
+        """
         if last_address is None:
             if self._starts:
                 self.delete()
@@ -94,8 +115,12 @@ class ConsumeQueueExt:
             return
         position = last_address - LONG_MIN
         unit = self.get(last_address)
-        if unit is None:  # a power loss took it: its place is not used again, for its entry still points there
-            self._end = (self._starts[-1] if self._starts else position - position % self._file_bytes) + self._file_bytes
+        if (
+            unit is None
+        ):  # a power loss took it: its place is not used again, for its entry still points there
+            self._end = (
+                self._starts[-1] if self._starts else position - position % self._file_bytes
+            ) + self._file_bytes
             return
         self._end = position + UNIT_BYTES_MIN + len(unit.bit_map)
         for start in [start for start in self._starts if start >= self._end]:
@@ -110,7 +135,9 @@ class ConsumeQueueExt:
         self._end = None
 
     def put(self, units: Sequence[ExtUnit]) -> list[int | None]:
-        """Write units one behind the other; the address of each, None for one that does not fit into a file."""
+        """Write units one behind the other; the address of each, None for one that does not fit
+        into a file.
+        """
         assert self._end is not None, "open_behind comes first"
         addresses: list[int | None] = []
         pending, begin = bytearray(), self._end
@@ -141,7 +168,10 @@ class ConsumeQueueExt:
         data, begin, end = b"", 0, -1
         for index, address in enumerate(addresses):
             position = address - LONG_MIN
-            if not begin <= position < end - UNIT_BYTES_MIN or (unit := unpack_unit(data, position - begin)) is None:
+            if (
+                not begin <= position < end - UNIT_BYTES_MIN
+                or (unit := unpack_unit(data, position - begin)) is None
+            ):
                 last = addresses[-1] - LONG_MIN
                 near = position <= last < position + _SPAN_MAX and index + 1 < len(addresses)
                 begin, length = position, (last - position if near else 0) + UNIT_BYTES_MAX
@@ -159,7 +189,9 @@ class ConsumeQueueExt:
         return len(gone)
 
     def flush(self) -> None:
-        """On return every unit that was put before the call survives a power loss. May run beside ``put``."""
+        """On return every unit that was put before the call survives a power loss. May run beside
+        ``put``.
+        """
         starts = sorted(self._unflushed)
         self._unflushed.difference_update(starts)
         for start in starts:
@@ -210,7 +242,9 @@ class ConsumeQueueExt:
         if position < 0 or start not in self._starts:
             return b""
         try:
-            return self._cache.get(self._path(start)).pread(min(length, start + self._file_bytes - position), position - start)
+            return self._cache.get(self._path(start)).pread(
+                min(length, start + self._file_bytes - position), position - start
+            )
         except StoreMissing:
             return b""  # retention was faster
 

@@ -1,14 +1,16 @@
-"""From records that are in the log to entries of consume queues and items of the index (store-format 3, 5, 16).
+"""From records that are in the log to entries of consume queues and items of the index
+(store-format 3, 5, 16).
 
     transaction type of SYSFLAG    NOT    PREPARED    COMMIT    ROLLBACK
     consume queue                  yes    no          yes       no         half messages carry NOT: they live in a topic of their own
     index                          yes    yes         yes       no
 
-Decides: which records are queued and indexed, under which keys, with which tags code. Does not decide when (the message
-store dispatches what is visible). Called by: message store after an append or a flush, recovery, a slave.
+Decides: which records are queued and indexed, under which keys, with which tags code. Does not
+decide when (the message store dispatches what is visible). Called by: message store after an append
+or a flush, recovery, a slave.
 
-Invariants: in log order, one thread; a record that was dispatched before changes nothing, so recovery may begin earlier than
-needed; a record is queued before it is indexed.
+Invariants: in log order, one thread; a record that was dispatched before changes nothing, so
+recovery may begin earlier than needed; a record is queued before it is indexed.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rmq_ray.codec.record_batch import Array, CheckedFrame
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY
-from rmq_ray.store.queue.index_service import IndexService, hash_hashed_keys, hash_keys, hash_unique_keys
 from rmq_ray.store.frames.mixed_frame import MixedFrame
+from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY
+from rmq_ray.store.queue.index_service import (
+    IndexService,
+    hash_hashed_keys,
+    hash_keys,
+    hash_unique_keys,
+)
 from rmq_ray.store.queue.queue_table import QueueTable
-from rmq_ray.codec.record_batch import Array, CheckedFrame
 
 _MANY = 16  # from here numpy's fixed cost is less than a loop's
 UNKNOWN_LEVEL_DELAY_MS = 1_000
@@ -32,27 +39,49 @@ _QUEUED = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class Dispatcher:
-    """``delay_ms``: milliseconds of a delay level, None for an unknown one; ``level_max``: the highest level."""
+    """``delay_ms``: milliseconds of a delay level, None for an unknown one; ``level_max``: the
+    highest level.
+    """
 
-    def __init__(self, queues: QueueTable, index: IndexService | None, delay_ms: Callable[[int], int | None], level_max: int) -> None:
+    def __init__(
+        self,
+        queues: QueueTable,
+        index: IndexService | None,
+        delay_ms: Callable[[int], int | None],
+        level_max: int,
+    ) -> None:
         self._queues = queues
         self._index = index
         self._delay_ms = delay_ms
         self._level_max = level_max
         self.bit_maps: Callable[[CheckedFrame, int, int], Sequence[bytes] | None] | None = None
-        """Makes the bit maps of a frame's extension units, of (frame, log offset, store time); None where there are none."""
+        """Makes the bit maps of a frame's extension units, of (frame, log offset, store time); None
+        where there are none.
+        """
         self.store_ms = 0
         """Store time of the last queued record: RocketMQ's ``logicsMsgTimestamp``."""
 
-    def dispatch(self, frame: CheckedFrame, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int = 0) -> int:
-        """Queue and index records of one topic, queue and transaction type (in ``sys_flag``) that lie back to back from
-        ``log_offset`` on; returns how many were new to the queue. Raises the store's errors.
+    def dispatch(
+        self,
+        frame: CheckedFrame,
+        queue_offset: int,
+        log_offset: int,
+        store_ms: int,
+        sys_flag: int = 0,
+    ) -> int:
+        """Queue and index records of one topic, queue and transaction type (in ``sys_flag``) that
+        lie back to back from ``log_offset`` on; returns how many were new to the queue. Raises the
+        store's errors.
         """
         kind = sys_flag & SysFlag.TRANSACTION_MASK
         new = 0
         if kind in _QUEUED:
-            bit_maps = self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
-            new = self._queues.get_or_create(frame.topic, frame.queue_id).append(queue_offset, _entries(frame, log_offset), store_ms, bit_maps)
+            bit_maps = (
+                self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
+            )
+            new = self._queues.get_or_create(frame.topic, frame.queue_id).append(
+                queue_offset, _entries(frame, log_offset), store_ms, bit_maps
+            )
             self.store_ms = store_ms
         if kind != SysFlag.TRANSACTION_ROLLBACK and self._index is not None:
             if frame.unique is not None and len(frame.unique):
@@ -62,13 +91,20 @@ class Dispatcher:
         return new
 
     def dispatch_mixed(self, mixed: MixedFrame, log_offset: int, store_ms: int) -> int:
-        """The same for what one write put down for several queues; returns how many of its queues got something new."""
+        """The same for what one write put down for several queues; returns how many of its queues
+        got something new.
+        """
         new = 0
         for piece in mixed.pieces.values():
             frame = piece.frame
-            bit_maps = self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
+            bit_maps = (
+                self.bit_maps(frame, log_offset, store_ms) if self.bit_maps is not None else None
+            )
             queue = self._queues.get_or_create(frame.topic, frame.queue_id)
-            new += queue.append(piece.queue_offset, _entries(frame, log_offset), store_ms, bit_maps) > 0
+            new += (
+                queue.append(piece.queue_offset, _entries(frame, log_offset), store_ms, bit_maps)
+                > 0
+            )
         self.store_ms = store_ms
         index = self._index
         if index is not None:
@@ -79,27 +115,37 @@ class Dispatcher:
         return new
 
     def own_code(self, topic: str, text: str, store_ms: int) -> int:
-        """Code of a record in one of ``CODED_TOPICS``, from the property that decides it; 0 when it makes no sense."""
+        """Code of a record in one of ``CODED_TOPICS``, from the property that decides it; 0 when it
+        makes no sense.
+        """
         if topic != TIMER_TOPIC:
             return self.delay_tags_code(text, store_ms)
-        return int(text) if text.isascii() and text.isdecimal() and len(text) < _CODE_DIGITS_MAX else 0
+        return (
+            int(text) if text.isascii() and text.isdecimal() and len(text) < _CODE_DIGITS_MAX else 0
+        )
 
     def delay_tags_code(self, delay_text: str, store_ms: int) -> int:
-        """Tags code of a record in the schedule topic: when it is due, in ms. 0 when the text is no level from 1 on."""
+        """Tags code of a record in the schedule topic: when it is due, in ms. 0 when the text is no
+        level from 1 on.
+        """
         level = min(int(delay_text), self._level_max) if delay_text.isdecimal() else 0
         if level <= 0:
             return 0
         delay_ms = self._delay_ms(level)
         return store_ms + (UNKNOWN_LEVEL_DELAY_MS if delay_ms is None else delay_ms)
 
-    def _index_few(self, index: IndexService, frame: CheckedFrame, log_offset: int, store_ms: int) -> None:
+    def _index_few(
+        self, index: IndexService, frame: CheckedFrame, log_offset: int, store_ms: int
+    ) -> None:
         known, starts, topic = index.end_offset, frame.starts, frame.topic
         for row, key in frame.keys:
             offset = log_offset + starts[row]
             if offset >= known:  # else it was indexed before a crash
                 index.put(topic, (key,), offset, store_ms)
 
-    def _index_many(self, index: IndexService, frame: CheckedFrame, log_offset: int, store_ms: int) -> None:
+    def _index_many(
+        self, index: IndexService, frame: CheckedFrame, log_offset: int, store_ms: int
+    ) -> None:
         hashes, rows = _hashes(frame)
         offsets = np.asarray(frame.starts, np.int64)[rows] + log_offset
         if log_offset < index.end_offset:  # after a crash: some of these were indexed before
@@ -113,7 +159,14 @@ def _entries(frame: CheckedFrame, log_offset: int) -> bytes:
         return ENTRY.pack(log_offset + frame.starts[0], frame.sizes[0], frame.tag_codes[0])
     if frame.count < _MANY:
         pack = ENTRY.pack
-        return b"".join([pack(log_offset + start, size, code) for start, size, code in zip(frame.starts, frame.sizes, frame.tag_codes, strict=True)])
+        return b"".join(
+            [
+                pack(log_offset + start, size, code)
+                for start, size, code in zip(
+                    frame.starts, frame.sizes, frame.tag_codes, strict=True
+                )
+            ]
+        )
     entries = np.empty(frame.count, ENTRIES)
     entries["log_offset"] = np.asarray(frame.starts) + log_offset
     entries["size"] = frame.sizes
@@ -122,7 +175,9 @@ def _entries(frame: CheckedFrame, log_offset: int) -> bytes:
 
 
 def _hashes(frame: CheckedFrame) -> tuple[Array, Array]:
-    """(hashes of all keys of a frame, the record each belongs to), by record, the unique key before others."""
+    """(hashes of all keys of a frame, the record each belongs to), by record, the unique key before
+    others.
+    """
     assert frame.unique is not None
     hashes = hash_unique_keys(frame.topic, frame.unique)
     unique_rows: Array = np.arange(len(hashes)) if frame.unique_rows is None else frame.unique_rows

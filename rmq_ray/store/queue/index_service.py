@@ -1,11 +1,13 @@
-"""The store's index by key: index files in ``index/``, the newest of which takes the items (store-format 5).
+"""The store's index by key: index files in ``index/``, the newest of which takes the items
+(store-format 5).
 
-Decides: when a file is full and the next begins, how files are named, which files a query walks (newest to oldest), what
-is left after a crash. Does not decide which keys a record has (dispatcher). Called by: dispatcher, message store (queries),
-recovery, flusher, retention.
+Decides: when a file is full and the next begins, how files are named, which files a query walks
+(newest to oldest), what is left after a crash. Does not decide which keys a record has
+(dispatcher). Called by: dispatcher, message store (queries), recovery, flusher, retention.
 
-Invariants: one thread puts; flushes (a flush thread) and queries (any thread) run beside it. Files are named by their
-creation time and sort in that order. What is in our checkpoint (``state``) is durable.
+Invariants: one thread puts; flushes (a flush thread) and queries (any thread) run beside it. Files
+are named by their creation time and sort in that order. What is in our checkpoint (``state``) is
+durable.
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import StoreCorrupt, StoreError
-from rmq_ray.model.hashing import java_hash
-from rmq_ray.files import FileSystem
-from rmq_ray.store.queue.index_file import Array, Durable, IndexFile, IndexHeader
 from rmq_ray.codec.record_batch import KeyHashes
 from rmq_ray.codec.text_hashes import hash_texts_at, powers, shifts
+from rmq_ray.errors import StoreCorrupt, StoreError
+from rmq_ray.files import FileSystem
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.store.queue.index_file import Array, Durable, IndexFile, IndexHeader
 
 logger = logging.getLogger("rmq_ray.store")
 
 QUERY_MAX = 64  # maxMsgsNumBatch
 UNIQUE_KEY_CHARS = 32
 PENDING_MAX = 64  # items of single records that wait for one another, in memory
-SLOTS_BEHIND_MAX = 1 << 20  # items that the slots on disk may not know yet; relinking them takes 50 ms
+SLOTS_BEHIND_MAX = (
+    1 << 20
+)  # items that the slots on disk may not know yet; relinking them takes 50 ms
 _UNSETTLED_MAX = 2  # full files whose slots still wait in memory (20 MB each) for a flush
 _NAME_CHARS = 17
 _MASK = 0xFFFFFFFF
@@ -56,15 +60,23 @@ def hash_key(topic: str, key: str) -> int:
     tail = key[-_TAIL_CHARS:]
     if not tail.isascii():
         value = java_hash(f"{topic}#{key}") & _MASK
-    else:  # keys differ in their last characters mostly: the hash of what precedes them is remembered
+    else:
+        # keys differ in their last characters mostly: the hash of what precedes them is remembered
         size = len(tail)
-        value = _head_hash(topic, key[:-_TAIL_CHARS]) * _TAIL_SHIFTS[size] + sum(map(mul, tail.encode(), _TAIL_POWERS[size])) & _MASK
+        value = (
+            _head_hash(topic, key[:-_TAIL_CHARS]) * _TAIL_SHIFTS[size]
+            + sum(map(mul, tail.encode(), _TAIL_POWERS[size]))
+            & _MASK
+        )
     return value if value < _SIGN else -value & _MAX_INT
 
 
 def hash_unique_keys(topic: str, keys: Array) -> Array:
     """``hash_key`` of many keys of 32 ASCII characters: uint8[n, 32] -> int32[n]."""
-    return _positive(keys.astype(np.uint32) @ powers(UNIQUE_KEY_CHARS) + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK))
+    return _positive(
+        keys.astype(np.uint32) @ powers(UNIQUE_KEY_CHARS)
+        + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK)
+    )
 
 
 def hash_keys(topic: str, keys: Sequence[str]) -> Array:
@@ -111,7 +123,9 @@ def file_name(now_ms: int) -> str:
 class IndexService:
     """All index files of a store. ``slots`` and ``items``: the geometry of every file."""
 
-    def __init__(self, directory: str, slots: int, items: int, files: FileSystem, clock: Clock) -> None:
+    def __init__(
+        self, directory: str, slots: int, items: int, files: FileSystem, clock: Clock
+    ) -> None:
         self._directory = directory
         self._slots = slots
         self._items = items
@@ -127,8 +141,8 @@ class IndexService:
         self._pending: deque[tuple[str, str, int, int]] = deque()
         self._end_offset = 0
         self.index_ms = 0
-        """Store time up to which slots and headers are on disk: RocketMQ's ``indexMsgTimestamp``. After an unclean stop Apache
-        RocketMQ keeps the files that end before it.
+        """Store time up to which slots and headers are on disk: RocketMQ's ``indexMsgTimestamp``.
+        After an unclean stop Apache RocketMQ keeps the files that end before it.
         """
 
     @property
@@ -142,8 +156,9 @@ class IndexService:
         return self._end_offset
 
     def load(self, limit_ms: int | None = None) -> int:
-        """Find the files. ``limit_ms`` (after an unclean stop without our checkpoint): files that end later are removed, as
-        RocketMQ does. Files of another size are removed too: an index can be done without. Returns how many were removed.
+        """Find the files. ``limit_ms`` (after an unclean stop without our checkpoint): files that
+        end later are removed, as RocketMQ does. Files of another size are removed too: an index can
+        be done without. Returns how many were removed.
         """
         removed = 0
         for name in self._files.list_dir(self._directory):
@@ -169,7 +184,9 @@ class IndexService:
         return removed
 
     def put(self, topic: str, keys: Sequence[str], log_offset: int, store_ms: int) -> None:
-        """Index one record under some keys. Queries find it on return; it is hashed and written together with others."""
+        """Index one record under some keys. Queries find it on return; it is hashed and written
+        together with others.
+        """
         pending = self._pending
         for key in keys:
             pending.append((topic, key, log_offset, store_ms))
@@ -186,14 +203,17 @@ class IndexService:
             self._end_offset = int(log_offsets[-1])
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of records that may have this key, newest first, stored in [begin, end] (to the second), at most 64.
+        """Log offsets of records that may have this key, newest first, stored in [begin, end] (to
+        the second), at most 64.
 
         Other keys with the same hash are found too: the caller compares.
         """
         max_num = min(max_num, QUERY_MAX)
         key_hash = hash_key(topic, key)
         self._write_pending()
-        found: dict[int, None] = {}  # a set in order: a record whose indexing was repeated after a crash counts once
+        found: dict[
+            int, None
+        ] = {}  # a set in order: a record whose indexing was repeated after a crash counts once
         for file in reversed(list(self._list)):
             if file.is_time_matched(begin_ms, end_ms):
                 found.update(dict.fromkeys(file.query(key_hash, max_num, begin_ms, end_ms)))
@@ -202,8 +222,8 @@ class IndexService:
         return list(found)[:max_num]
 
     def flush(self) -> None:
-        """On return every item put before the call is durable and ``state`` says so. Slots are written back only when they
-        are a million items behind, and for files that became full.
+        """On return every item put before the call is durable and ``state`` says so. Slots are
+        written back only when they are a million items behind, and for files that became full.
         """
         self._write_pending()
         self._flush_files()
@@ -240,16 +260,20 @@ class IndexService:
         return self._state
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """After ``load``: go back to exactly what a checkpoint called durable; records after it are put again by the caller.
+        """After ``load``: go back to exactly what a checkpoint called durable; records after it are
+        put again by the caller.
 
-        False when the files are not those of the checkpoint; then the caller goes RocketMQ's way (``load`` with a limit).
+        False when the files are not those of the checkpoint; then the caller goes RocketMQ's way
+        (``load`` with a limit).
         """
         name = state.get("name")
         names = [file.path.rpartition("/")[2] for file in self._list]
         if name is not None:
             if name not in names:
                 return False
-            durable = Durable(IndexHeader(*state["header"]), state["slots_count"], state.get("last_item", b""))
+            durable = Durable(
+                IndexHeader(*state["header"]), state["slots_count"], state.get("last_item", b"")
+            )
             if not self._list[names.index(name)].cut(durable):
                 return False
         keep = 0 if name is None else names.index(name) + 1
@@ -266,11 +290,16 @@ class IndexService:
         return True
 
     def cut_from(self, log_offset: int) -> None:
-        """The log was cut there: items of records at or behind it are forgotten. ``flush_slots`` makes that durable."""
+        """The log was cut there: items of records at or behind it are forgotten. ``flush_slots``
+        makes that durable.
+        """
         with self._putting:
             self._write_pending()
             self._flush_files()
-            while self._list and (self._list[-1].header.next_item <= 1 or self._list[-1].header.begin_offset >= log_offset):  # ends: one less
+            while self._list and (
+                self._list[-1].header.next_item <= 1
+                or self._list[-1].header.begin_offset >= log_offset
+            ):  # ends: one less
                 self._list.pop().remove()
             self._unsettled = [file for file in self._unsettled if file in self._list]
             self._current = None
@@ -286,9 +315,15 @@ class IndexService:
             self._state = self._state_of(self._list[-1]) if self._list else {}
 
     def delete_before(self, log_offset: int) -> int:
-        """Remove files whose every record lies before ``log_offset`` (the log begins there now); returns how many."""
+        """Remove files whose every record lies before ``log_offset`` (the log begins there now);
+        returns how many.
+        """
         deleted = 0
-        while len(self._list) > 1 and self._list[0].header.end_offset < log_offset and self._list[0] not in self._unsettled:  # ends: one less
+        while (
+            len(self._list) > 1
+            and self._list[0].header.end_offset < log_offset
+            and self._list[0] not in self._unsettled
+        ):  # ends: one less
             self._list.pop(0).remove()
             deleted += 1
         return deleted
@@ -340,7 +375,13 @@ class IndexService:
                 self._flush_files()
         self._files.make_dirs_unsynced(self._directory)
         path = f"{self._directory}/{self._free_name()}"
-        made = IndexFile.create(path, self._slots, self._items, self._files, self._list[-1].header if self._list else None)
+        made = IndexFile.create(
+            path,
+            self._slots,
+            self._items,
+            self._files,
+            self._list[-1].header if self._list else None,
+        )
         self._new_names = True
         self._current = made
         self._list.append(made)
@@ -352,7 +393,13 @@ class IndexService:
 
     def _state_of(self, file: IndexFile) -> dict[str, Any]:
         durable, name = file.durable, file.path.rpartition("/")[2]
-        return {"name": name, "header": list(durable.header), "slots_count": durable.slots_count, "last_item": durable.last_item, "index_ms": self.index_ms}
+        return {
+            "name": name,
+            "header": list(durable.header),
+            "slots_count": durable.slots_count,
+            "last_item": durable.last_item,
+            "index_ms": self.index_ms,
+        }
 
     def _free_name(self) -> str:
         """The time now; later by as many ms as it takes to come behind every other file."""

@@ -1,9 +1,10 @@
 """All consume queues of a store: ``consumequeue/{topic}/{queueId}/`` (store-format 1, 3).
 
-Decides: which queues exist, how many of their files are open at once. Does not decide what a queue holds.
-Called by: dispatcher, message store, recovery, retention, flusher.
+Decides: which queues exist, how many of their files are open at once. Does not decide what a queue
+holds. Called by: dispatcher, message store, recovery, retention, flusher.
 
-Invariant: one ``ConsumeQueue`` per topic and queue id; no directory is made from a name that RocketMQ would refuse.
+Invariant: one ``ConsumeQueue`` per topic and queue id; no directory is made from a name that
+RocketMQ would refuse.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import re
 
 from rmq_ray.errors import MessageIllegal, StoreMissing
+from rmq_ray.files import FileSystem
+from rmq_ray.store.io.file_cache import OPEN_FILES_MAX, FileCache
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt
 from rmq_ray.store.queue.extended_queue import ExtendedQueue, ExtSettings
-from rmq_ray.store.io.file_cache import OPEN_FILES_MAX, FileCache
-from rmq_ray.files import FileSystem
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 QUEUE_ID_MAX = 65_535
@@ -27,9 +28,18 @@ def is_storable(topic: str, queue_id: int) -> bool:
 
 
 class QueueTable:
-    """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where extension units are, None = never looked for."""
+    """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where
+    extension units are, None = never looked for.
+    """
 
-    def __init__(self, root: str, entries_per_file: int, files: FileSystem, files_max: int = OPEN_FILES_MAX, ext: ExtSettings | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        entries_per_file: int,
+        files: FileSystem,
+        files_max: int = OPEN_FILES_MAX,
+        ext: ExtSettings | None = None,
+    ) -> None:
         self._ext = ext if ext is not None and (ext.enabled or files.is_dir(ext.root)) else None
         self.root = root
         self._entries_per_file = entries_per_file
@@ -42,28 +52,39 @@ class QueueTable:
         return self._queues.get((topic, queue_id))
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a name that is no topic."""
+        """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a
+        name that is no topic.
+        """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if not is_storable(topic, queue_id):
-                limits = f"topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to {QUEUE_ID_MAX}"
-                raise MessageIllegal(f"topic {topic!r} queue {queue_id} cannot be stored: {limits}", topic)
+                limits = (
+                    f"topics match ^[%|a-zA-Z0-9_-]{{1,127}}$, queue ids are 0 to {QUEUE_ID_MAX}"
+                )
+                raise MessageIllegal(
+                    f"topic {topic!r} queue {queue_id} cannot be stored: {limits}", topic
+                )
             queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
         return queue
 
     def all(self) -> list[tuple[str, int, ConsumeQueue]]:
         """Every queue as (topic, queue id, queue), in no order; a copy. May run beside appends.
 
-        ``dict.copy`` is one step; ``list(items)`` is not: making its pairs may run the garbage collector, whose finalizers let other threads in.
+        ``dict.copy`` is one step; ``list(items)`` is not: making its pairs may run the garbage
+        collector, whose finalizers let other threads in.
         """
-        return [(topic, queue_id, queue) for (topic, queue_id), queue in self._queues.copy().items()]
+        return [
+            (topic, queue_id, queue) for (topic, queue_id), queue in self._queues.copy().items()
+        ]
 
     def topics(self) -> set[str]:
         """Topics that have a queue."""
         return {topic for topic, _ in list(self._queues)}
 
     def load_all(self) -> None:
-        """Load every queue on disk. ``StoreCorrupt`` when a file is not as the format demands. 10,000 queues take seconds."""
+        """Load every queue on disk. ``StoreCorrupt`` when a file is not as the format demands.
+        10,000 queues take seconds.
+        """
         for topic in self._files.list_dir(self.root):
             if not _TOPIC.fullmatch(topic):
                 continue
@@ -86,8 +107,8 @@ class QueueTable:
         return max((queue.recover() for queue in list(self._queues.values())), default=0)
 
     def restore_maxima(self, maxima: dict[tuple[str, int], int]) -> bool:
-        """Cut every queue to what the checkpoint says was durable. False, and nothing cut, when a queue has less than that:
-        the queues are not those of the checkpoint.
+        """Cut every queue to what the checkpoint says was durable. False, and nothing cut, when a
+        queue has less than that: the queues are not those of the checkpoint.
         """
         if any(self._max_of(key) < offset for key, offset in maxima.items()):
             return False
@@ -99,8 +120,14 @@ class QueueTable:
         return True
 
     def truncate_from(self, log_offset: int) -> int:
-        """The log was cut at ``log_offset``: drop all entries of records from there on; returns how many."""
-        return sum(queue.truncate_from(log_offset) for queue in list(self._queues.values()) if queue.max_log_offset > log_offset)
+        """The log was cut at ``log_offset``: drop all entries of records from there on; returns how
+        many.
+        """
+        return sum(
+            queue.truncate_from(log_offset)
+            for queue in list(self._queues.values())
+            if queue.max_log_offset > log_offset
+        )
 
     def set_min_log_offset(self, log_offset: int) -> None:
         """The log begins at ``log_offset`` now: correct every queue's minimum."""
@@ -112,7 +139,9 @@ class QueueTable:
         return sum(queue.delete_files_before_min() for queue in list(self._queues.values()))
 
     def delete_topic(self, topic: str) -> int:
-        """Remove all queues of a topic with their files (the log keeps its records); returns how many queues."""
+        """Remove all queues of a topic with their files (the log keeps its records); returns how
+        many queues.
+        """
         keys = [key for key in list(self._queues) if key[0] == topic]
         for key in keys:
             self._drop(key)
@@ -121,8 +150,8 @@ class QueueTable:
         return len(keys)
 
     def detach_topic(self, topic: str, directory: str) -> int:
-        """Forget all queues of a topic and move their files to ``directory`` (not there yet, same disk): quick, one rename.
-        Returns how many queues.
+        """Forget all queues of a topic and move their files to ``directory`` (not there yet, same
+        disk): quick, one rename. Returns how many queues.
         """
         keys = [key for key in list(self._queues) if key[0] == topic]
         for key in keys:
@@ -135,19 +164,27 @@ class QueueTable:
         return len(keys)
 
     def delete_expired(self, min_log_offset: int) -> int:
-        """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns how many. Their offsets
-        begin at 0 again, so only an administrator asks for it.
+        """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns
+        how many. Their offsets begin at 0 again, so only an administrator asks for it.
         """
-        keys = [key for key, queue in self._queues.copy().items() if queue.max_log_offset < min_log_offset]
+        keys = [
+            key
+            for key, queue in self._queues.copy().items()
+            if queue.max_log_offset < min_log_offset
+        ]
         for key in keys:
             self._drop(key)
         return len(keys)
 
     def flush_all(self, least_pages: int = 0) -> int:
-        """Sync every queue that has ``least_pages`` unsynced pages (0 = anything); returns how many were synced. May run
-        beside appends.
+        """Sync every queue that has ``least_pages`` unsynced pages (0 = anything); returns how many
+        were synced. May run beside appends.
         """
-        due = [(topic, queue_id, queue) for topic, queue_id, queue in self.all() if queue.is_flush_due(least_pages)]
+        due = [
+            (topic, queue_id, queue)
+            for topic, queue_id, queue in self.all()
+            if queue.is_flush_due(least_pages)
+        ]
         new_in = {topic for topic, queue_id, queue in due if self._flush(topic, queue_id, queue)}
         for topic in new_in:
             try:
@@ -177,7 +214,14 @@ class QueueTable:
             units = f"{ext.root}/{topic}/{queue_id}"
             if ext.enabled or self._files.is_dir(units):
                 unit_files = ConsumeQueueExt(units, ext.file_bytes, self._files, self._cache)
-                return ExtendedQueue(directory, self._entries_per_file, self._files, self._cache, unit_files, ext.enabled)
+                return ExtendedQueue(
+                    directory,
+                    self._entries_per_file,
+                    self._files,
+                    self._cache,
+                    unit_files,
+                    ext.enabled,
+                )
         return ConsumeQueue(directory, self._entries_per_file, self._files, self._cache)
 
     def _max_of(self, key: tuple[str, int]) -> int:

@@ -1,9 +1,11 @@
-"""Removing a topic's queues in two steps: out of the way at once (the broker's loop), off the disk later (the checkpoint thread).
+"""Removing a topic's queues in two steps: out of the way at once (the broker's loop), off the disk
+later (the checkpoint thread).
 
     rmq_ray/deleted-<n>-<topic>/<queue id>/...      what was ``consumequeue/<topic>`` until its topic was deleted
 
-Decides: the names, so that a restart in between knows which queues are missing on purpose. Does not decide: who may delete.
-Called by: message store, checkpointer, restart. Invariant: such a directory goes only after a checkpoint without its topic was written.
+Decides: the names, so that a restart in between knows which queues are missing on purpose. Does not
+decide: who may delete. Called by: message store, checkpointer, restart. Invariant: such a directory
+goes only after a checkpoint without its topic was written.
 """
 
 from __future__ import annotations

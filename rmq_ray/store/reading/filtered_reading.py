@@ -1,7 +1,9 @@
-"""Reading the records of a queue that a condition on their properties lets pass (protocol-behaviour 10.3, 21.1).
+"""Reading the records of a queue that a condition on their properties lets pass (protocol-behaviour
+10.3, 21.1).
 
-Decides: how much one read goes through: pages of at most ``PAGE_BYTES``, ``UNITS`` records in all, so that a filter which nothing passes
-costs a bounded time and hands back how far it came. Does not decide what passes: ``matches(property string)`` does. Any thread.
+Decides: how much one read goes through: pages of at most ``PAGE_BYTES``, ``UNITS`` records in all,
+so that a filter which nothing passes costs a bounded time and hands back how far it came. Does not
+decide what passes: ``matches(property string)`` does. Any thread.
 
 Called by: message store. Soundness of records, statuses and bounds are ``LogReader``'s.
 """
@@ -13,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.record import HEADER_BYTES
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.queue.extended_queue import Hit
 from rmq_ray.store.reading.reading import FOREIGN_CAPS, FOREIGN_UNITS, GetResult, LogReader
-from rmq_ray.codec.record import HEADER_BYTES
-from rmq_ray.codec.record_batch import Array
 
 UNITS = 1_024
 PAGE_RECORDS, PAGE_RECORDS_MIN = 256, 32
@@ -31,22 +33,36 @@ Matches = Callable[[bytes], bool]
 
 
 def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
-    reader: LogReader, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False,
+    reader: LogReader,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    matches: Matches,
+    foreign: bool = False,
     hit: Hit | None = None,
-) -> GetResult:  # fmt: skip
-    """As ``LogReader.get_messages``; ``hit`` spares records that a bit map rules out. NO_MATCHED_MESSAGE when none of the records that were
-    gone through passes: go on at ``next_offset``.
+) -> GetResult:
+    """As ``LogReader.get_messages``; ``hit`` spares records that a bit map rules out.
+    NO_MATCHED_MESSAGE when none of the records that were gone through passes: go on at
+    ``next_offset``.
     """
     if foreign:
         max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
     found = _Found(max_count, max_bytes)
     units, scanned_bytes, at = FOREIGN_UNITS if foreign else UNITS, 0, offset
-    page_records = min(PAGE_RECORDS, max(PAGE_RECORDS_MIN, max_count))  # what is behind a full page was looked at in vain
+    page_records = min(
+        PAGE_RECORDS, max(PAGE_RECORDS_MIN, max_count)
+    )  # what is behind a full page was looked at in vain
     while True:  # ends: ``units`` falls by at least 1 each round
-        page = reader.get_messages(topic, queue_id, at, min(page_records, units), PAGE_BYTES, None, hit=hit)
+        page = reader.get_messages(
+            topic, queue_id, at, min(page_records, units), PAGE_BYTES, None, hit=hit
+        )
         page_records = min(PAGE_RECORDS, 2 * page_records)
         if page.status is not GetMessageStatus.FOUND:
-            passed = page.next_offset - at if page.status is GetMessageStatus.NO_MATCHED_MESSAGE else 0  # bit maps ruled all of them out
+            passed = (
+                page.next_offset - at if page.status is GetMessageStatus.NO_MATCHED_MESSAGE else 0
+            )  # bit maps ruled all of them out
             units, at = units - passed, at + passed
             if passed <= 0 or units <= 0 or at >= page.max_offset:
                 break
@@ -55,13 +71,21 @@ def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
         units -= page.next_offset - at
         at = page.next_offset if full_at is None else full_at
         scanned_bytes += int(page.sizes.sum())
-        if full_at is not None or found.is_full or units <= 0 or scanned_bytes >= SCANNED_BYTES_MAX or at >= page.max_offset:
+        if (
+            full_at is not None
+            or found.is_full
+            or units <= 0
+            or scanned_bytes >= SCANNED_BYTES_MAX
+            or at >= page.max_offset
+        ):
             break
     if at == offset:
         return page
     status = GetMessageStatus.FOUND if found.sizes else GetMessageStatus.NO_MATCHED_MESSAGE
     sizes = np.concatenate(found.sizes) if found.sizes else np.empty(0, np.int32)
-    return GetResult(status, at, page.min_offset, page.max_offset, sizes, found.parts, page.suggest_slave)
+    return GetResult(
+        status, at, page.min_offset, page.max_offset, sizes, found.parts, page.suggest_slave
+    )
 
 
 class _Found:
@@ -79,13 +103,22 @@ class _Found:
         return self._count <= 0 or self._bytes <= 0
 
     def take(self, page: GetResult, matches: Matches) -> int | None:
-        """Keep what passes; the queue offset of the first record there was no room for, None when the page was gone through."""
-        data = page.parts[0] if len(page.parts) == 1 and isinstance(page.parts[0], bytes) else b"".join(page.parts)
+        """Keep what passes; the queue offset of the first record there was no room for, None when
+        the page was gone through.
+        """
+        data = (
+            page.parts[0]
+            if len(page.parts) == 1 and isinstance(page.parts[0], bytes)
+            else b"".join(page.parts)
+        )
         starts, begins, ends = property_spans(data, page.sizes)
         verdicts = [matches(data[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         rows: Array = np.flatnonzero(np.array(verdicts, np.bool_))
         sizes = page.sizes[rows]
-        room = min(self._count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self._bytes, "right")))
+        room = min(
+            self._count,
+            int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self._bytes, "right")),
+        )
         fit = max(room, 0 if self.sizes else 1)  # the first record always
         full_at = None
         if fit < len(rows):
@@ -104,22 +137,34 @@ class _Found:
             self.parts.append(data)
             return
         breaks = (np.flatnonzero(np.diff(rows) != 1) + 1).tolist()
-        firsts, lasts = rows[[0, *breaks]].tolist(), rows[[*[at - 1 for at in breaks], len(rows) - 1]].tolist()
+        firsts, lasts = (
+            rows[[0, *breaks]].tolist(),
+            rows[[*[at - 1 for at in breaks], len(rows) - 1]].tolist(),
+        )
         view = memoryview(data)
-        pieces = [view[starts[first] : ends[last]] for first, last in zip(firsts, lasts, strict=True)]
+        pieces = [
+            view[starts[first] : ends[last]] for first, last in zip(firsts, lasts, strict=True)
+        ]
         if len(pieces) > _RUNS_MAX:
             self.parts.append(b"".join(pieces))
         else:
             self.parts += pieces
 
 
-def property_spans(data: bytes | bytearray | memoryview, sizes: Array) -> tuple[list[int], list[int], list[int]]:
-    """(starts, first bytes of the property strings, ends) of sound records that lie back to back: the string ends where its record ends."""
+def property_spans(
+    data: bytes | bytearray | memoryview, sizes: Array
+) -> tuple[list[int], list[int], list[int]]:
+    """(starts, first bytes of the property strings, ends) of sound records that lie back to back:
+    the string ends where its record ends.
+    """
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = ends - sizes
     octets: Array = np.frombuffer(data, np.uint8)
     flags = _int32_at(data, starts + 36)
-    shift = _V6_EXTRA * (((flags & SysFlag.BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SysFlag.STORE_HOST_V6) != 0))
+    shift = _V6_EXTRA * (
+        ((flags & SysFlag.BORN_HOST_V6) != 0).astype(np.int64)
+        + ((flags & SysFlag.STORE_HOST_V6) != 0)
+    )
     body_ends = starts + shift + HEADER_BYTES + _int32_at(data, starts + shift + HEADER_BYTES - 4)
     begins = body_ends + 3 + octets[body_ends]
     return starts.tolist(), begins.tolist(), ends.tolist()

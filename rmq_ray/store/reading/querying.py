@@ -1,25 +1,36 @@
 """Finding records by key and by time (store-format 3 "by time lookup", 5).
 
-Decides: which of the index's candidates really have the key (hashes collide), and the queue offset for a time.
-Does not decide: who may ask. Called by: message store, in a thread (cold reads).
+Decides: which of the index's candidates really have the key (hashes collide), and the queue offset
+for a time. Does not decide: who may ask. Called by: message store, in a thread (cold reads).
 """
 
 from __future__ import annotations
 
 import struct
 
+from rmq_ray.codec.record import decode_record, host_lengths
 from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.reading.reading import LogReader
-from rmq_ray.codec.record import decode_record, host_lengths
 
 _ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matched
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
 
 
-def query_by_key(reader: LogReader, index: IndexService, visible: int, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
-    """Whole records of ``topic`` with the key (UNIQ_KEY or one of KEYS) stored in [begin, end], newest first."""
+def query_by_key(
+    reader: LogReader,
+    index: IndexService,
+    visible: int,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin_ms: int,
+    end_ms: int,
+) -> list[bytes]:
+    """Whole records of ``topic`` with the key (UNIQ_KEY or one of KEYS) stored in [begin, end],
+    newest first.
+    """
     found: list[bytes] = []
     until_ms = end_ms
     for _ in range(_ROUNDS):
@@ -39,7 +50,9 @@ def query_by_key(reader: LogReader, index: IndexService, visible: int, topic: st
 
 
 def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int) -> int:
-    """Queue offset of the record stored at ``at_ms``, else the nearer neighbour (a tie: the earlier); 0 when records cannot be read."""
+    """Queue offset of the record stored at ``at_ms``, else the nearer neighbour (a tie: the
+    earlier); 0 when records cannot be read.
+    """
     low, high = queue.min_offset, queue.max_offset
     if low >= high:
         return 0
@@ -57,7 +70,10 @@ def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: 
         return high - 1
     if begin == low:
         return low
-    left, right = _store_ms_at(reader, queue, visible, begin - 1), _store_ms_at(reader, queue, visible, begin)
+    left, right = (
+        _store_ms_at(reader, queue, visible, begin - 1),
+        _store_ms_at(reader, queue, visible, begin),
+    )
     if left is None or right is None:
         return 0
     return begin if right == at_ms or right - at_ms < at_ms - left else begin - 1

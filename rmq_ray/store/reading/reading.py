@@ -1,10 +1,13 @@
-"""Reading records of a queue: from queue offsets over consume-queue entries to bytes of the log (protocol-behaviour 10.3).
+"""Reading records of a queue: from queue offsets over consume-queue entries to bytes of the log
+(protocol-behaviour 10.3).
 
-Decides: the status and the next offset of a read, which entries match a tag filter, how many reads of the log it takes (records
-that lie densely are read with one call), and that a record which is not what its entry says, or has a wrong CRC, is never handed out.
-Does not decide: who may read, long polling. Called by: message store (any thread).
+Decides: the status and the next offset of a read, which entries match a tag filter, how many reads
+of the log it takes (records that lie densely are read with one call), and that a record which is
+not what its entry says, or has a wrong CRC, is never handed out. Does not decide: who may read,
+long polling. Called by: message store (any thread).
 
-Invariant: every record handed out has its entry's log offset and size, the asked topic's queue offset, and a body with its CRC.
+Invariant: every record handed out has its entry's log offset and size, the asked topic's queue
+offset, and a body with its CRC.
 """
 
 from __future__ import annotations
@@ -16,17 +19,25 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.body_crcs import body_crcs
+from rmq_ray.codec.record import (
+    CRC_MASK,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    OVERHEAD_BYTES,
+    find_fault,
+    headers_at,
+)
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.errors import StoreMissing
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.pulling import GetMessageStatus
-from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.store.log.commit_log import CommitLog
+from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.queue.extended_queue import Hit
-from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.queue.queue_table import QueueTable
-from rmq_ray.codec.record import CRC_MASK, HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, find_fault, headers_at
-from rmq_ray.codec.record_batch import Array
 
 FOREIGN_UNITS = 800  # max(16000, 20 * max_count) bytes of entries a pull
 OUR_UNITS = 8_192
@@ -35,17 +46,23 @@ FOREIGN_DISK_CAPS = (8, 64 << 10)
 IN_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio
 _DENSE = 4  # a span is read at once when it is at most this many times its wanted bytes
 _SPAN_MAX = 8 << 20
-_GAP_MAX = 32 << 10  # bytes of others between two records that are read along: that costs less than another read
+_GAP_MAX = (
+    32 << 10
+)  # bytes of others between two records that are read along: that costs less than another read
 _FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
-_NEAR_BYTES = 65_536  # between the first and the last of several records that are read with one call
+_NEAR_BYTES = (
+    65_536  # between the first and the last of several records that are read with one call
+)
 RECENT_BYTES_MAX = 4_096
 _LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
 
 
 def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:
-    """Where the last of these records begins in the log. ``records``: bytes that end with it; ``sizes``: of the last one at least."""
+    """Where the last of these records begins in the log. ``records``: bytes that end with it;
+    ``sizes``: of the last one at least.
+    """
     at = len(records) - int(sizes[-1]) + _LOG_OFFSET_AT
     return int.from_bytes(records[at : at + 8], "big")
 
@@ -58,7 +75,9 @@ def _is_record_of(data: bytes, at: int, log_offset: int) -> bool:
 
 @dataclass(slots=True)
 class GetResult:
-    """What a read found. ``parts``: buffers that hold the records back to back; ``sizes``: one per record (int32)."""
+    """What a read found. ``parts``: buffers that hold the records back to back; ``sizes``: one per
+    record (int32).
+    """
 
     status: GetMessageStatus
     next_offset: int
@@ -76,7 +95,9 @@ class GetResult:
 
 @dataclass(slots=True)
 class Recent:
-    """A small frame as it was just written: a pull that waited for it needs no file. ``offset``: queue offset of its first record."""
+    """A small frame as it was just written: a pull that waited for it needs no file. ``offset``:
+    queue offset of its first record.
+    """
 
     topic: str
     queue_id: int
@@ -89,37 +110,64 @@ class Recent:
         """Where its last record begins in the log."""
         return last_log_offset(self.data, self.sizes)
 
-    def answers(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> bool:
+    def answers(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int
+    ) -> bool:
         """Whether a read without a filter gets all of it, and begins with it."""
         if offset != self.offset or queue_id != self.queue_id or topic != self.topic:
             return False
-        return max_count >= len(self.sizes) and (len(self.data) <= max_bytes or len(self.sizes) == 1)
+        return max_count >= len(self.sizes) and (
+            len(self.data) <= max_bytes or len(self.sizes) == 1
+        )
 
 
 class LogReader:
     """``memory_bytes``: RAM, by which "in memory" is guessed as RocketMQ does."""
 
-    def __init__(self, log: CommitLog, queues: QueueTable, quarantine: Quarantine, memory_bytes: int) -> None:
+    def __init__(
+        self, log: CommitLog, queues: QueueTable, quarantine: Quarantine, memory_bytes: int
+    ) -> None:
         self._log = log
         self._queues = queues
         self._quarantine = quarantine
         self._memory_bytes = int(memory_bytes * IN_MEMORY_RATIO)
         self.recent: Recent | None = None
-        """Kept by the message store; None from the moment on when the log is cut or a topic goes."""
+        """Kept by the message store; None from the moment on when the log is cut or a topic
+        goes.
+        """
 
     def get_messages(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False,
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        foreign: bool = False,
         hit: Hit | None = None,
-    ) -> GetResult:  # fmt: skip
-        """Records from queue offset ``offset`` on, at most ``max_count`` and ``max_bytes`` (the first one always).
+    ) -> GetResult:
+        """Records from queue offset ``offset`` on, at most ``max_count`` and ``max_bytes`` (the
+        first one always).
 
-        ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply. ``hit(store time, bit map)``: whether a record may be
-        wanted, asked where there are extension units.
+        ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply. ``hit(store
+        time, bit map)``: whether a record may be wanted, asked where there are extension units.
         """
-        found = self.recent_from(topic, queue_id, offset, max_count, max_bytes) if codes is None and hit is None and not foreign else None
+        found = (
+            self.recent_from(topic, queue_id, offset, max_count, max_bytes)
+            if codes is None and hit is None and not foreign
+            else None
+        )
         if found is not None:
             recent, low, high = found
-            return GetResult(GetMessageStatus.FOUND, high, low, high, np.array(recent.sizes, np.int32), [recent.data])
+            return GetResult(
+                GetMessageStatus.FOUND,
+                high,
+                low,
+                high,
+                np.array(recent.sizes, np.int32),
+                [recent.data],
+            )
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
@@ -127,31 +175,50 @@ class LogReader:
         outside = _outside(offset, low, high)
         if outside is not None:
             return outside
-        units = max(FOREIGN_UNITS, max_count) if foreign else min(OUR_UNITS, max_count if codes is None else OUR_UNITS)
+        units = (
+            max(FOREIGN_UNITS, max_count)
+            if foreign
+            else min(OUR_UNITS, max_count if codes is None else OUR_UNITS)
+        )
         raw = queue.read(offset, units)
         if not raw:
             following = queue.entries_per_file
-            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, offset + following - offset % following, low, high)
+            return GetResult(
+                GetMessageStatus.OFFSET_FOUND_NULL,
+                offset + following - offset % following,
+                low,
+                high,
+            )
         if codes is not None or hit is not None:
-            raw = queue.resolve(raw, hit, next(iter(codes)) if codes else 0)  # a code that is not known any more counts as wanted
+            raw = queue.resolve(
+                raw, hit, next(iter(codes)) if codes else 0
+            )  # a code that is not known any more counts as wanted
         if foreign:
             max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
         return self._read_entries(queue, offset, raw, max_count, max_bytes, codes, foreign)
 
-    def recent_from(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> tuple[Recent, int, int] | None:
-        """(the frame that was written last, the queue's smallest offset, its greatest + 1) where a read without a filter from ``offset`` on
-        finds exactly that frame.
+    def recent_from(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int
+    ) -> tuple[Recent, int, int] | None:
+        """(the frame that was written last, the queue's smallest offset, its greatest + 1) where a
+        read without a filter from ``offset`` on finds exactly that frame.
         """
         recent = self.recent
         if recent is None or not recent.answers(topic, queue_id, offset, max_count, max_bytes):
             return None
         queue = self._queues.find(topic, queue_id)
-        if queue is None or offset < queue.min_offset or offset + len(recent.sizes) != queue.max_offset:  # not visible yet, or not the last any more
+        if (
+            queue is None
+            or offset < queue.min_offset
+            or offset + len(recent.sizes) != queue.max_offset
+        ):  # not visible yet, or not the last any more
             return None
         return recent, queue.min_offset, queue.max_offset
 
     def record_at(self, log_offset: int, limit: int) -> bytes | None:
-        """The valid record that begins at ``log_offset`` below ``limit``, None when there is none."""
+        """The valid record that begins at ``log_offset`` below ``limit``, None when there is
+        none.
+        """
         if not self._log.begin <= log_offset < limit:
             return None
         data = self._log.read(log_offset, _RECORD_GUESS)
@@ -162,10 +229,18 @@ class LogReader:
             data = self._log.read(log_offset, total)
         return data[:total] if _is_record_of(data, 0, log_offset) else None
 
-    def records_at(self, log_offsets: Sequence[int], limit: int, bytes_max: int) -> list[bytes | None]:
-        """``record_at`` of each, until ``bytes_max`` bytes were read: the list ends there. What lies close together is read with one call."""
+    def records_at(
+        self, log_offsets: Sequence[int], limit: int, bytes_max: int
+    ) -> list[bytes | None]:
+        """``record_at`` of each, until ``bytes_max`` bytes were read: the list ends there. What
+        lies close together is read with one call.
+        """
         low, high = min(log_offsets), max(log_offsets)
-        data = self._log.read(low, high - low + _RECORD_GUESS) if self._log.begin <= low and high - low <= _NEAR_BYTES else b""
+        data = (
+            self._log.read(low, high - low + _RECORD_GUESS)
+            if self._log.begin <= low and high - low <= _NEAR_BYTES
+            else b""
+        )
         found: list[bytes | None] = []
         size = 0
         for log_offset in log_offsets:
@@ -173,14 +248,23 @@ class LogReader:
                 break
             at = log_offset - low
             end = at + int.from_bytes(data[at : at + 4], "big")
-            whole = at < end <= len(data) and log_offset < limit and _is_record_of(data, at, log_offset)
+            whole = (
+                at < end <= len(data) and log_offset < limit and _is_record_of(data, at, log_offset)
+            )
             raw = data[at:end] if whole else self.record_at(log_offset, limit)
             found.append(raw)
             size += len(raw or b"")
         return found
 
     def _read_entries(
-        self, queue: ConsumeQueue, offset: int, raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        raw: bytes,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        foreign: bool,
     ) -> GetResult:
         scanned = len(raw) // ENTRY_BYTES
         if scanned <= _FEW:
@@ -192,7 +276,12 @@ class LogReader:
             if fit < len(rows):
                 scanned = int(rows[fit])
                 rows, offsets, sizes = rows[:fit], offsets[:fit], sizes[:fit]
-        result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, queue.min_offset, queue.max_offset)
+        result = GetResult(
+            GetMessageStatus.NO_MATCHED_MESSAGE,
+            offset + scanned,
+            queue.min_offset,
+            queue.max_offset,
+        )
         if not len(rows):
             return result
         result.suggest_slave = self._log.end - int(offsets[-1]) > self._memory_bytes
@@ -205,12 +294,18 @@ class LogReader:
         result.sizes = np.array(kept, np.int32)
         result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
         if not kept:
-            gone = int(offsets[-1]) < self._log.begin  # with its segment: what else was in there is not worth a look
-            result.next_offset = max(result.next_offset, queue.min_offset, queue.first_at(self._log.begin) if gone else 0)
+            gone = (
+                int(offsets[-1]) < self._log.begin
+            )  # with its segment: what else was in there is not worth a look
+            result.next_offset = max(
+                result.next_offset, queue.min_offset, queue.first_at(self._log.begin) if gone else 0
+            )
         return result
 
     def _fit_on_disk(self, offsets: Any, sizes: Any) -> int:
-        """How many of these records RocketMQ hands out: a record that lies on disk ends the pull when the smaller caps are reached."""
+        """How many of these records RocketMQ hands out: a record that lies on disk ends the pull
+        when the smaller caps are reached.
+        """
         border = self._log.end - self._memory_bytes
         count_cap, bytes_cap = FOREIGN_DISK_CAPS
         total = 0
@@ -220,23 +315,37 @@ class LogReader:
             total += size
         return len(offsets)
 
-    def _read_many(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> tuple[list[int], list[Any]]:
-        """``_read_records`` of many: those that lie near one another are read and checked at once, and one by one only where that fails."""
+    def _read_many(
+        self, offset: int, rows: Array, offsets: Array, sizes: Array
+    ) -> tuple[list[int], list[Any]]:
+        """``_read_records`` of many: those that lie near one another are read and checked at once,
+        and one by one only where that fails.
+        """
         segments = offsets // self._log.chain.segment_bytes
-        apart = (offsets[1:] - (offsets[:-1] + sizes[:-1]) > _GAP_MAX) | (segments[1:] != segments[:-1])
+        apart = (offsets[1:] - (offsets[:-1] + sizes[:-1]) > _GAP_MAX) | (
+            segments[1:] != segments[:-1]
+        )
         edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(rows)]
         kept: list[int] = []
         parts: list[Any] = []
         for begin, end in pairwise(edges):
             span = (rows[begin:end], offsets[begin:end], sizes[begin:end])
             found = self._read_span(offset, *span)
-            one_by_one = self._read_records(offset, *(values.tolist() for values in span)) if found is None else (span[2].tolist(), found)
+            one_by_one = (
+                self._read_records(offset, *(values.tolist() for values in span))
+                if found is None
+                else (span[2].tolist(), found)
+            )
             kept += one_by_one[0]
             parts += one_by_one[1]
         return kept, parts
 
-    def _read_span(self, offset: int, rows: Array, offsets: Array, sizes: Array) -> list[Any] | None:
-        """Buffers of records that lie near one another, each of those that stand back to back; None when they are not all sound."""
+    def _read_span(
+        self, offset: int, rows: Array, offsets: Array, sizes: Array
+    ) -> list[Any] | None:
+        """Buffers of records that lie near one another, each of those that stand back to back; None
+        when they are not all sound.
+        """
         first, ends = int(offsets[0]), offsets + sizes
         length = int(ends[-1]) - first
         if length > _SPAN_MAX:
@@ -252,9 +361,14 @@ class LogReader:
             return [data]
         view = memoryview(data)
         begins = [0, *(offsets[breaks + 1] - first).tolist()]
-        return [view[begin:end] for begin, end in zip(begins, [*(ends[breaks] - first).tolist(), length], strict=True)]
+        return [
+            view[begin:end]
+            for begin, end in zip(begins, [*(ends[breaks] - first).tolist(), length], strict=True)
+        ]
 
-    def _read_records(self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]) -> tuple[list[int], list[Any]]:
+    def _read_records(
+        self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]
+    ) -> tuple[list[int], list[Any]]:
         """(sizes, buffers) of the records that are sound."""
         kept: list[int] = []
         parts: list[Any] = []
@@ -266,7 +380,9 @@ class LogReader:
                 continue  # retention was faster
             if len(data) < length:
                 continue
-            sound = _find_sound(data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end])
+            sound = _find_sound(
+                data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end]
+            )
             if all(sound) and sum(sizes[begin:end]) == length:
                 kept += sizes[begin:end]
                 parts.append(data)
@@ -278,7 +394,11 @@ class LogReader:
                     parts.append(view[offsets[at] - first : offsets[at] - first + sizes[at]])
                 else:
                     record = bytes(view[offsets[at] - first : offsets[at] - first + sizes[at]])
-                    self._quarantine.add(offsets[at], sizes[at], find_fault(record, 0) or "it is not the record of its queue offset")
+                    self._quarantine.add(
+                        offsets[at],
+                        sizes[at],
+                        find_fault(record, 0) or "it is not the record of its queue offset",
+                    )
         return kept, parts
 
     def _spans(self, offsets: list[int], sizes: list[int]) -> list[tuple[int, int]]:
@@ -286,14 +406,18 @@ class LogReader:
         count = len(offsets)
         segment_bytes = self._log.chain.segment_bytes
         total = offsets[-1] + sizes[-1] - offsets[0]
-        if offsets[0] // segment_bytes == offsets[-1] // segment_bytes and total <= min(_DENSE * sum(sizes), _SPAN_MAX):
+        if offsets[0] // segment_bytes == offsets[-1] // segment_bytes and total <= min(
+            _DENSE * sum(sizes), _SPAN_MAX
+        ):
             return [(0, count)]
         spans: list[tuple[int, int]] = []
         begin, wanted = 0, sizes[0]
         for at in range(1, count):
             wanted += sizes[at]
             span = offsets[at] + sizes[at] - offsets[begin]
-            if offsets[at] // segment_bytes != offsets[begin] // segment_bytes or span > min(_DENSE * wanted, _SPAN_MAX):
+            if offsets[at] // segment_bytes != offsets[begin] // segment_bytes or span > min(
+                _DENSE * wanted, _SPAN_MAX
+            ):
                 spans.append((begin, at))
                 begin, wanted = at, sizes[at]
         spans.append((begin, count))
@@ -317,7 +441,9 @@ Wanted = tuple[Any, Any, Any]
 """Rows, log offsets, sizes: lists when there are few entries, arrays when there are many."""
 
 
-def _choose_few(raw: bytes, count: int, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> tuple[Wanted, int]:
+def _choose_few(
+    raw: bytes, count: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
+) -> tuple[Wanted, int]:
     """(the entries to read, how many entries were gone through)."""
     rows: list[int] = []
     offsets: list[int] = []
@@ -336,7 +462,9 @@ def _choose_few(raw: bytes, count: int, max_count: int, max_bytes: int, codes: f
     return (rows, offsets, sizes), count
 
 
-def _choose_many(raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None) -> tuple[Wanted, int]:
+def _choose_many(
+    raw: bytes, max_count: int, max_bytes: int, codes: frozenset[int] | None
+) -> tuple[Wanted, int]:
     entries = np.frombuffer(raw, ENTRIES)
     count = len(entries)
     matching = entries["size"] != BLANK_SIZE
@@ -344,26 +472,52 @@ def _choose_many(raw: bytes, max_count: int, max_bytes: int, codes: frozenset[in
         matching &= np.isin(entries["code"], list(codes))
     rows = np.flatnonzero(matching)
     sizes = entries["size"][rows]
-    fit = max(1, min(max_count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, "right"))))
+    fit = max(
+        1,
+        min(max_count, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, "right"))),
+    )
     scanned = int(rows[fit]) if fit < len(rows) else count
     rows = rows[:fit]
-    return (rows, entries["log_offset"][rows].astype(np.int64), sizes[:fit].astype(np.int64)), scanned
+    return (
+        rows,
+        entries["log_offset"][rows].astype(np.int64),
+        sizes[:fit].astype(np.int64),
+    ), scanned
 
 
-def _find_sound(data: bytes, first: int, offset: int, rows: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool]:
-    """Which records are what their entries say. ``data`` begins at log offset ``first``; entry ``rows[i]`` has queue offset ``offset + rows[i]``."""
+def _find_sound(
+    data: bytes,
+    first: int,
+    offset: int,
+    rows: Sequence[int],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> list[bool]:
+    """Which records are what their entries say. ``data`` begins at log offset ``first``; entry
+    ``rows[i]`` has queue offset ``offset + rows[i]``.
+    """
     sound: list[bool] = []
     view = memoryview(data)
     for row, log_offset, size in zip(rows, offsets, sizes, strict=True):
         at = log_offset - first
-        total, magic, crc, _, _, queue_offset, own_offset, sys_flag, _, _, _, _, _, _, body_len = HEADER.unpack_from(data, at)
-        if total != size or magic != MAGIC or queue_offset != offset + row or own_offset != log_offset:
+        total, magic, crc, _, _, queue_offset, own_offset, sys_flag, _, _, _, _, _, _, body_len = (
+            HEADER.unpack_from(data, at)
+        )
+        if (
+            total != size
+            or magic != MAGIC
+            or queue_offset != offset + row
+            or own_offset != log_offset
+        ):
             sound.append(False)
         elif sys_flag & _V6:
             sound.append(find_fault(data, at) is None)
         else:
             body_at = at + HEADER_BYTES
-            sound.append(0 <= body_len <= size - OVERHEAD_BYTES and crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc)
+            sound.append(
+                0 <= body_len <= size - OVERHEAD_BYTES
+                and crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc
+            )
     return sound
 
 
@@ -372,8 +526,18 @@ def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, si
     starts = offsets - first
     head = headers_at(data, starts)
     body_len = head["body_len"].astype(np.int64)
-    good = (head["total"] == sizes) & (head["log_offset"] == offsets) & (head["queue_offset"] == queue_offsets) & (body_len <= sizes - OVERHEAD_BYTES)
-    if not good.all() or (head["magic"] != MAGIC).any() or (body_len < 0).any() or (head["sys_flag"] & _V6).any():
+    good = (
+        (head["total"] == sizes)
+        & (head["log_offset"] == offsets)
+        & (head["queue_offset"] == queue_offsets)
+        & (body_len <= sizes - OVERHEAD_BYTES)
+    )
+    if (
+        not good.all()
+        or (head["magic"] != MAGIC).any()
+        or (body_len < 0).any()
+        or (head["sys_flag"] & _V6).any()
+    ):
         return False
     starts += HEADER_BYTES
     return bool((body_crcs(data, starts, starts + body_len) == head["crc"]).all())

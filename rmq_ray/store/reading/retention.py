@@ -1,4 +1,5 @@
-"""Which old segments of the log go, and removing them together with what was derived from them (store-format 13).
+"""Which old segments of the log go, and removing them together with what was derived from them
+(store-format 13).
 
     why a cycle deletes                          which segments it may take, oldest first, at most 10
     the hour is one of delete_when               older than reserved_hours
@@ -7,9 +8,10 @@
     the disk is fuller than 0.85                 any
     the disk is fuller than 0.90                 any; and writes are refused until it is emptier
 
-Never the segment that is written to or one behind it; never one that a bulk read has pinned, until the pin's deadline; the first
-segment that stays ends the cycle. Decides that (``decide`` is pure), and the order: log first, then consume queues and
-index below the log's new beginning. Called by: the message store's ``clean``, in a thread.
+Never the segment that is written to or one behind it; never one that a bulk read has pinned, until
+the pin's deadline; the first segment that stays ends the cycle. Decides that (``decide`` is pure),
+and the order: log first, then consume queues and index below the log's new beginning. Called by:
+the message store's ``clean``, in a thread.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What the decision needs of one segment: log offsets [start, end), and when it was last written to."""
+    """What the decision needs of one segment: log offsets [start, end), and when it was last
+    written to.
+    """
 
     start: int
     end: int
@@ -54,7 +58,9 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Outcome of a decision: starts of the segments to remove, oldest first; whether writes must be refused."""
+    """Outcome of a decision: starts of the segments to remove, oldest first; whether writes must be
+    refused.
+    """
 
     delete: tuple[int, ...]
     disk_full: bool
@@ -110,10 +116,17 @@ class Chain(Protocol):
 
 
 def decide(
-    segments: Sequence[SegmentFacts], now_ms: int, disk_ratio: float, config: StoreConfig, *, log_end: int, manual: bool = False, pinned_from: int | None = None
+    segments: Sequence[SegmentFacts],
+    now_ms: int,
+    disk_ratio: float,
+    config: StoreConfig,
+    *,
+    log_end: int,
+    manual: bool = False,
+    pinned_from: int | None = None,
 ) -> RetentionPlan:
-    """The cycle's plan. ``segments`` oldest first; ``log_end``: where the next record goes; ``pinned_from``: the lowest log
-    offset that a bulk read still needs.
+    """The cycle's plan. ``segments`` oldest first; ``log_end``: where the next record goes;
+    ``pinned_from``: the lowest log offset that a bulk read still needs.
     """
     reason = _reason(now_ms, disk_ratio, config, manual)
     disk_full = disk_ratio > config.disk_full_ratio
@@ -122,7 +135,11 @@ def decide(
         old_ms = now_ms - config.reserved_hours * _HOUR_MS
         for segment in segments[: config.delete_files_max]:
             expired = segment.modified_ms <= old_ms or reason is Reason.FORCED
-            if not expired or segment.end > log_end or (pinned_from is not None and segment.end > pinned_from):
+            if (
+                not expired
+                or segment.end > log_end
+                or (pinned_from is not None and segment.end > pinned_from)
+            ):
                 break
             delete.append(segment.start)
     return RetentionPlan(tuple(delete), disk_full, reason)
@@ -145,9 +162,11 @@ def _reason(now_ms: int, disk_ratio: float, config: StoreConfig, manual: bool) -
 
 
 class Pins:
-    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's loop asks.
+    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's
+    loop asks.
 
-    ``first_id``: ids rise from there; a start of the broker must not give out those of the one before, which readers may still give back.
+    ``first_id``: ids rise from there; a start of the broker must not give out those of the one
+    before, which readers may still give back.
     """
 
     def __init__(self, first_id: int = 1) -> None:
@@ -158,9 +177,14 @@ class Pins:
         return len(self._pins)
 
     def pin(self, from_log_offset: int, deadline_ms: int) -> int:
-        """Keep everything from ``from_log_offset`` on until ``deadline_ms``; returns the pin's id. ``StoreError`` when there are too many."""
+        """Keep everything from ``from_log_offset`` on until ``deadline_ms``; returns the pin's id.
+        ``StoreError`` when there are too many.
+        """
         if len(self._pins) >= PINS_MAX:
-            raise StoreError(f"{PINS_MAX} bulk reads have pinned segments of this store; end some or wait for their deadlines")
+            raise StoreError(
+                f"{PINS_MAX} bulk reads have pinned segments of this store; end some or wait "
+                f"for their deadlines"
+            )
         pin_id, self._next = self._next, self._next + 1
         self._pins[pin_id] = (from_log_offset, deadline_ms)
         return pin_id
@@ -170,18 +194,30 @@ class Pins:
         self._pins.pop(pin_id, None)
 
     def lowest(self, now_ms: int) -> int | None:
-        """The lowest pinned log offset; pins past their deadline are dropped. None = nothing is pinned."""
+        """The lowest pinned log offset; pins past their deadline are dropped. None = nothing is
+        pinned.
+        """
         pins = dict(self._pins)
         for pin_id, (_, deadline_ms) in pins.items():
             if deadline_ms <= now_ms:
                 self._pins.pop(pin_id, None)
-        return min((offset for offset, deadline_ms in pins.values() if deadline_ms > now_ms), default=None)
+        return min(
+            (offset for offset, deadline_ms in pins.values() if deadline_ms > now_ms), default=None
+        )
 
 
 class Retention:
     """Executes cycles. ``path``: where the disk's usage is asked for."""
 
-    def __init__(self, chain: Chain, queues: QueueTable, index: IndexService | None, files: FileSystem, config: StoreConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        queues: QueueTable,
+        index: IndexService | None,
+        files: FileSystem,
+        config: StoreConfig,
+        clock: Clock,
+    ) -> None:
         self.pins = Pins(clock.now_ms())
         self.disk_full = False
         self._chain = chain
@@ -194,15 +230,30 @@ class Retention:
         self._cleaned_to = -1
 
     def request(self) -> None:
-        """An administrator wants expired segments gone now, whatever the hour: the next 20 cycles delete."""
+        """An administrator wants expired segments gone now, whatever the hour: the next 20 cycles
+        delete.
+        """
         self._manual_cycles = MANUAL_CYCLES
 
     def run(self, now_ms: int, log_end: int) -> RetentionReport:
-        """One cycle. On return the removed segments and what was derived from them alone are gone from disk."""
+        """One cycle. On return the removed segments and what was derived from them alone are gone
+        from disk.
+        """
         manual, self._manual_cycles = self._manual_cycles > 0, max(0, self._manual_cycles - 1)
-        facts = [SegmentFacts(s.start, s.end, self._files.modified_ms(s.path)) for s in self._chain.segments()[: self._config.delete_files_max + 1]]
+        facts = [
+            SegmentFacts(s.start, s.end, self._files.modified_ms(s.path))
+            for s in self._chain.segments()[: self._config.delete_files_max + 1]
+        ]
         ratio = self._files.disk_ratio(self._config.path)
-        plan = decide(facts, now_ms, ratio, self._config, log_end=log_end, manual=manual, pinned_from=self.pins.lowest(now_ms))
+        plan = decide(
+            facts,
+            now_ms,
+            ratio,
+            self._config,
+            log_end=log_end,
+            manual=manual,
+            pinned_from=self.pins.lowest(now_ms),
+        )
         self.disk_full = plan.disk_full
         removed = self._remove(plan.delete)
         begin = self._chain.begin
@@ -212,7 +263,9 @@ class Retention:
             queue_files = self._queues.delete_files_before_min()
             index_files = self._index.delete_before(begin) if self._index is not None else 0
             self._cleaned_to = begin
-        return RetentionReport(begin, removed, queue_files, index_files, plan.disk_full, plan.reason)
+        return RetentionReport(
+            begin, removed, queue_files, index_files, plan.disk_full, plan.reason
+        )
 
     def _remove(self, starts: Sequence[int]) -> int:
         removed = 0

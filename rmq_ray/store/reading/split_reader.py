@@ -1,14 +1,18 @@
-"""Bulk reads beside the log: a split's records straight from the files of the broker's store, by another process.
+"""Bulk reads beside the log: a split's records straight from the files of the broker's store, by
+another process.
 
-    consumequeue/{topic}/{queueId}/...  ->  entries (log offset, size)  ->  commitlog/...  ->  records back to back
+    consumequeue/{topic}/{queueId}/...  ->  entries (log offset, size)  ->  commitlog/...  ->
+    records back to back
 
-Decides: that a record which is not the one the entry promises is never handed out: topic, queue, queue offset, log offset, lengths and
-CRC are checked; what fails is skipped and counted. Does not decide what to do when the files cannot be read: every such
-case is a ``StoreError``, and the caller asks the broker instead. Called by: scan plans (Spark, Ray Data, pandas).
+Decides: that a record which is not the one the entry promises is never handed out: topic, queue,
+queue offset, log offset, lengths and CRC are checked; what fails is skipped and counted. Does not
+decide what to do when the files cannot be read: every such case is a ``StoreError``, and the caller
+asks the broker instead. Called by: scan plans (Spark, Ray Data, pandas).
 
-Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of another identity or a log whose
-epoch has changed since the plan is refused, before and after every chunk. A chunk's bytes are good until the next one is asked for: they lie in
-one buffer of the reader, since fresh memory for each chunk costs as much as reading it from the page cache.
+Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of
+another identity or a log whose epoch has changed since the plan is refused, before and after every
+chunk. A chunk's bytes are good until the next one is asked for: they lie in one buffer of the
+reader, since fresh memory for each chunk costs as much as reading it from the page cache.
 """
 
 from __future__ import annotations
@@ -22,32 +26,36 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
-from rmq_ray.ports import Split
 from rmq_ray.codec.body_crcs import body_crcs
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
-from rmq_ray.store.log.epoch_file import EpochFile
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.files import FileSystem
 from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_layout import RecordLayout
-from rmq_ray.store.log.segment import segment_name
+from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
+from rmq_ray.files import FileSystem
+from rmq_ray.ports import Split
+from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
+from rmq_ray.store.log.epoch_file import EpochFile
+from rmq_ray.store.log.segment import segment_name
+from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 
 logger = logging.getLogger("rmq_ray.store")
 
 ENTRIES_A_READ = 4_096  # 80 KiB of consume queue
-GAP_BYTES_MAX = 4_096  # bytes of other queues between two records that are cheaper to read than a second call
+GAP_BYTES_MAX = (
+    4_096  # bytes of other queues between two records that are cheaper to read than a second call
+)
 OPEN_FILES_MAX = 64
 CONSUME_QUEUE = "consumequeue"
 
 
 @lru_cache(maxsize=1)
 def host_id() -> str:
-    """32 hex digits: this machine since its last boot, the same in all its processes and network namespaces.
+    """32 hex digits: this machine since its last boot, the same in all its processes and network
+    namespaces.
 
-    Two parties with the same value may share files; whether they do is checked by the store's identity at its path.
+    Two parties with the same value may share files; whether they do is checked by the store's
+    identity at its path.
     """
     files = FileSystem()
     try:
@@ -59,7 +67,9 @@ def host_id() -> str:
 
 
 class LocalSplitReader:
-    """Reads splits of stores on this machine. ``skipped``: records left out because they were not what they should be."""
+    """Reads splits of stores on this machine. ``skipped``: records left out because they were not
+    what they should be.
+    """
 
     def __init__(self, files: FileSystem | None = None) -> None:
         self._files = files or FileSystem()
@@ -68,15 +78,17 @@ class LocalSplitReader:
         self.skipped = 0
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
-        """Yields (records back to back, int32 sizes) in queue order, about ``chunk_bytes`` at a time. See ``read_from``."""
+        """Yields (records back to back, int32 sizes) in queue order, about ``chunk_bytes`` at a
+        time. See ``read_from``.
+        """
         for records, sizes, _ in self.read_from(split, chunk_bytes):
             yield records, sizes
 
     def read_from(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any, int]]:
         """The same with the queue offset that follows each chunk, where another reader can go on.
 
-        Raises ``StoreMissing`` (files gone or not there yet), ``StoreForeign`` (another store), ``StoreCorrupt``, ``StoreError``
-        (the epoch changed).
+        Raises ``StoreMissing`` (files gone or not there yet), ``StoreForeign`` (another store),
+        ``StoreCorrupt``, ``StoreError`` (the epoch changed).
         """
         self._check_store(split)
         at = split.start
@@ -100,39 +112,61 @@ class LocalSplitReader:
         try:
             found = json.loads(self._files.read_whole(path))["identity"]
         except (ValueError, LookupError, TypeError) as error:
-            raise StoreCorrupt(f"{path} names no store: {error}; restore it from a copy", path, 0) from error
+            raise StoreCorrupt(
+                f"{path} names no store: {error}; restore it from a copy", path, 0
+            ) from error
         if found != split.identity:
             self._cache.close()
-            raise StoreForeign(f"{split.store_path} holds store {found}, planned was {split.identity}; plan the read again", split.store_path)
+            raise StoreForeign(
+                f"{split.store_path} holds store {found}, planned was {split.identity}; plan "
+                f"the read again",
+                split.store_path,
+            )
         self._check_epoch(split)
 
     def _check_epoch(self, split: Split) -> None:
         epochs = EpochFile(f"{split.store_path}/{OURS}/epochs", self._files)
         epochs.load()
         if epochs.current != split.epoch:
-            fault = f"the log at {split.store_path} is in epoch {epochs.current}, planned was {split.epoch}: what lay behind a cut may have changed"
+            fault = (
+                f"the log at {split.store_path} is in epoch {epochs.current}, planned was "
+                f"{split.epoch}: what lay behind a cut may have changed"
+            )
             raise StoreError(f"{fault}; plan the read again", split.store_path)
 
     def _entries(self, split: Split, at: int) -> Array:
-        """Consume queue entries from queue offset ``at`` on: at least one, to the end of the file at most."""
+        """Consume queue entries from queue offset ``at`` on: at least one, to the end of the file
+        at most.
+        """
         file_bytes = split.consume_queue_entries * ENTRY_BYTES
         position = at * ENTRY_BYTES % file_bytes
         start = at * ENTRY_BYTES - position
         count = min(ENTRIES_A_READ, split.end - at, (file_bytes - position) // ENTRY_BYTES)
-        path = f"{split.store_path}/{CONSUME_QUEUE}/{split.queue.topic}/{split.queue.queue_id}/{start:020d}"
+        path = (
+            f"{split.store_path}/{CONSUME_QUEUE}/{split.queue.topic}/{split.queue.queue_id}/"
+            f"{start:020d}"
+        )
         entries = np.frombuffer(self._cache.get(path).pread(count * ENTRY_BYTES, position), ENTRIES)
         written = entries["size"] > 0
         if not written.all():
             entries = entries[: int((~written).argmax())]
         if not len(entries):
-            raise StoreMissing(f"{path} has no entry {at} of {split.queue}; the queue ends before the split", path)
+            raise StoreMissing(
+                f"{path} has no entry {at} of {split.queue}; the queue ends before the split", path
+            )
         return entries
 
     def _records(self, split: Split, first: int, entries: Array) -> tuple[memoryview, Array]:
-        """The records of entries ``first``, ``first + 1``, ... back to back, without those that are not what they should be."""
+        """The records of entries ``first``, ``first + 1``, ... back to back, without those that are
+        not what they should be.
+        """
         offsets, sizes = entries["log_offset"].astype(np.int64), entries["size"].astype(np.int64)
         rows = np.arange(first, first + len(entries))
-        real = (sizes != BLANK_SIZE) & (sizes > OVERHEAD_BYTES) & (offsets % split.segment_bytes + sizes <= split.segment_bytes)
+        real = (
+            (sizes != BLANK_SIZE)
+            & (sizes > OVERHEAD_BYTES)
+            & (offsets % split.segment_bytes + sizes <= split.segment_bytes)
+        )
         if not real.all():
             offsets, sizes, rows = offsets[real], sizes[real], rows[real]
         buffer = self._read_runs(split, offsets, sizes)
@@ -140,21 +174,33 @@ class LocalSplitReader:
         bad = len(entries) - int(np.count_nonzero(sound))
         if bad:
             self.skipped += bad
-            logger.warning("%s: %d records from offset %d on are damaged and were left out", split.queue, bad, first)
+            logger.warning(
+                "%s: %d records from offset %d on are damaged and were left out",
+                split.queue,
+                bad,
+                first,
+            )
             buffer, sizes = _without(buffer, sizes, sound), sizes[sound]
         return buffer, sizes.astype(np.int32)
 
     def _read_runs(self, split: Split, offsets: Array, sizes: Array) -> memoryview:
-        """One read for records that lie close together, into the place where they belong; the bytes between them are left out."""
+        """One read for records that lie close together, into the place where they belong; the bytes
+        between them are left out.
+        """
         if not len(offsets):
             return memoryview(b"")
         ends, total = offsets + sizes, int(sizes.sum())
         gaps = offsets[1:] - ends[:-1]
         segments = offsets // split.segment_bytes
-        far = np.flatnonzero((gaps > GAP_BYTES_MAX) | (gaps < 0) | (segments[1:] != segments[:-1])) + 1
+        far = (
+            np.flatnonzero((gaps > GAP_BYTES_MAX) | (gaps < 0) | (segments[1:] != segments[:-1]))
+            + 1
+        )
         bounds = [0, *far.tolist(), len(offsets)]
         if len(self._buffer) < total:
-            self._buffer = np.empty(total + total // 4, np.uint8)  # chunks differ a little in length
+            self._buffer = np.empty(
+                total + total // 4, np.uint8
+            )  # chunks differ a little in length
         target, at = memoryview(self._buffer)[:total], 0  # type: ignore[arg-type]
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             begin, end = int(offsets[low]), int(ends[high - 1])
@@ -178,11 +224,18 @@ class LocalSplitReader:
         path = f"{split.store_path}/{COMMIT_LOG}/{segment_name(start)}"
         found = self._cache.get(path).pread_into(into, begin - start)
         if found < len(into):
-            raise StoreCorrupt(f"{path} ends at {found} of {len(into)} bytes from {begin} on; its size is not {split.segment_bytes}", path, begin)
+            raise StoreCorrupt(
+                f"{path} ends at {found} of {len(into)} bytes from {begin} on; its size is "
+                f"not {split.segment_bytes}",
+                path,
+                begin,
+            )
 
 
 def _fitting(entries: Array, chunk_bytes: int, visible_end: int) -> int:
-    """How many leading entries make one chunk: visible, and within ``chunk_bytes`` (one at least)."""
+    """How many leading entries make one chunk: visible, and within ``chunk_bytes`` (one at
+    least).
+    """
     sizes = np.where(entries["size"] == BLANK_SIZE, 0, entries["size"]).astype(np.int64)
     hidden = entries["log_offset"] + sizes > visible_end
     visible = int(hidden.argmax()) if hidden.any() else len(entries)
@@ -193,11 +246,17 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
     """Which records are the ones that the queue's entries promise."""
     layout = RecordLayout(buffer, sizes)
     heads, topic = layout.heads, split.queue.topic.encode()
-    sound: Array = (heads["total"] == sizes) & (heads["magic"] == MAGIC) & (heads["queue_id"] == split.queue.queue_id)
+    sound: Array = (
+        (heads["total"] == sizes)
+        & (heads["magic"] == MAGIC)
+        & (heads["queue_id"] == split.queue.queue_id)
+    )
     sound &= (heads["queue_offset"] == rows) & (heads["log_offset"] == offsets)
     sound &= layout.body_lengths == layout.body_ends - layout.body_begins
     sound &= layout.data[layout.body_ends] == len(topic)
-    sound &= (layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)).all(axis=1)
+    sound &= (
+        layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)
+    ).all(axis=1)
     sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
     sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == heads["crc"]
     return sound

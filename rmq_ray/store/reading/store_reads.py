@@ -1,7 +1,9 @@
-"""What a recovered store answers: records by queue offset, log offset, key and time; bounds, pins, retention, status.
+"""What a recovered store answers: records by queue offset, log offset, key and time; bounds, pins,
+retention, status.
 
-Decides: that nothing invisible is answered, and nothing at all after the log has failed. Does not decide: how a read is done
-(``reading``, ``querying``). Called by: the broker, as a part of ``MessageStore``. Reads may come from any thread.
+Decides: that nothing invisible is answered, and nothing at all after the log has failed. Does not
+decide: how a read is done (``reading``, ``querying``). Called by: the broker, as a part of
+``MessageStore``. Reads may come from any thread.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreFailed, StoreNotReady
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ConsumeQueue
@@ -19,13 +22,14 @@ from rmq_ray.store.queue.extended_queue import Hit
 from rmq_ray.store.reading.filtered_reading import Matches, get_matching
 from rmq_ray.store.reading.querying import offset_by_time, query_by_key, store_ms_of
 from rmq_ray.store.reading.reading import GetResult, Recent
-from rmq_ray.codec.record_batch import Array
-from rmq_ray.store.recovery.restart import StoreParts
 from rmq_ray.store.reading.retention import RetentionReport
+from rmq_ray.store.recovery.restart import StoreParts
 
 
 class StoreState(Enum):
-    """CLOSED --open--> OPEN --recover--> RECOVERED --start--> READY --shutdown--> CLOSED; READY --failed write or sync--> FAILED --reopen--> READY."""
+    """CLOSED --open--> OPEN --recover--> RECOVERED --start--> READY --shutdown--> CLOSED;
+    READY --failed write or sync--> FAILED --reopen--> READY.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -48,7 +52,12 @@ class StoreReads:
     @property
     def counters(self) -> dict[str, int]:
         """What was appended since the store was made, and how many repeats were answered."""
-        return {"frames": self._frames, "records": self._records, "bytes": self._bytes, "repeats": self._repeats}
+        return {
+            "frames": self._frames,
+            "records": self._records,
+            "bytes": self._bytes,
+            "repeats": self._repeats,
+        }
 
     @property
     def state(self) -> StoreState:
@@ -93,29 +102,65 @@ class StoreReads:
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> Array:
-        """Up to ``count`` consume queue entries from ``offset`` on, as ``ENTRIES``; fewer at the queue's end or at the end of what is there."""
+        """Up to ``count`` consume queue entries from ``offset`` on, as ``ENTRIES``; fewer at the
+        queue's end or at the end of what is there.
+        """
         queue = self.readable().queues.find(topic, queue_id)
         return np.frombuffer(queue.read(offset, count) if queue is not None else b"", ENTRIES)
 
     def get_messages(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None, foreign: bool = False
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        foreign: bool = False,
     ) -> GetResult:
-        """See ``LogReader.get_messages``. ``StoreFailed`` after a failure: what lies behind it is not known."""
-        return self.readable().reader.get_messages(topic, queue_id, offset, max_count, max_bytes, codes, foreign)
+        """See ``LogReader.get_messages``. ``StoreFailed`` after a failure: what lies behind it is
+        not known.
+        """
+        return self.readable().reader.get_messages(
+            topic, queue_id, offset, max_count, max_bytes, codes, foreign
+        )
 
-    def just_written(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> tuple[Recent, int, int] | None:
+    def just_written(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int
+    ) -> tuple[Recent, int, int] | None:
         """See ``LogReader.recent_from``. ``StoreFailed`` after a failure."""
         return self.readable().reader.recent_from(topic, queue_id, offset, max_count, max_bytes)
 
     def get_matching(  # noqa: PLR0913 - get_messages and the condition
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, matches: Matches, foreign: bool = False,
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        matches: Matches,
+        foreign: bool = False,
         hit: Hit | None = None,
-    ) -> GetResult:  # fmt: skip
-        """See ``filtered_reading.get_matching``: the records whose property string (UTF-8) passes ``matches``."""
-        return get_matching(self.readable().reader, topic, queue_id, offset, max_count, max_bytes, matches, foreign, hit)
+    ) -> GetResult:
+        """See ``filtered_reading.get_matching``: the records whose property string (UTF-8) passes
+        ``matches``.
+        """
+        return get_matching(
+            self.readable().reader,
+            topic,
+            queue_id,
+            offset,
+            max_count,
+            max_bytes,
+            matches,
+            foreign,
+            hit,
+        )
 
     def record_at(self, log_offset: int) -> bytes | None:
-        """The visible record that begins at ``log_offset``; None when there is none, or its CRC is wrong."""
+        """The visible record that begins at ``log_offset``; None when there is none, or its CRC is
+        wrong.
+        """
         return self.readable().reader.record_at(log_offset, self._visible)
 
     def records_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
@@ -123,11 +168,15 @@ class StoreReads:
         return self.readable().reader.records_at(log_offsets, self._visible, bytes_max)
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a cold disk."""
+        """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a
+        cold disk.
+        """
         parts = self.readable()
         if parts.index is None:
             return []
-        return query_by_key(parts.reader, parts.index, self._visible, topic, key, max_num, begin_ms, end_ms)
+        return query_by_key(
+            parts.reader, parts.index, self._visible, topic, key, max_num, begin_ms, end_ms
+        )
 
     def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
         """Queue offset for a store time (store-format 3); 0 for an empty queue."""
@@ -146,7 +195,9 @@ class StoreReads:
         return -1 if record is None else store_ms_of(record)
 
     def log_offset_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a queue offset begins in the log; -1 when the queue does not have it."""
+        """Where the record of a queue offset begins in the log; -1 when the queue does not
+        have it.
+        """
         return _log_offset_at(self.opened.queues.find(topic, queue_id), offset)
 
     def topics(self) -> set[str]:
@@ -155,7 +206,10 @@ class StoreReads:
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(topic, queue id) -> (minimum, maximum) of every queue."""
-        return {(topic, queue_id): (queue.min_offset, queue.max_offset) for topic, queue_id, queue in self.opened.queues.all()}
+        return {
+            (topic, queue_id): (queue.min_offset, queue.max_offset)
+            for topic, queue_id, queue in self.opened.queues.all()
+        }
 
     @property
     def begin_offset(self) -> int:
@@ -175,7 +229,9 @@ class StoreReads:
         self.opened.retention.request()
 
     def clean(self, now_ms: int) -> RetentionReport:
-        """One cycle of retention; slow, in a thread of the caller. What was not synced stays: the file that a sync is about to open must be there."""
+        """One cycle of retention; slow, in a thread of the caller. What was not synced stays: the
+        file that a sync is about to open must be there.
+        """
         parts = self.readable()
         return parts.retention.run(now_ms, parts.log.durable)
 
@@ -183,23 +239,38 @@ class StoreReads:
         """Plain values for administration."""
         parts = self.opened
         return {
-            "state": self.state.value, "identity": self.identity, "epoch": parts.epochs.current, "begin": parts.log.begin, "end": parts.log.end,
-            "durable": parts.log.durable, "visible": self._visible, "quarantined": parts.quarantine.count,
-            "producers": len(parts.windows), "disk_full": parts.retention.disk_full, **self.counters,
-        }  # fmt: skip
+            "state": self.state.value,
+            "identity": self.identity,
+            "epoch": parts.epochs.current,
+            "begin": parts.log.begin,
+            "end": parts.log.end,
+            "durable": parts.log.durable,
+            "visible": self._visible,
+            "quarantined": parts.quarantine.count,
+            "producers": len(parts.windows),
+            "disk_full": parts.retention.disk_full,
+            **self.counters,
+        }
 
     @property
     def opened(self) -> StoreParts:
         """The parts; ``StoreNotReady`` before recovery is done."""
         if self._parts is None:
-            raise StoreNotReady(f"the store at {self._config.path} is {self._state.value}; try again when it is recovered", self._config.path)
+            raise StoreNotReady(
+                f"the store at {self._config.path} is {self._state.value}; try again when it "
+                f"is recovered",
+                self._config.path,
+            )
         return self._parts
 
     def readable(self) -> StoreParts:
         """The same; ``StoreFailed`` after a failure."""
         parts = self.opened
         if parts.log.failure is not None:
-            raise StoreFailed(f"the log failed and must be read again: {parts.log.failure.message}", self._config.path)
+            raise StoreFailed(
+                f"the log failed and must be read again: {parts.log.failure.message}",
+                self._config.path,
+            )
         return parts
 
 

@@ -4,8 +4,9 @@
     SYNC_FLUSH    when the flush thread's fdatasync covered it and ``dispatch_durable`` is called; with a transient store pool after its commit
     slaves        nothing behind what they have confirmed, where the broker says so (``set_replicated``)
 
-Decides that order: whole frames, in log order, nothing before an earlier one. Does not decide what an entry holds (``dispatcher``). The middle part of
-``MessageStore``. One thread (the broker's loop), beside readers; ``_lock`` holds position, queues' maxima and windows of one moment together.
+Decides that order: whole frames, in log order, nothing before an earlier one. Does not decide what
+an entry holds (``dispatcher``). The middle part of ``MessageStore``. One thread (the broker's
+loop), beside readers; ``_lock`` holds position, queues' maxima and windows of one moment together.
 
 Invariant: ``visible_offset`` lies behind a whole write, all of whose records are queued.
 """
@@ -17,16 +18,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rmq_ray.codec.record_batch import CheckedFrame
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreError, StoreFull
 from rmq_ray.store.frames.mixed_frame import MixedFrame
-from rmq_ray.codec.record_batch import CheckedFrame
-from rmq_ray.store.recovery.restart import StoreParts
 from rmq_ray.store.reading.store_reads import StoreReads
+from rmq_ray.store.recovery.restart import StoreParts
 
 logger = logging.getLogger("rmq_ray.store")
 
-WAITING_FRAMES_MAX = 100_000  # written and not dispatched: a consume queue without room, or a disk that does not sync
+# written and not dispatched: a consume queue without room, or a disk that does not sync
+WAITING_FRAMES_MAX = 100_000
 ArrivalListener = Callable[[str, int, int, Sequence[int]], None]
 Written = CheckedFrame | MixedFrame
 
@@ -45,12 +47,14 @@ class StoreVisibility(StoreReads):
         self._last_ms, self._last_record = 0, -1
 
     def set_arrival_listener(self, listener: ArrivalListener) -> None:
-        """``listener(topic, queue id, new maximum, tags codes)``: called where frames are dispatched, from that thread."""
+        """``listener(topic, queue id, new maximum, tags codes)``: called where frames are
+        dispatched, from that thread.
+        """
         self._listener = listener
 
     def dispatch_durable(self) -> int:
-        """Make visible what is durable (and replicated) by now; returns ``visible_offset``. Raises ``StoreFailed``; after ``StoreFull``
-        the rest waits for the next call.
+        """Make visible what is durable (and replicated) by now; returns ``visible_offset``. Raises
+        ``StoreFailed``; after ``StoreFull`` the rest waits for the next call.
         """
         parts = self.opened
         limit = self._visible_limit(parts)
@@ -64,39 +68,69 @@ class StoreVisibility(StoreReads):
         return self._visible
 
     def set_replicated(self, log_offset: int | None) -> None:
-        """Nothing behind ``log_offset`` becomes visible (slaves have not confirmed it); None = no such limit."""
+        """Nothing behind ``log_offset`` becomes visible (slaves have not confirmed it); None = no
+        such limit.
+        """
         self._replicated = log_offset
 
     @property
     def durable_offset(self) -> int:
-        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the kernel (ASYNC_FLUSH)."""
+        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the
+        kernel (ASYNC_FLUSH).
+        """
         log = self.opened.log
         return log.durable if self._is_sync else log.committed
 
-    # --- inside --------------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
-    def _let_in(self, parts: StoreParts, frame: Written, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> bool:
-        """Make visible what was just written, or let it wait. True when it waits for the flush thread."""
+    def _let_in(
+        self,
+        parts: StoreParts,
+        frame: Written,
+        queue_offset: int,
+        log_offset: int,
+        store_ms: int,
+        sys_flag: int,
+    ) -> bool:
+        """Make visible what was just written, or let it wait. True when it waits for the flush
+        thread.
+        """
         waits = self._is_sync or parts.log.pool is not None
         at_once = not waits and not self._waiting and self._replicated is None
-        if not at_once or not self._dispatch(parts, frame, queue_offset, log_offset, store_ms, sys_flag):
+        if not at_once or not self._dispatch(
+            parts, frame, queue_offset, log_offset, store_ms, sys_flag
+        ):
             self._waiting.append((frame, queue_offset, log_offset, store_ms, sys_flag))
             if at_once is False and not waits:
                 self.dispatch_durable()
         return waits
 
-    def _dispatch(self, parts: StoreParts, frame: Written, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int) -> bool:
-        """Queue, index, announce. False when the disk is full: the frame stays in the log and waits. Raises when the disk failed."""
+    def _dispatch(
+        self,
+        parts: StoreParts,
+        frame: Written,
+        queue_offset: int,
+        log_offset: int,
+        store_ms: int,
+        sys_flag: int,
+    ) -> bool:
+        """Queue, index, announce. False when the disk is full: the frame stays in the log and
+        waits. Raises when the disk failed.
+        """
         try:
             with self._lock:
                 if isinstance(frame, CheckedFrame):
-                    new = parts.dispatcher.dispatch(frame, queue_offset, log_offset, store_ms, sys_flag)
+                    new = parts.dispatcher.dispatch(
+                        frame, queue_offset, log_offset, store_ms, sys_flag
+                    )
                 else:
                     new = parts.dispatcher.dispatch_mixed(frame, log_offset, store_ms)
                 self._visible = log_offset + frame.length
                 self._last_ms, self._last_record = store_ms, log_offset + int(frame.starts[-1])
         except StoreFull as error:
-            logger.warning("records from log offset %d on are not visible yet: %s", log_offset, error)
+            logger.warning(
+                "records from log offset %d on are not visible yet: %s", log_offset, error
+            )
             return False
         except StoreError as error:
             self._fail(error)
@@ -108,7 +142,12 @@ class StoreVisibility(StoreReads):
     def _announce(self, listener: ArrivalListener, frame: Written, queue_offset: int) -> None:
         if isinstance(frame, CheckedFrame):
             codes = frame.tag_codes
-            listener(frame.topic, frame.queue_id, queue_offset + frame.count, codes if isinstance(codes, list) else codes.tolist())
+            listener(
+                frame.topic,
+                frame.queue_id,
+                queue_offset + frame.count,
+                codes if isinstance(codes, list) else codes.tolist(),
+            )
             return
         for (topic, queue_id), piece in frame.pieces.items():
             listener(topic, queue_id, piece.queue_offset + piece.frame.count, piece.frame.tag_codes)
@@ -128,11 +167,17 @@ class StoreVisibility(StoreReads):
     def _visible_limit(self, parts: StoreParts) -> int:
         if parts.log.failure is not None:
             return -1
-        return self.durable_offset if self._replicated is None else min(self.durable_offset, self._replicated)
+        return (
+            self.durable_offset
+            if self._replicated is None
+            else min(self.durable_offset, self._replicated)
+        )
 
     def _fail(self, error: StoreError) -> None:
         log = self.opened.log
         if log.failure is None:
             log.failure = error
         logger.error("the store has failed, nothing more is acknowledged: %s", error)
-        self._on_durable(log.durable)  # a sync that failed in the checkpoint's thread has set the failure and told nobody
+        self._on_durable(
+            log.durable
+        )  # a sync that failed in the checkpoint's thread has set the failure and told nobody

@@ -1,9 +1,12 @@
-"""Apache RocketMQ's ``checkpoint`` file: up to which store times log, consume queues and index are on disk (store-format 6).
+"""Apache RocketMQ's ``checkpoint`` file: up to which store times log, consume queues and index are
+on disk (store-format 6).
 
-     0 physicMsgTimestamp i64 | 8 logicsMsgTimestamp i64 | 16 indexMsgTimestamp i64 | zeros up to 4096 bytes
+     0 physicMsgTimestamp i64 | 8 logicsMsgTimestamp i64 | 16 indexMsgTimestamp i64 | zeros up to
+     4096 bytes
 
-Big-endian ms. Decides: the file's form and what time a recovery by file times may trust. Does not decide when it is written.
-Called by: flusher, recovery. Ours, with exact positions, is ``short_checkpoint``; this one is for a log that moved without it.
+Big-endian ms. Decides: the file's form and what time a recovery by file times may trust. Does not
+decide when it is written. Called by: flusher, recovery. Ours, with exact positions, is
+``short_checkpoint``; this one is for a log that moved without it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def load_checkpoint(files: FileSystem, path: str) -> Checkpoint:
     """The file's times; a missing or short file counts as zeros, as for RocketMQ."""
     if not files.exists(path):
         return Checkpoint()
-    return Checkpoint(*_TIMES.unpack(files.read_whole(path)[: _TIMES.size].ljust(_TIMES.size, b"\0")))
+    return Checkpoint(
+        *_TIMES.unpack(files.read_whole(path)[: _TIMES.size].ljust(_TIMES.size, b"\0"))
+    )
 
 
 def save_checkpoint(files: FileSystem, path: str, checkpoint: Checkpoint) -> None:

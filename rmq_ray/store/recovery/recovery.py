@@ -1,4 +1,5 @@
-"""From the bytes on disk after any stop to a log with a known end, and consume queues, index and windows that match it.
+"""From the bytes on disk after any stop to a log with a known end, and consume queues, index and
+windows that match it.
 
     1 begin     our checkpoint, if it is valid: this boot wrote it, or everything it names was synced; its queues and index are
                 there; the log still has the record it remembers. Else RocketMQ's rule (store-format 7): from the third-last segment
@@ -9,9 +10,10 @@
                 durable, broken bytes are put into quarantine and skipped instead
     4 cut       everything behind the end is removed for good and synced; queues, windows and epochs follow
 
-Decides all that. Does not decide: validity of a record (``log_scan``), what is queued (``redispatch``).
-Called by: message store, in the caller's thread. Invariants: repeatable (a recovery that was interrupted starts again and ends
-the same), idempotent (a second one changes nothing but the epoch).
+Decides all that. Does not decide: validity of a record (``log_scan``), what is queued
+(``redispatch``). Called by: message store, in the caller's thread. Invariants: repeatable (a
+recovery that was interrupted starts again and ends the same), idempotent (a second one changes
+nothing but the epoch).
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.errors import StoreMissing
 from rmq_ray.store.frames.frame_tracker import FrameTracker
 from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
 from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.store.recovery.redispatch import Redispatcher
 from rmq_ray.store.log.segment import Segment
 from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.recovery.redispatch import Redispatcher
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -48,7 +50,9 @@ class RecoveryReport:
     records: int = 0
     """Valid records that were read."""
     cut_bytes: int = 0
-    """Bytes of records and parts of records that were removed behind ``end`` (0 = there was nothing)."""
+    """Bytes of records and parts of records that were removed behind ``end`` (0 = there was
+    nothing).
+    """
     incomplete_frames: int = 0
     """Frames that lack records and stand because others follow."""
     quarantined: list[tuple[int, int, str]] = field(default_factory=list)
@@ -60,15 +64,17 @@ class RecoveryReport:
     epoch: int = 0
     epoch_raised: bool = False
     sound: bool = True
-    """The log has all that was ever acknowledged or shown of it, as far as it can be told: no host died with bytes of it that were not on disk."""
+    """The log has all that was ever acknowledged or shown of it, as far as it can be told: no host
+    died with bytes of it that were not on disk.
+    """
     way: str = "new log"
     """Why reading began where it did."""
     duration_ms: float = 0.0
 
 
 class LogRecovery:
-    """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of the cache was lost;
-    ``strict_from``: we wrote what begins there or later.
+    """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of
+    the cache was lost; ``strict_from``: we wrote what begins there or later.
     """
 
     def __init__(  # noqa: PLR0913 - what it reads, where it goes, and three facts
@@ -107,8 +113,12 @@ class LogRecovery:
                 return end
             at = following
 
-    def _read_from(self, segment: Segment, at: int, report: RecoveryReport) -> tuple[int | None, int]:
-        """One buffer of records from ``at``; (where to go on or None, the end if there is nothing to go on to)."""
+    def _read_from(
+        self, segment: Segment, at: int, report: RecoveryReport
+    ) -> tuple[int | None, int]:
+        """One buffer of records from ``at``; (where to go on or None, the end if there is nothing
+        to go on to).
+        """
         view = memoryview(self._buffer)[: min(len(self._buffer), segment.end - at)]
         view = view[: segment.file.pread_into(view, at - segment.start)]
         segment.file.read_ahead(at - segment.start + len(view), len(self._buffer))
@@ -130,10 +140,21 @@ class LogRecovery:
         return self._settle(segment, result.end, stop, result.fault, records, incomplete, report)
 
     def _settle(  # noqa: PLR0913 - one step of one loop, cut here to keep both readable
-        self, segment: Segment, end: int, stop: Stop, fault: str, records: ScannedRecords, incomplete: int, report: RecoveryReport
+        self,
+        segment: Segment,
+        end: int,
+        stop: Stop,
+        fault: str,
+        records: ScannedRecords,
+        incomplete: int,
+        report: RecoveryReport,
     ) -> tuple[int | None, int]:
         """The records end at ``end`` for another reason than the buffer's size."""
-        following = segment.end if stop is Stop.BLANK else self._skip_broken(segment, end, stop, fault, report)
+        following = (
+            segment.end
+            if stop is Stop.BLANK
+            else self._skip_broken(segment, end, stop, fault, report)
+        )
         if incomplete < len(records) and (following is None or not self._has_record(following)):
             cut = records.base + int(records.starts[incomplete])
             self._accept(records.part(0, incomplete), report)
@@ -143,8 +164,12 @@ class LogRecovery:
             report.incomplete_frames += 1
         return following, end
 
-    def _skip_broken(self, segment: Segment, end: int, stop: Stop, fault: str, report: RecoveryReport) -> int | None:
-        """Where valid records go on behind broken bytes that were sound once; None = the log ends here."""
+    def _skip_broken(
+        self, segment: Segment, end: int, stop: Stop, fault: str, report: RecoveryReport
+    ) -> int | None:
+        """Where valid records go on behind broken bytes that were sound once; None = the log ends
+        here.
+        """
         if end >= self._durable and (stop is Stop.END or not self._same_boot):
             return None
         found = self._find_after(segment, end)
@@ -170,7 +195,12 @@ class LogRecovery:
         limit = min(segment.end, segment.start + segment.file.data_end())
         skip = 1 if at > segment.start or self._broken_first(segment) else 0
         while at < limit:  # ends: at rises by at least half a buffer
-            data = segment.read(at, len(self._buffer) if len(self._buffer) > 2 * self._record_max else 2 * self._record_max)
+            data = segment.read(
+                at,
+                len(self._buffer)
+                if len(self._buffer) > 2 * self._record_max
+                else 2 * self._record_max,
+            )
             found = find_valid(memoryview(data), at, skip)
             if found is not None:
                 return found
@@ -199,7 +229,9 @@ class LogRecovery:
             report.last_ms = int(records.store_ms[-1])
 
     def _grow(self) -> bool:
-        """A larger buffer for a frame or record that does not fit; False when it is large enough for any."""
+        """A larger buffer for a frame or record that does not fit; False when it is large enough
+        for any.
+        """
         if len(self._buffer) >= FRAME_BYTES_MAX:
             return False
         self._buffer = bytearray(min(FRAME_BYTES_MAX, max(2 * len(self._buffer), self._record_max)))
@@ -207,7 +239,9 @@ class LogRecovery:
 
 
 def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
-    """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last one that does not, 0 if all do."""
+    """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last
+    one that does not, 0 if all do.
+    """
     last = log_offset
     zeros = bytes(_ZERO_READ)
     for segment in chain.segments():
@@ -226,6 +260,12 @@ def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
 
 
 def check_reaches(chain: SegmentChain, durable: int) -> None:
-    """``StoreMissing`` when the log is shorter than what was durable: part of the store was lost or replaced."""
+    """``StoreMissing`` when the log is shorter than what was durable: part of the store was lost or
+    replaced.
+    """
     if durable > chain.end:
-        raise StoreMissing(f"{chain.directory} ends at {chain.end}, but {durable} bytes were durable; mount the right disk or restore it", chain.directory)
+        raise StoreMissing(
+            f"{chain.directory} ends at {chain.end}, but {durable} bytes were durable; mount "
+            f"the right disk or restore it",
+            chain.directory,
+        )

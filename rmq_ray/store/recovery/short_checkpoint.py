@@ -1,4 +1,5 @@
-"""Our checkpoint: the position from which recovery reads the log again, written every second or 64 MiB.
+"""Our checkpoint: the position from which recovery reads the log again, written every second or 64
+MiB.
 
     rmq_ray/checkpoint:   0 "RMQCKPT1"  |  8 payload bytes u32  |  12 CRC-32 of the payload u32  |  16 payload, msgpack map
 
@@ -13,8 +14,9 @@
     last_record      (log offset, CRC-32 of its first 88 bytes) of the last record before log_position; (-1, 0) = none:
                      tells whether the log is still the one that the checkpoint speaks of
 
-Decides: the file's form, and that a checkpoint which cannot be read counts as none. Does not decide whether the log still
-agrees with it (recovery). Called by: flusher, recovery. A cache: without it the log tells the same, in more time.
+Decides: the file's form, and that a checkpoint which cannot be read counts as none. Does not decide
+whether the log still agrees with it (recovery). Called by: flusher, recovery. A cache: without it
+the log tells the same, in more time.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _MAGIC = b"RMQCKPT1"
 
 @dataclass(frozen=True, slots=True)
 class ShortCheckpoint:
-    """See the module. ``queues``: (topic, queue id) -> next queue offset. ``index`` and ``deduplication`` are plain values."""
+    """See the module. ``queues``: (topic, queue id) -> next queue offset. ``index`` and
+    ``deduplication`` are plain values.
+    """
 
     log_position: int
     log_ms: int = 0
@@ -57,7 +61,9 @@ _FIELDS = tuple(f.name for f in fields(ShortCheckpoint))
 def encode_short_checkpoint(checkpoint: ShortCheckpoint) -> bytes:
     """The whole file."""
     values: dict[str, Any] = {name: getattr(checkpoint, name) for name in _FIELDS}
-    values["queues"] = [(topic, queue_id, offset) for (topic, queue_id), offset in checkpoint.queues.items()]
+    values["queues"] = [
+        (topic, queue_id, offset) for (topic, queue_id), offset in checkpoint.queues.items()
+    ]
     payload: bytes = msgpack.packb(values)
     return _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
@@ -77,16 +83,22 @@ def decode_short_checkpoint(data: bytes) -> ShortCheckpoint | None:
 
 
 def save_short_checkpoint(files: FileSystem, path: str, checkpoint: ShortCheckpoint) -> None:
-    """Replace the file atomically; durable on return. Everything it speaks of must be synced already."""
+    """Replace the file atomically; durable on return. Everything it speaks of must be synced
+    already.
+    """
     files.write_whole(path, encode_short_checkpoint(checkpoint))
 
 
 def load_short_checkpoint(files: FileSystem, path: str) -> ShortCheckpoint | None:
-    """The checkpoint; None when there is none or it cannot be read (then recovery goes RocketMQ's way)."""
+    """The checkpoint; None when there is none or it cannot be read (then recovery goes RocketMQ's
+    way).
+    """
     try:
         checkpoint = decode_short_checkpoint(files.read_whole(path))
     except StoreMissing:
         return None
     if checkpoint is None:
-        logger.warning("checkpoint %s is damaged: recovery reads the log from RocketMQ's checkpoint on", path)
+        logger.warning(
+            "checkpoint %s is damaged: recovery reads the log from RocketMQ's checkpoint on", path
+        )
     return checkpoint

@@ -1,15 +1,17 @@
-"""The controller's memory of who reigns: a locked directory, one small file a broker name, each replaced as a whole.
+"""The controller's memory of who reigns: a locked directory, one small file a broker name, each
+replaced as a whole.
 
     <root>/cluster.json        {"cluster": "default", "format": 1}                      whose ledger this is
     <root>/broker-a.reign      one line of JSON, one line with its CRC-32 in hex:
         {"assignment": {"broker_name": .., "master_epoch": .., ..}, "former": 0, "stores": {"0": "5f2c..", "1": ".."}}
         8a1f02c3
 
-Decides: the form; that an older assignment never replaces a newer one. Does not decide who reigns (``protocol.election.promotion``). Called by ``actors.control.elections``
-in a thread; nobody is told what ``write`` has not returned from.
+Decides: the form; that an older assignment never replaces a newer one. Does not decide who reigns
+(``protocol.election.promotion``). Called by ``actors.control.elections`` in a thread; nobody is
+told what ``write`` has not returned from.
 
-Invariants: ``write`` returned = it survives a loss of power; whenever the power fails, a file is its old or its new content as a whole; one process
-at a time (``flock`` on the directory).
+Invariants: ``write`` returned = it survives a loss of power; whenever the power fails, a file is
+its old or its new content as a whole; one process at a time (``flock`` on the directory).
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreInUse
-from rmq_ray.model.reigns import Assignment, Standing
 from rmq_ray.files import DirectoryLock, FileSystem
+from rmq_ray.model.reigns import Assignment, Standing
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Of one broker name. ``standing`` None: nobody ever reigned. ``stores``: replica -> identity of the store that it must have."""
+    """Of one broker name. ``standing`` None: nobody ever reigned. ``stores``: replica -> identity
+    of the store that it must have.
+    """
 
     standing: Standing | None = None
     stores: Mapping[int, str] = field(default_factory=dict)
@@ -47,7 +51,8 @@ class Ledger:
     def open(self) -> None:
         """Take the lock; does nothing where it is held here already.
 
-        ``StoreInUse`` where another controller has it, ``StoreForeign`` for another cluster's ledger, ``StoreCorrupt`` for what is none.
+        ``StoreInUse`` where another controller has it, ``StoreForeign`` for another cluster's
+        ledger, ``StoreCorrupt`` for what is none.
         """
         if self._lock is not None:
             return
@@ -56,16 +61,28 @@ class Ledger:
         try:
             self._lock = files.lock_directory(self._root)
         except StoreInUse:
-            raise StoreInUse(f"another controller has the ledger {self._root}: stop that cluster first, or choose another directory", self._root) from None
+            raise StoreInUse(
+                f"another controller has the ledger {self._root}: stop that cluster first, "
+                f"or choose another directory",
+                self._root,
+            ) from None
         try:
             if files.exists(path):
                 self._check(path)
-            elif strange := [name for name in files.list_dir(self._root) if not name.endswith(".tmp") and name != "lost+found"]:
+            elif strange := [
+                name
+                for name in files.list_dir(self._root)
+                if not name.endswith(".tmp") and name != "lost+found"
+            ]:
                 raise StoreForeign(
-                    f"{self._root} holds files that are no ledger ({', '.join(strange[:3])}): give the controller an empty directory", self._root
+                    f"{self._root} holds files that are no ledger "
+                    f"({', '.join(strange[:3])}): give the controller an empty directory",
+                    self._root,
                 )
             else:
-                files.write_whole(path, json.dumps({"cluster": self._cluster, "format": FORMAT}).encode())
+                files.write_whole(
+                    path, json.dumps({"cluster": self._cluster, "format": FORMAT}).encode()
+                )
         except BaseException:
             self.close()
             raise
@@ -77,7 +94,9 @@ class Ledger:
             self._lock = None
 
     def read(self, broker_name: str) -> Entry:
-        """What was written last; an empty ``Entry`` before the first time. ``StoreCorrupt`` where it cannot be read."""
+        """What was written last; an empty ``Entry`` before the first time. ``StoreCorrupt`` where
+        it cannot be read.
+        """
         path = self._path(broker_name)
         if not self._files.exists(path):
             return Entry()
@@ -88,14 +107,25 @@ class Ledger:
             return _entry(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             raise StoreCorrupt(
-                f"{path} cannot be read: {error}; remove it while all replicas of {broker_name} run: then they are asked, and the furthest one reigns", path, 0
+                f"{path} cannot be read: {error}; remove it while all replicas of "
+                f"{broker_name} run: then they are asked, and the furthest one reigns",
+                path,
+                0,
             ) from None
 
     def write(self, broker_name: str, entry: Entry) -> None:
-        """Durable on return. After an error the old or the new one may be found by the next controller, and nobody may be told of it."""
+        """Durable on return. After an error the old or the new one may be found by the next
+        controller, and nobody may be told of it.
+        """
         known = self.read(broker_name).standing
-        if known is not None and (entry.standing is None or known.assignment.newer_than(entry.standing.assignment)):
-            raise StoreError(f"{self._path(broker_name)} has epoch {known.assignment.master_epoch} already; an older one is not written over it", self._root)
+        if known is not None and (
+            entry.standing is None or known.assignment.newer_than(entry.standing.assignment)
+        ):
+            raise StoreError(
+                f"{self._path(broker_name)} has epoch {known.assignment.master_epoch} "
+                f"already; an older one is not written over it",
+                self._root,
+            )
         path = self._path(broker_name)
         self._files.unlink(path + ".tmp")  # what an earlier error left is not written to again
         self._files.write_whole(path, _encoded(entry))
@@ -108,18 +138,31 @@ class Ledger:
             found = json.loads(self._files.read_whole(path))
             cluster, form = str(found["cluster"]), int(found["format"])
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreCorrupt(f"{path} is damaged: {error}; restore it from a copy, or remove the directory while all replicas run", path, 0) from None
+            raise StoreCorrupt(
+                f"{path} is damaged: {error}; restore it from a copy, or remove the "
+                f"directory while all replicas run",
+                path,
+                0,
+            ) from None
         if cluster != self._cluster:
             raise StoreForeign(
-                f"{self._root} is the ledger of cluster {cluster!r}, not {self._cluster!r}: give each cluster a directory of its own", self._root
+                f"{self._root} is the ledger of cluster {cluster!r}, not {self._cluster!r}: "
+                f"give each cluster a directory of its own",
+                self._root,
             )
         if form != FORMAT:
-            raise StoreForeign(f"{self._root} has format {form}, this version knows {FORMAT}: use the version that wrote it", self._root)
+            raise StoreForeign(
+                f"{self._root} has format {form}, this version knows {FORMAT}: use the "
+                f"version that wrote it",
+                self._root,
+            )
 
 
 def _encoded(entry: Entry) -> bytes:
     standing = entry.standing
-    values: dict[str, Any] = {"stores": {str(replica): store for replica, store in sorted(entry.stores.items())}}
+    values: dict[str, Any] = {
+        "stores": {str(replica): store for replica, store in sorted(entry.stores.items())}
+    }
     if standing is not None:
         values |= {"assignment": asdict(standing.assignment), "former": standing.former}
     text = json.dumps(values, sort_keys=True).encode()
@@ -133,5 +176,14 @@ def _entry(values: dict[str, Any]) -> Entry:
     found = values["assignment"]
     members = tuple(int(replica) for replica in found["sync_state_set"])
     master = None if found["master"] is None else int(found["master"])
-    assignment = Assignment(str(found["broker_name"]), int(found["master_epoch"]), master, found["master_address"], members, int(found["version"]))
-    return Entry(Standing(assignment, None if values["former"] is None else int(values["former"])), stores)
+    assignment = Assignment(
+        str(found["broker_name"]),
+        int(found["master_epoch"]),
+        master,
+        found["master_address"],
+        members,
+        int(found["version"]),
+    )
+    return Entry(
+        Standing(assignment, None if values["former"] is None else int(values["former"])), stores
+    )

@@ -4,13 +4,15 @@
         [epoch, client id, group, topic, broker name, queue id]         the client got the queue
         [epoch, null,      group, topic, broker name, queue id]         the queue is free
 
-RocketMQ forgets locks with its process; then a second consumer gets a queue whose holder still works. Here a broker that comes back knows
-the holders. Only changes of hands are written, no refreshes, and nothing is synced: a process that dies loses nothing; a host that loses
-power is away for longer than clients trust a lock (30 s).
+RocketMQ forgets locks with its process; then a second consumer gets a queue whose holder still
+works. Here a broker that comes back knows the holders. Only changes of hands are written, no
+refreshes, and nothing is synced: a process that dies loses nothing; a host that loses power is away
+for longer than clients trust a lock (30 s).
 
-Decides: the form. Does not decide who gets a lock (``protocol.queue_locks``). Called by the broker's group handlers, in its loop; ``load`` by
-the thread that reads the tables. Invariants: a line counts from its newline on; a last line without one was not granted; the file holds at
-most four times as many lines as there are locks, plus 4,096.
+Decides: the form. Does not decide who gets a lock (``protocol.queue_locks``). Called by the
+broker's group handlers, in its loop; ``load`` by the thread that reads the tables. Invariants: a
+line counts from its newline on; a last line without one was not granted; the file holds at most
+four times as many lines as there are locks, plus 4,096.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.errors import StoreMissing
-from rmq_ray.model.ids import MessageQueue
 from rmq_ray.files import File, FileSystem
+from rmq_ray.model.ids import MessageQueue
 
 SPARE_LINES = 4_096
 
@@ -38,7 +40,9 @@ class LockLine:
 
 
 class LockJournal:
-    """The file. ``append`` is one write; it raises the store's errors, and then nothing counts as written."""
+    """The file. ``append`` is one write; it raises the store's errors, and then nothing counts as
+    written.
+    """
 
     def __init__(self, path: str, files: FileSystem) -> None:
         self._path = path
@@ -48,7 +52,9 @@ class LockJournal:
         self._lines = 0
 
     def load(self) -> tuple[list[LockLine], int]:
-        """(locks in force, greatest epoch ever written). Lines that make no sense are dropped: their queues are free."""
+        """(locks in force, greatest epoch ever written). Lines that make no sense are dropped:
+        their queues are free.
+        """
         try:
             raw = self._files.read_whole(self._path)
         except StoreMissing:
@@ -76,7 +82,9 @@ class LockJournal:
         if self._file is None:
             self._file = self._files.open(self._path, create=True)
         data = b"".join(texts)
-        self._file.pwrite(data, self._end)  # from the end of the last whole line: what a crash left half written goes
+        self._file.pwrite(
+            data, self._end
+        )  # from the end of the last whole line: what a crash left half written goes
         self._end += len(data)
         self._lines += len(texts)
 
@@ -108,7 +116,12 @@ class LockJournal:
 
 def _text(line: LockLine) -> bytes:
     queue = line.queue
-    return json.dumps([line.epoch, line.client_id, line.group, queue.topic, queue.broker_name, queue.queue_id]).encode() + b"\n"
+    return (
+        json.dumps(
+            [line.epoch, line.client_id, line.group, queue.topic, queue.broker_name, queue.queue_id]
+        ).encode()
+        + b"\n"
+    )
 
 
 def _parsed(text: bytes) -> LockLine | None:
@@ -117,7 +130,9 @@ def _parsed(text: bytes) -> LockLine | None:
         epoch, client_id, group, topic, broker_name, queue_id = found
     except (ValueError, TypeError):
         return None
-    texts = all(isinstance(value, str) for value in (group, topic, broker_name)) and (client_id is None or isinstance(client_id, str))
+    texts = all(isinstance(value, str) for value in (group, topic, broker_name)) and (
+        client_id is None or isinstance(client_id, str)
+    )
     if not texts or type(epoch) is not int or type(queue_id) is not int:
         return None
     return LockLine(epoch, client_id, group, MessageQueue(topic, broker_name, queue_id))

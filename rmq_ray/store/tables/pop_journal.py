@@ -1,16 +1,19 @@
-"""What the broker knows of popped messages, as a journal beside the log: who has which message until when, what is acknowledged.
+"""What the broker knows of popped messages, as a journal beside the log: who has which message
+until when, what is acknowledged.
 
     rmq_ray/pop.journal    entries back to back; the first that is not whole and sound ends the file
     entry                  length u32 | CRC-32 of the payload u32 | payload: msgpack list, ``length`` bytes       all big-endian
     payload 0              ["rmq-pop", version, epoch of the log]
     others                 [kind, group, topic, queue id, ...]            events of ``protocol.pop``, plain values
 
-Decides: the form, and how much of a damaged file counts: all before the fault. Does not know what events mean. An append is in the
-kernel on return (it survives the process, not the host's power); ``replace`` is durable on return. What a power loss takes from the end
-makes messages come again, never vanish: the commit offsets have a file of their own. Called by the broker: ``read`` and ``replace`` in
-a thread, ``append`` in its loop.
+Decides: the form, and how much of a damaged file counts: all before the fault. Does not know what
+events mean. An append is in the kernel on return (it survives the process, not the host's power);
+``replace`` is durable on return. What a power loss takes from the end makes messages come again,
+never vanish: the commit offsets have a file of their own. Called by the broker: ``read`` and
+``replace`` in a thread, ``append`` in its loop.
 
-Invariants: after a failed append the next one writes over what it left; nothing is appended before ``replace`` made the file.
+Invariants: after a failed append the next one writes over what it left; nothing is appended before
+``replace`` made the file.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ _PAYLOAD_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PopHistory:
-    """What a file says: the log's epoch in which it was written, and its events. Nothing = no file, or none of ours."""
+    """What a file says: the log's epoch in which it was written, and its events. Nothing = no file,
+    or none of ours.
+    """
 
     epoch: int = 0
     events: list[list[Any]] = field(default_factory=list)
@@ -57,20 +62,29 @@ class PopJournal:
         except StoreMissing:
             return PopHistory()
         entries = list(_entries(data))
-        if not entries or entries[0][:2] != [MARK, VERSION] or len(entries[0]) != 3 or not isinstance(entries[0][2], int):
+        if (
+            not entries
+            or entries[0][:2] != [MARK, VERSION]
+            or len(entries[0]) != 3
+            or not isinstance(entries[0][2], int)
+        ):
             return PopHistory()
         return PopHistory(entries[0][2], entries[1:])
 
     def append(self, events: Iterable[Iterable[Any]]) -> None:
         """Write these at the end. Raises the store's errors; then none of them counts."""
         if self._file is None:
-            raise StoreFailed(f"{self._path} is not open; it is written anew in a moment", self._path)
+            raise StoreFailed(
+                f"{self._path} is not open; it is written anew in a moment", self._path
+            )
         data = b"".join(map(_entry, events))
         self._file.pwrite(data, self.size)
         self.size += len(data)
 
     def write(self, epoch: int, events: Iterable[Iterable[Any]]) -> int:
-        """Put a new file in the old one's place, durable on return; its length in bytes. ``reopen`` follows in the loop."""
+        """Put a new file in the old one's place, durable on return; its length in bytes. ``reopen``
+        follows in the loop.
+        """
         data = b"".join(map(_entry, ((MARK, VERSION, epoch), *events)))
         self._files.make_dirs(self._path.rpartition("/")[0])
         self._files.write_whole(self._path, data)

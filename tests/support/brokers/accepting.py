@@ -1,6 +1,8 @@
-"""A small server of a test's own: what serves a connection is known, and ends with the test that began it.
+"""A small server of a test's own: what serves a connection is known, and ends with the test that
+began it.
 
-A connection that nobody closes is found by the garbage collector, in the middle of another test, which fails for it.
+A connection that nobody closes is found by the garbage collector, in the middle of another test,
+which fails for it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Accepting:
-    """``serve`` for each connection, which is closed when that has ended, however it ends. In one loop."""
+    """``serve`` for each connection, which is closed when that has ended, however it ends. In one
+    loop.
+    """
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve

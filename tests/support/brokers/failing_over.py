@@ -1,4 +1,6 @@
-"""A cluster with slaves on Ray whose master is taken away: who reigns, how to prevent a restart, and a sender that remembers what was acknowledged."""
+"""A cluster with slaves on Ray whose master is taken away: who reigns, how to prevent a restart,
+and a sender that remembers what was acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def election(mq: rmq.Cluster) -> dict[str, Any]:
 
     def ask() -> dict[str, Any] | None:
         with contextlib.suppress(rmq.RmqError):
-            return dict(gateway.call(gateway.find(names.controller(mq.name)), "elections", timeout_s=5.0)[BROKER])
+            return dict(
+                gateway.call(gateway.find(names.controller(mq.name)), "elections", timeout_s=5.0)[
+                    BROKER
+                ]
+            )
         return None
 
     return eventually(ask, 40)
@@ -48,7 +54,13 @@ def settled(mq: rmq.Cluster) -> dict[str, Any]:
     def check() -> dict[str, Any] | None:
         found = election(mq)
         ends = {row.get("end") for row in found["replicas"].values()}
-        return found if found["serving"] and len(found["sync_state_set"]) == len(found["replicas"]) and len(ends) == 1 else None
+        return (
+            found
+            if found["serving"]
+            and len(found["sync_state_set"]) == len(found["replicas"])
+            and len(ends) == 1
+            else None
+        )
 
     return eventually(check, 60)
 
@@ -69,7 +81,9 @@ def store_of(mq: rmq.Cluster, replica: int) -> Path:
 
 @contextlib.contextmanager
 def without_its_disk(mq: rmq.Cluster, replica: int) -> Iterator[None]:
-    """Its process is killed (-9) and finds no store when Ray starts it again; at the end the store is back, and so is the replica."""
+    """Its process is killed (-9) and finds no store when Ray starts it again; at the end the store
+    is back, and so is the replica.
+    """
     store = store_of(mq, replica)
     away = store.with_name(store.name + ".away")
     pid = pid_of(mq, replica)
@@ -93,14 +107,18 @@ def _status(handle: Any) -> dict[str, Any]:
 
 
 class Numbered:
-    """Sends numbers from a thread; ``acknowledged``: those whose send returned SEND_OK, with the times. What fails is counted and gone past."""
+    """Sends numbers from a thread; ``acknowledged``: those whose send returned SEND_OK, with the
+    times. What fails is counted and gone past.
+    """
 
     def __init__(self, mq: rmq.Cluster, topic: str) -> None:
         self.acknowledged: list[int] = []
         self.times: list[float] = []
         self.failed: list[BaseException] = []
         self._stop = threading.Event()
-        self._producer = rmq.Producer(f"numbered-{uuid.uuid4().hex[:6]}", cluster=mq.name, send_timeout_ms=30_000)
+        self._producer = rmq.Producer(
+            f"numbered-{uuid.uuid4().hex[:6]}", cluster=mq.name, send_timeout_ms=30_000
+        )
         self._thread = threading.Thread(target=self._run, args=(topic,), daemon=True)
 
     def _run(self, topic: str) -> None:
@@ -133,7 +151,9 @@ class Numbered:
 
     def outage_s(self) -> float:
         """The longest time between two acknowledgements."""
-        return max(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
+        return max(
+            later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)
+        )
 
 
 def check_all_came(sender: Numbered, collector: Collector, repeats_max: int = 200) -> None:

@@ -1,9 +1,11 @@
-"""Our name server and brokers on real ports and disks, in one thread, without Ray. Also a program, to be killed.
+"""Our name server and brokers on real ports and disks, in one thread, without Ray. Also a program,
+to be killed.
 
     with LiveCluster(tmp_path, brokers=2) as cluster:       # a Discovery, too
         with Producer("p", discovery=cluster) as p: ...
 
-``LiveProcess`` is the same in a process of its own with one broker; a new one on the same directory has the same ports.
+``LiveProcess`` is the same in a process of its own with one broker; a new one on the same directory
+has the same ports.
 """
 
 from __future__ import annotations
@@ -27,23 +29,38 @@ from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from rmq_ray.store.front.message_store import MessageStore
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECRET = b"s" * 32
 CLUSTER = "live"
-SMALL = {"segment_bytes": 1 << 18, "consume_queue_entries": 200, "index_slots": 9_973, "index_items": 100_000, "preallocate": False}
+SMALL = {
+    "segment_bytes": 1 << 18,
+    "consume_queue_entries": 200,
+    "index_slots": 9_973,
+    "index_items": 100_000,
+    "preallocate": False,
+}
 WAIT_S = 20.0
 
 
 class LiveCluster:
     """See the module."""
 
-    def __init__(self, directory: Path, brokers: int = 1, queue_lock_ms: int = 60_000, broker: Mapping[str, Any] | None = None, **store: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        queue_lock_ms: int = 60_000,
+        broker: Mapping[str, Any] | None = None,
+        **store: Any,
+    ) -> None:
         self._directory = directory
         self._settings = SMALL | store
         self._broker_settings = {"queue_lock_ms": queue_lock_ms, **(broker or {})}
         self._count = brokers
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="live-cluster", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="live-cluster", daemon=True
+        )
         self.name_server: NameServerRunner | None = None
         self.brokers: list[Broker] = []
 
@@ -82,14 +99,23 @@ class LiveCluster:
         return self._directory / f"broker-{chr(ord('a') + number)}"
 
     async def _start(self) -> None:
-        self.name_server = runner = NameServerRunner(NameServerConfig(cluster_name=CLUSTER, directory=str(self._directory / "ns")), SECRET, SYSTEM_CLOCK)
+        self.name_server = runner = NameServerRunner(
+            NameServerConfig(cluster_name=CLUSTER, directory=str(self._directory / "ns")),
+            SECRET,
+            SYSTEM_CLOCK,
+        )
         self._running = asyncio.create_task(runner.run())
         while runner.address is None and not self._running.done():
             await asyncio.sleep(0.01)
         assert runner.address is not None, runner.error
         for number in range(self._count):
             path = self.store_path(number)
-            config = BrokerConfig(StoreConfig(str(path), **self._settings), broker_name=path.name, cluster_name=CLUSTER, name_servers=(str(runner.address),))
+            config = BrokerConfig(
+                StoreConfig(str(path), **self._settings),
+                broker_name=path.name,
+                cluster_name=CLUSTER,
+                name_servers=(str(runner.address),),
+            )
             config = config.but(**self._broker_settings)
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
             self.brokers.append(broker)
@@ -107,7 +133,12 @@ class LiveCluster:
 class LiveProcess:
     """One life of a process with a name server and a broker. ``kill`` is SIGKILL."""
 
-    def __init__(self, directory: Path, argument: object = 60_000, module: str = "tests.support.brokers.live_cluster") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        argument: object = 60_000,
+        module: str = "tests.support.brokers.live_cluster",
+    ) -> None:
         """``argument``: of the program; the lock time in ms."""
         eventually(lambda: all(map(_is_free, directory.glob("broker-*"))))
         command = [sys.executable, "-m", module, str(directory), str(argument)]
@@ -133,7 +164,9 @@ class LiveProcess:
 
 
 def _is_free(store: Path) -> bool:
-    """Whether nobody has the store. The kernel closes the files of a killed process a little after it says that it has ended."""
+    """Whether nobody has the store. The kernel closes the files of a killed process a little after
+    it says that it has ended.
+    """
     descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
-"""A name server and a broker of ours in one process without Ray, open to Apache RocketMQ's own clients: ``python -m tests.support.brokers.open_cluster``.
+"""A name server and a broker of ours in one process without Ray, open to Apache RocketMQ's own
+clients: ``python -m tests.support.brokers.open_cluster``.
 
-Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the broker as JSON (or none).
-Prints the name server's address when both serve.
+Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the
+broker as JSON (or none). Prints the name server's address when both serve.
 """
 
 from __future__ import annotations
@@ -23,13 +24,24 @@ CLUSTER = "interop"
 
 async def serve(directory: str, flush: FlushMode, seconds: float, settings: dict[str, Any]) -> None:
     """Both parties on one loop, until the time is over."""
-    runner = NameServerRunner(NameServerConfig(cluster_name=CLUSTER, directory=f"{directory}/ns", foreign=ForeignClients.OPEN), SECRET, SYSTEM_CLOCK)
+    runner = NameServerRunner(
+        NameServerConfig(
+            cluster_name=CLUSTER, directory=f"{directory}/ns", foreign=ForeignClients.OPEN
+        ),
+        SECRET,
+        SYSTEM_CLOCK,
+    )
     running = asyncio.create_task(runner.run())
     while runner.address is None and not running.done():
         await asyncio.sleep(0.01)
     assert runner.address is not None, runner.error
     store = StoreConfig(f"{directory}/store", flush=flush)
-    config = BrokerConfig(store, cluster_name=CLUSTER, foreign=ForeignClients.OPEN, name_servers=(str(runner.address),)).but(**settings)
+    config = BrokerConfig(
+        store,
+        cluster_name=CLUSTER,
+        foreign=ForeignClients.OPEN,
+        name_servers=(str(runner.address),),
+    ).but(**settings)
     broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
     await broker.start(create=True)
     await asyncio.sleep(0.3)
@@ -38,4 +50,11 @@ async def serve(directory: str, flush: FlushMode, seconds: float, settings: dict
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], FlushMode(sys.argv[2]), float(sys.argv[3]), json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}))
+    asyncio.run(
+        serve(
+            sys.argv[1],
+            FlushMode(sys.argv[2]),
+            float(sys.argv[3]),
+            json.loads(sys.argv[4]) if len(sys.argv) > 4 else {},
+        )
+    )

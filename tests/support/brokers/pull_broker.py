@@ -1,7 +1,8 @@
-"""A tiny cluster whose brokers can be consumed from: queues in memory, held pulls, groups, offsets, send-back. For tests of consumers.
+"""A tiny cluster whose brokers can be consumed from: queues in memory, held pulls, groups, offsets,
+send-back. For tests of consumers.
 
-``PullBroker.refuse(request)`` may return a code to answer a pull with. Redelivery has no delay: what is sent back lies in the
-retry topic at once, and in ``%DLQ%`` when it may not be tried again.
+``PullBroker.refuse(request)`` may return a code to answer a pull with. Redelivery has no delay:
+what is sent back lies in the retry topic at once, and in ``%DLQ%`` when it may not be tried again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import Record, decode_record, encode_record, tag_of
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.hashing import tags_code
 from rmq_ray.model.message import decode_properties, encode_properties
@@ -23,9 +25,14 @@ from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire.bodies import decode_heartbeat, encode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
-from rmq_ray.remoting.wire.headers import OffsetAnswer, QueryOffsetHeader, QueueHeader, SendBackHeader, UpdateOffsetHeader
+from rmq_ray.remoting.wire.headers import (
+    OffsetAnswer,
+    QueryOffsetHeader,
+    QueueHeader,
+    SendBackHeader,
+    UpdateOffsetHeader,
+)
 from rmq_ray.remoting.wire.records import PullRecords, pack_pull_answer, unpack_pull
-from rmq_ray.codec.record import Record, decode_record, encode_record, tag_of
 from tests.support.brokers.tiny_cluster import TinyBroker, TinyCluster
 
 Place = tuple[str, int]
@@ -55,9 +62,16 @@ class PullBroker(TinyBroker):
         self._parked: dict[Place, list[tuple[Command, Any, PullRecords]]] = defaultdict(list)
         self._end = 0
 
-    # --- the queues --------------------------------------------------------------------------------------------------------
+    # --- the queues -------------------------------------------------------------------------------
 
-    def append(self, topic: str, queue_id: int, bodies: Iterable[bytes], properties: str = "", reconsume_times: int = 0) -> None:
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        bodies: Iterable[bytes],
+        properties: str = "",
+        reconsume_times: int = 0,
+    ) -> None:
         """In the loop: store messages and wake who waits for them."""
         place = (topic, queue_id)
         now_ms = SYSTEM_CLOCK.now_ms()
@@ -92,7 +106,7 @@ class PullBroker(TinyBroker):
         del self.queues[place][:gone], self.codes[place][:gone]
         self.low[place] = low
 
-    # --- requests ----------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         found = {
@@ -116,7 +130,9 @@ class PullBroker(TinyBroker):
         for parked in self._parked.values():
             parked[:] = [entry for entry in parked if entry[1] is not peer]
         for group in list(self.members):
-            for client_id in [client_id for client_id, other in self.members[group].items() if other is peer]:
+            for client_id in [
+                client_id for client_id, other in self.members[group].items() if other is peer
+            ]:
                 self._leave(group, client_id)
 
     def _pull(self, command: Command, peer: Any) -> Command | None:
@@ -126,20 +142,31 @@ class PullBroker(TinyBroker):
             peer.close("told to")
             return None
         code = self.refuse(request)
-        told = not request.sys_flag & PullSysFlag.SUBSCRIPTION  # the filter is the heartbeat's, not the pull's own
+        told = (
+            not request.sys_flag & PullSysFlag.SUBSCRIPTION
+        )  # the filter is the heartbeat's, not the pull's own
         if code is None and told and request.topic not in self.subscriptions[request.group]:
             code = int(ResponseCode.SUBSCRIPTION_NOT_EXIST)
-        if code is None and told and request.sub_version > self.subscriptions[request.group][request.topic].version:
+        if (
+            code is None
+            and told
+            and request.sub_version > self.subscriptions[request.group][request.topic].version
+        ):
             code = int(ResponseCode.SUBSCRIPTION_NOT_LATEST)
         if code is not None:
             return command.answer(code, remark="as the test wants it")
         place = (request.topic, request.queue_id)
         if request.sys_flag & PullSysFlag.COMMIT_OFFSET:
             self._commit("pull", request.group, place, request.commit_offset)
-        if request.offset == self.low[place] + len(self.queues[place]) and request.sys_flag & PullSysFlag.SUSPEND:
+        if (
+            request.offset == self.low[place] + len(self.queues[place])
+            and request.sys_flag & PullSysFlag.SUSPEND
+        ):
             entry = (command, peer, request)
             self._parked[place].append(entry)
-            asyncio.get_running_loop().call_later(request.suspend_ms / 1000, self._expire, place, entry)
+            asyncio.get_running_loop().call_later(
+                request.suspend_ms / 1000, self._expire, place, entry
+            )
             return None
         return self._page(command, request)
 
@@ -148,7 +175,10 @@ class PullBroker(TinyBroker):
         low, records = self.low[place], self.queues[place]
         high = low + len(records)
         if not low <= request.offset <= high:
-            return command.answer(ResponseCode.PULL_OFFSET_MOVED, body=pack_pull_answer(low if request.offset < low else high, low, high, 1, 0))
+            return command.answer(
+                ResponseCode.PULL_OFFSET_MOVED,
+                body=pack_pull_answer(low if request.offset < low else high, low, high, 1, 0),
+            )
         subscription = self.subscriptions[request.group].get(request.topic)
         if request.sys_flag & PullSysFlag.SUBSCRIPTION:
             subscription = tag_subscription(request.topic, request.expression, 0)
@@ -159,9 +189,20 @@ class PullBroker(TinyBroker):
             if not wanted or self.codes[place][at - low] in wanted:
                 chosen.append(records[at - low])
             at += 1
-        code = ResponseCode.SUCCESS if chosen else ResponseCode.PULL_NOT_FOUND if at == request.offset else ResponseCode.PULL_RETRY_IMMEDIATELY
+        code = (
+            ResponseCode.SUCCESS
+            if chosen
+            else ResponseCode.PULL_NOT_FOUND
+            if at == request.offset
+            else ResponseCode.PULL_RETRY_IMMEDIATELY
+        )
         sizes = np.array([len(record) for record in chosen], ">i4") if chosen else None
-        return command.answer(code, body=pack_pull_answer(at, low, high, 1, 0, sizes, (b"".join(chosen),) if chosen else ()))
+        return command.answer(
+            code,
+            body=pack_pull_answer(
+                at, low, high, 1, 0, sizes, (b"".join(chosen),) if chosen else ()
+            ),
+        )
 
     def _expire(self, place: Place, entry: tuple[Command, Any, PullRecords]) -> None:
         if entry in self._parked.get(place, []):
@@ -173,7 +214,9 @@ class PullBroker(TinyBroker):
         self.heartbeats.append(heartbeat)
         self.peers.append(peer)
         for consumer in heartbeat.consumers:
-            self.subscriptions[consumer.group] = {subscription.topic: subscription for subscription in consumer.subscriptions}
+            self.subscriptions[consumer.group] = {
+                subscription.topic: subscription for subscription in consumer.subscriptions
+            }
             self.cluster.create(retry_topic(consumer.group), 1)
             if self.members[consumer.group].get(heartbeat.client_id) is not peer:
                 self.members[consumer.group][heartbeat.client_id] = peer
@@ -193,20 +236,39 @@ class PullBroker(TinyBroker):
 
     def _notify(self, group: str) -> None:
         for peer in self.members[group].values():
-            peer.send(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=FLAG_ONEWAY, fields={"consumerGroup": group}))
+            peer.send(
+                Command(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+                    flag=FLAG_ONEWAY,
+                    fields={"consumerGroup": group},
+                )
+            )
 
     def _consumers(self, command: Command, peer: Any) -> Command:
         found = sorted(self.members[(command.fields or {})["consumerGroup"]])
-        return command.answer(body=encode_consumer_ids(found)) if found else command.answer(ResponseCode.SYSTEM_ERROR, remark="no consumer for this group")
+        return (
+            command.answer(body=encode_consumer_ids(found))
+            if found
+            else command.answer(ResponseCode.SYSTEM_ERROR, remark="no consumer for this group")
+        )
 
     def _query(self, command: Command, peer: Any) -> Command:
         header = QueryOffsetHeader.from_fields(command.fields)
         found = self.offsets.get((header.consumer_group, (header.topic, header.queue_id)))
-        return command.answer(ResponseCode.QUERY_NOT_FOUND) if found is None else command.answer(fields=OffsetAnswer(found).to_fields())
+        return (
+            command.answer(ResponseCode.QUERY_NOT_FOUND)
+            if found is None
+            else command.answer(fields=OffsetAnswer(found).to_fields())
+        )
 
     def _update(self, command: Command, peer: Any) -> Command:
         header = UpdateOffsetHeader.from_fields(command.fields)
-        self._commit("oneway" if command.is_oneway else "request", header.consumer_group, (header.topic, header.queue_id), header.commit_offset)
+        self._commit(
+            "oneway" if command.is_oneway else "request",
+            header.consumer_group,
+            (header.topic, header.queue_id),
+            header.commit_offset,
+        )
         return command.answer()
 
     def _commit(self, how: str, group: str, place: Place, offset: int) -> None:
@@ -216,7 +278,9 @@ class PullBroker(TinyBroker):
     def _bound(self, command: Command, peer: Any) -> Command:
         header = QueueHeader.from_fields(command.fields)
         place = (header.topic, header.queue_id)
-        offset = self.low[place] + (len(self.queues[place]) if command.code == RequestCode.GET_MAX_OFFSET else 0)
+        offset = self.low[place] + (
+            len(self.queues[place]) if command.code == RequestCode.GET_MAX_OFFSET else 0
+        )
         return command.answer(fields=OffsetAnswer(offset).to_fields())
 
     def _send_back(self, command: Command, peer: Any) -> Command:
@@ -226,10 +290,17 @@ class PullBroker(TinyBroker):
             return command.answer(ResponseCode.SYSTEM_ERROR, remark="as the test wants it")
         self.sent_back.append(header)
         failed = self.by_log_offset[header.offset]
-        dead = header.delay_level < 0 or failed.reconsume_times >= (header.max_reconsume_times or 16)
+        dead = header.delay_level < 0 or failed.reconsume_times >= (
+            header.max_reconsume_times or 16
+        )
         topic = dlq_topic(header.group) if dead else retry_topic(header.group)
-        properties = {"RETRY_TOPIC": failed.topic, "ORIGIN_MESSAGE_ID": header.origin_message_id or ""} | decode_properties(failed.properties)
-        self.append(topic, 0, [failed.body], encode_properties(properties), failed.reconsume_times + 1)
+        properties = {
+            "RETRY_TOPIC": failed.topic,
+            "ORIGIN_MESSAGE_ID": header.origin_message_id or "",
+        } | decode_properties(failed.properties)
+        self.append(
+            topic, 0, [failed.body], encode_properties(properties), failed.reconsume_times + 1
+        )
         return command.answer()
 
 
@@ -246,7 +317,14 @@ class PullCluster(TinyCluster):
         if topic not in self.routes:
             self.add_topic(topic, queues)
 
-    def put(self, topic: str, queue_id: int, bodies: Iterable[bytes], properties: str = "", broker: int = 0) -> None:
+    def put(
+        self,
+        topic: str,
+        queue_id: int,
+        bodies: Iterable[bytes],
+        properties: str = "",
+        broker: int = 0,
+    ) -> None:
         """Store messages, from any thread."""
 
         async def do() -> None:
@@ -256,4 +334,7 @@ class PullCluster(TinyCluster):
 
     def bodies(self, topic: str, queue_id: int = 0, broker: int = 0) -> list[bytes]:
         """What lies in a queue."""
-        return [decode_record(record).body for record in list(self.pull_brokers[broker].queues[topic, queue_id])]
+        return [
+            decode_record(record).body
+            for record in list(self.pull_brokers[broker].queues[topic, queue_id])
+        ]

@@ -1,10 +1,12 @@
-"""Replicas of one broker under a controller of a hundred lines: real ports and disks, one thread, no Ray.
+"""Replicas of one broker under a controller of a hundred lines: real ports and disks, one thread,
+no Ray.
 
     with ReignedCluster(tmp_path, replicas=3) as cluster:      # a Discovery, too
         cluster.kill(cluster.master)                           # as kill -9: nothing is flushed, the page cache stays
         cluster.elect()                                        # what the controller does then; ``automatic=True`` does it by itself
 
-Elections follow the rules of the real controller: fence, promises, greatest (log epoch, end) of the sync state set, the former master among equals.
+Elections follow the rules of the real controller: fence, promises, greatest (log epoch, end) of the
+sync state set, the former master among equals.
 """
 
 from __future__ import annotations
@@ -29,10 +31,21 @@ NAME = "broker-a"
 
 
 class ReignedCluster(LiveCluster):
-    """``replicas`` of broker-a; ``broker``: settings of all. ``listening`` False: the controller hears no proposals."""
+    """``replicas`` of broker-a; ``broker``: settings of all. ``listening`` False: the controller
+    hears no proposals.
+    """
 
-    def __init__(self, directory: Path, replicas: int = 2, broker: Mapping[str, Any] | None = None, automatic: bool = False, **store: Any) -> None:
-        super().__init__(directory, brokers=0, broker={"replica_sync_ms": 300, **(broker or {})}, **store)
+    def __init__(
+        self,
+        directory: Path,
+        replicas: int = 2,
+        broker: Mapping[str, Any] | None = None,
+        automatic: bool = False,
+        **store: Any,
+    ) -> None:
+        super().__init__(
+            directory, brokers=0, broker={"replica_sync_ms": 300, **(broker or {})}, **store
+        )
         self._replica_count = replicas
         self._automatic = automatic
         self._watching: asyncio.Task[None] | None = None
@@ -80,10 +93,16 @@ class ReignedCluster(LiveCluster):
 
         def all_there() -> bool:
             core = self.replicas[self.master].core
-            if core is None or core.keeper.store is None or self.told.sync_state_set != tuple(sorted(self.replicas)):
+            if (
+                core is None
+                or core.keeper.store is None
+                or self.told.sync_state_set != tuple(sorted(self.replicas))
+            ):
                 return False
             end = core.keeper.store.end_offset
-            return core.replication.leads and all(self.report(number).end == end for number in self.replicas)
+            return core.replication.leads and all(
+                self.report(number).end == end for number in self.replicas
+            )
 
         eventually(all_there)
 
@@ -112,18 +131,35 @@ class ReignedCluster(LiveCluster):
         assert self.name_server is not None
         path = self.replica_path(number)
         fresh = not path.exists()
-        config = BrokerConfig(StoreConfig(str(path), **self._settings), broker_name=NAME, cluster_name=CLUSTER, name_servers=(str(self.name_server.address),))
+        config = BrokerConfig(
+            StoreConfig(str(path), **self._settings),
+            broker_name=NAME,
+            cluster_name=CLUSTER,
+            name_servers=(str(self.name_server.address),),
+        )
         config = config.but(**self._broker_settings).but(**changes)
-        broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET), reign=Reign(number, self._proposed))
+        broker = Broker(
+            config,
+            SYSTEM_CLOCK,
+            Credentials(CLUSTER, "broker", SECRET),
+            reign=Reign(number, self._proposed),
+        )
         await broker.start(create=fresh)
         self.replicas[number] = broker
         await broker.attend(self.told)
 
     def _proposed(self, epoch: int, wanted: tuple[int, ...]) -> None:
-        if not self.listening or self._electing or epoch != self.told.master_epoch or self.told.master is None:
+        if (
+            not self.listening
+            or self._electing
+            or epoch != self.told.master_epoch
+            or self.told.master is None
+        ):
             return
         version = self.told.version + (wanted != self.told.sync_state_set)
-        self.told = Assignment(NAME, epoch, self.told.master, self.told.master_address, wanted, version)
+        self.told = Assignment(
+            NAME, epoch, self.told.master, self.told.master_address, wanted, version
+        )
         asyncio.get_running_loop().call_soon(self._tell, self.told.master)
 
     def _tell(self, number: int) -> None:
@@ -146,15 +182,28 @@ class ReignedCluster(LiveCluster):
             if number in self.replicas:
                 await self.replicas[number].fence(epoch)
         for _ in range(1_000):
-            reports = [self.replicas[number].report() for number in members if number in self.replicas]
+            reports = [
+                self.replicas[number].report() for number in members if number in self.replicas
+            ]
             if reports and all(r.role is Role.SLAVE for r in reports):
-                best = max(reports, key=lambda r: (r.replica == wanted, r.log_epoch, r.end, r.replica == former, -r.replica))
+                best = max(
+                    reports,
+                    key=lambda r: (
+                        r.replica == wanted,
+                        r.log_epoch,
+                        r.end,
+                        r.replica == former,
+                        -r.replica,
+                    ),
+                )
                 if best.replica == former or former is None or not best.promise_ms:
                     break
             await asyncio.sleep(0.01)
         else:
             raise AssertionError(f"nobody can be elected: {reports}")
-        self.told = Assignment(NAME, epoch, best.replica, best.address, tuple(sorted(r.replica for r in reports)), 1)
+        self.told = Assignment(
+            NAME, epoch, best.replica, best.address, tuple(sorted(r.replica for r in reports)), 1
+        )
         self.elections += 1
         await self.replicas[best.replica].attend(self.told)
         for _ in range(1_000):
@@ -176,7 +225,9 @@ class ReignedCluster(LiveCluster):
 
 
 async def drop(broker: Broker) -> None:
-    """End a broker as a kill does: connections break, nothing is flushed or written, the next start is an unclean one."""
+    """End a broker as a kill does: connections break, nothing is flushed or written, the next start
+    is an unclean one.
+    """
     broker._stopped = True
     if broker._reign is not None:
         await broker._reign.end()

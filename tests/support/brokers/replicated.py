@@ -1,4 +1,6 @@
-"""A master and its slaves on real ports and disks, in one thread: ``LiveCluster`` with slaves that can be stopped, started and pointed elsewhere."""
+"""A master and its slaves on real ports and disks, in one thread: ``LiveCluster`` with slaves that
+can be stopped, started and pointed elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ from tests.support.waiting import eventually
 
 
 class ReplicatedCluster(LiveCluster):
-    """``slaves`` of broker-a, ids from 1 on, each on a directory of its own. ``master``: settings of the master alone."""
+    """``slaves`` of broker-a, ids from 1 on, each on a directory of its own. ``master``: settings
+    of the master alone.
+    """
 
-    def __init__(self, directory: Path, slaves: int = 1, broker: Mapping[str, Any] | None = None, **store: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        slaves: int = 1,
+        broker: Mapping[str, Any] | None = None,
+        **store: Any,
+    ) -> None:
         super().__init__(directory, broker={"replica_sync_ms": 300, **(broker or {})}, **store)
         self._slave_count = slaves
         self.slaves: dict[int, Broker] = {}
@@ -89,17 +99,34 @@ class ReplicatedCluster(LiveCluster):
         assert self.name_server is not None
         path = self.slave_path(number)
         store = StoreConfig(str(path), **self._settings)
-        config = BrokerConfig(store, broker_name="broker-a", broker_id=number, cluster_name=CLUSTER, name_servers=(str(self.name_server.address),))
+        config = BrokerConfig(
+            store,
+            broker_name="broker-a",
+            broker_id=number,
+            cluster_name=CLUSTER,
+            name_servers=(str(self.name_server.address),),
+        )
         config = config.but(**self._broker_settings).but(**changes)
-        broker = self.slaves[number] = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
+        broker = self.slaves[number] = Broker(
+            config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET)
+        )
         await broker.start(create=True)
         assert await broker.registered(WAIT_S)
 
     async def _start_master(self, **changes: Any) -> None:
         assert self.name_server is not None
         store = StoreConfig(str(self.store_path()), **self._settings)
-        config = BrokerConfig(store, broker_name="broker-a", cluster_name=CLUSTER, name_servers=(str(self.name_server.address),))
-        broker = Broker(config.but(**self._broker_settings).but(**changes), SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
+        config = BrokerConfig(
+            store,
+            broker_name="broker-a",
+            cluster_name=CLUSTER,
+            name_servers=(str(self.name_server.address),),
+        )
+        broker = Broker(
+            config.but(**self._broker_settings).but(**changes),
+            SYSTEM_CLOCK,
+            Credentials(CLUSTER, "broker", SECRET),
+        )
         self.brokers.insert(0, broker)
         await broker.start(create=False)
         assert await broker.registered(WAIT_S)

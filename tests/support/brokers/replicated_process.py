@@ -1,7 +1,8 @@
-"""One party of a master and slave in a process of its own, to be killed: ``python -m tests.support.brokers.replicated_process DIRECTORY ROLE MODE``.
+"""One party of a master and slave in a process of its own, to be killed: ``python -m
+tests.support.brokers.replicated_process DIRECTORY ROLE MODE``.
 
-ROLE is ``ns`` (name server), ``master`` or a slave's number; MODE is ``async`` or ``sync``. Prints its address when it serves. A new one on the same
-directory has the same port.
+ROLE is ``ns`` (name server), ``master`` or a slave's number; MODE is ``async`` or ``sync``. Prints
+its address when it serves. A new one on the same directory has the same port.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ class Party:
         self.path = _path(directory, role)
         if self.path.is_dir() and role != "ns":
             eventually(lambda: is_free(self.path))
-        command = [sys.executable, "-m", "tests.support.brokers.replicated_process", str(directory), role, mode]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.brokers.replicated_process",
+            str(directory),
+            role,
+            mode,
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
@@ -55,7 +63,11 @@ def _path(directory: Path, role: str) -> Path:
 
 async def _serve(directory: Path, role: str, mode: str) -> None:
     if role == "ns":
-        runner = NameServerRunner(NameServerConfig(cluster_name=CLUSTER, directory=str(_path(directory, role))), SECRET, SYSTEM_CLOCK)
+        runner = NameServerRunner(
+            NameServerConfig(cluster_name=CLUSTER, directory=str(_path(directory, role))),
+            SECRET,
+            SYSTEM_CLOCK,
+        )
         running = asyncio.create_task(runner.run())
         while runner.address is None and not running.done():
             await asyncio.sleep(0.01)
@@ -63,8 +75,17 @@ async def _serve(directory: Path, role: str, mode: str) -> None:
         print(runner.address, flush=True)
     else:
         store = StoreConfig(str(_path(directory, role)), **SMALL)
-        config = BrokerConfig(store, broker_name="broker-a", broker_id=0 if role == "master" else int(role), cluster_name=CLUSTER)
-        config = config.but(name_servers=((directory / "ns.address").read_text(),), replication=ReplicationMode(mode), replica_sync_ms=300)
+        config = BrokerConfig(
+            store,
+            broker_name="broker-a",
+            broker_id=0 if role == "master" else int(role),
+            cluster_name=CLUSTER,
+        )
+        config = config.but(
+            name_servers=((directory / "ns.address").read_text(),),
+            replication=ReplicationMode(mode),
+            replica_sync_ms=300,
+        )
         broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
         await broker.start(create=True)
         assert await broker.registered(WAIT_S)

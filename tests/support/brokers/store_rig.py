@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.model.ids import FrameId
 from rmq_ray.codec.frame_encoder import encode_frame
-from rmq_ray.store.front.message_store import AppendResult, MessageStore
 from rmq_ray.codec.record import Record, UniqueKeys, decode_record
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.config import FlushMode, StoreConfig
+from rmq_ray.model.ids import FrameId
+from rmq_ray.store.front.message_store import AppendResult, MessageStore
 from tests.support.faults.crash_fs import CrashFileSystem
 
 ROOT = "/store"
@@ -23,9 +23,15 @@ KEYS = UniqueKeys("10.1.2.3", 4711, 0x1234ABCD)
 def small_config(**changes: object) -> StoreConfig:
     """64 KiB segments, tiny queues and indexes, threads that would never wake by themselves."""
     values: dict[str, object] = {
-        "path": ROOT, "segment_bytes": 65_536, "consume_queue_entries": 50, "index_slots": 100, "index_items": 400, "flush_interval_ms": 3_600_000,
-        "checkpoint_interval_ms": 3_600_000, "preallocate": False,
-    }  # fmt: skip
+        "path": ROOT,
+        "segment_bytes": 65_536,
+        "consume_queue_entries": 50,
+        "index_slots": 100,
+        "index_items": 400,
+        "flush_interval_ms": 3_600_000,
+        "checkpoint_interval_ms": 3_600_000,
+        "preallocate": False,
+    }
     return StoreConfig(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -59,17 +65,29 @@ class StoreRig:
     def __post_init__(self) -> None:
         self.durable: list[int] = []
         self.arrivals: list[tuple[str, int, int, list[int]]] = []
-        self.store = MessageStore(self.config, self.clock, broker_name="broker-a", store_host=HOST, files=self.disk)
+        self.store = MessageStore(
+            self.config, self.clock, broker_name="broker-a", store_host=HOST, files=self.disk
+        )
         self.store.open(self.create)
         self.report = self.store.recover()
-        self.store.set_arrival_listener(lambda topic, queue_id, maximum, codes: self.arrivals.append((topic, queue_id, maximum, list(codes))))
+        self.store.set_arrival_listener(
+            lambda topic, queue_id, maximum, codes: self.arrivals.append(
+                (topic, queue_id, maximum, list(codes))
+            )
+        )
         self.store.start(self.durable.append, threads=False)
 
     @property
     def is_sync(self) -> bool:
         return self.config.flush is FlushMode.SYNC_FLUSH
 
-    def send(self, bodies: Sequence[bytes], sequence: int | None = 0, queue_id: int = 0, **options: object) -> AppendResult:
+    def send(
+        self,
+        bodies: Sequence[bytes],
+        sequence: int | None = 0,
+        queue_id: int = 0,
+        **options: object,
+    ) -> AppendResult:
         """Append one frame."""
         records, sizes = make_frame(bodies, sequence=sequence, queue_id=queue_id, **options)  # type: ignore[arg-type]
         return self.store.append_frame(records, sizes, BORN)

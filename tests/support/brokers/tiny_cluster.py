@@ -1,7 +1,9 @@
-"""A name server and brokers of a few lines, on real ports, that misbehave when told to. For tests of clients.
+"""A name server and brokers of a few lines, on real ports, that misbehave when told to. For tests
+of clients.
 
-One thread runs the loop with all listeners. A broker stores frames in a list, recognises repeats by frame id as the real one
-does, and can lose answers, answer codes, close connections, stop and start again on its port. No disk, no consume queue.
+One thread runs the loop with all listeners. A broker stores frames in a list, recognises repeats by
+frame id as the real one does, and can lose answers, answer codes, close connections, stop and start
+again on its port. No disk, no consume queue.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import Record, decode_record, offset_message_id
+from rmq_ray.codec.record_batch import read_mark
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.model.groups import Heartbeat
 from rmq_ray.model.ids import Address, FrameId
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.wire.bodies import decode_heartbeat, encode_route
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.wire.records import pack_send_answer, unpack_send
-from rmq_ray.codec.record import Record, decode_record, offset_message_id
-from rmq_ray.codec.record_batch import read_mark
 
 SECRET = b"s" * 32
 CLUSTER = "tiny"
@@ -80,9 +82,11 @@ class TinyNameServer(Role):
 
 
 class TinyBroker(Role):
-    """Stores what is sent. ``fault(arrival, number)``: None = behave, an int = answer this code, "lose" = store but do not answer,
+    """Stores what is sent. ``fault(arrival, number)``: None = behave, an int = answer this code,
+    "lose" = store but do not answer,
 
-    "drop" = store and close the connection, "refuse" = do not store and close. ``number`` counts send requests from 0.
+    "drop" = store and close the connection, "refuse" = do not store and close. ``number`` counts
+    send requests from 0.
     """
 
     def __init__(self, name: str) -> None:
@@ -150,8 +154,15 @@ class TinyBroker(Role):
             if arrival.frame_id is not None:
                 self.seen[arrival.frame_id] = (base, log_offset)
         if arrival.single is None:
-            return command.answer(code, body=pack_send_answer(base, log_offset, SYSTEM_CLOCK.now_ms(), known is not None))
-        fields = {"msgId": offset_message_id(self.address.host, self.address.port, log_offset), "queueId": str(arrival.queue_id), "queueOffset": str(base)}
+            return command.answer(
+                code,
+                body=pack_send_answer(base, log_offset, SYSTEM_CLOCK.now_ms(), known is not None),
+            )
+        fields = {
+            "msgId": offset_message_id(self.address.host, self.address.port, log_offset),
+            "queueId": str(arrival.queue_id),
+            "queueOffset": str(base),
+        }
         return command.answer(code, fields=fields)
 
     def release(self) -> None:
@@ -165,13 +176,21 @@ class TinyBroker(Role):
 class TinyCluster:
     """Name servers and brokers. Use as a context manager; also a ``Discovery``."""
 
-    def __init__(self, brokers: int = 1, name_servers: int = 1, topics: dict[str, int] | None = None, template_queues: int = 8) -> None:
+    def __init__(
+        self,
+        brokers: int = 1,
+        name_servers: int = 1,
+        topics: dict[str, int] | None = None,
+        template_queues: int = 8,
+    ) -> None:
         self.brokers = [TinyBroker(f"broker-{chr(ord('a') + n)}") for n in range(brokers)]
         self.routes: dict[str, TopicRoute] = {}
         self.name_servers = [TinyNameServer(f"ns-{n}", self.routes) for n in range(name_servers)]
         self._topics = {"TBW102": template_queues} | (topics or {})
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tiny-cluster", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="tiny-cluster", daemon=True
+        )
         self.lookups = 0
 
     @property
@@ -198,14 +217,26 @@ class TinyCluster:
         """A route of every broker for the topic."""
         self.routes[topic] = TopicRoute(
             tuple(QueueData(broker.name, queues, queues, permission) for broker in self.brokers),
-            tuple(BrokerData(CLUSTER, broker.name, {0: str(broker.address)}) for broker in self.brokers),
+            tuple(
+                BrokerData(CLUSTER, broker.name, {0: str(broker.address)})
+                for broker in self.brokers
+            ),
         )
 
     def start(self, role: TinyNameServer | TinyBroker) -> None:
         """Listen, on the port that it had before."""
         kind = "name_server" if isinstance(role, TinyNameServer) else "broker"
-        role.listener = Listener(role, Credentials(CLUSTER, kind, SECRET), ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, role.name)
-        role.address = self.run(role.listener.start("127.0.0.1", role.address.port if role.address.port > 1 else 0))
+        role.listener = Listener(
+            role,
+            Credentials(CLUSTER, kind, SECRET),
+            ForeignClients.CLOSED,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            role.name,
+        )
+        role.address = self.run(
+            role.listener.start("127.0.0.1", role.address.port if role.address.port > 1 else 0)
+        )
 
     def stop(self, role: TinyNameServer | TinyBroker) -> None:
         """Close the port and every connection."""
@@ -237,7 +268,9 @@ class TinyCluster:
     def lookup(self) -> ClusterAddress:
         """As a ``Discovery``."""
         self.lookups += 1
-        return ClusterAddress(CLUSTER, tuple(str(role.address) for role in self.name_servers), SECRET)
+        return ClusterAddress(
+            CLUSTER, tuple(str(role.address) for role in self.name_servers), SECRET
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (FixedDiscovery, (self.lookup(),))
@@ -258,12 +291,28 @@ def _read(command: Command) -> Arrival:
     if command.code == RequestCode.SEND_MESSAGE_V2:
         header = SendHeader.from_v2(command.fields)
         body = command.body_bytes()
-        record = Record(header.topic, header.queue_id, body, header.properties or "", header.flag, size=len(body))
-        return Arrival(header.frame_id, header.topic, header.queue_id, [record], header, command.is_oneway)
+        record = Record(
+            header.topic,
+            header.queue_id,
+            body,
+            header.properties or "",
+            header.flag,
+            size=len(body),
+        )
+        return Arrival(
+            header.frame_id, header.topic, header.queue_id, [record], header, command.is_oneway
+        )
     records, sizes = unpack_send(command.body)
     found, at = [], 0
     for size in sizes:
         found.append(decode_record(records, at))
         at += int(size)
     mark = read_mark(found[0].properties.encode())
-    return Arrival(mark.frame_id if mark else None, found[0].topic, found[0].queue_id, found, None, command.is_oneway)
+    return Arrival(
+        mark.frame_id if mark else None,
+        found[0].topic,
+        found[0].queue_id,
+        found,
+        None,
+        command.is_oneway,
+    )

@@ -1,4 +1,5 @@
-"""A proxy in front of a master that can be shut: nothing passes, nothing breaks, as in a partition. A name server that leads clients to it.
+"""A proxy in front of a master that can be shut: nothing passes, nothing breaks, as in a partition.
+A name server that leads clients to it.
 
 slave or consumer ──> valve ──> master          shut: bytes wait; with ``break_connections``: connections end and new ones get no answer
 """
@@ -49,11 +50,23 @@ class Valve:
         self._cluster.run(self._open())
 
     def leading_to(self, cluster: ReplicatedCluster, topic: str, queues: int = 4) -> Valve:
-        """As a ``Discovery``: routes of ``topic`` name the valve as the master, and the real slaves."""
+        """As a ``Discovery``: routes of ``topic`` name the valve as the master, and the real
+        slaves.
+        """
         slaves = {number: str(broker.address) for number, broker in cluster.slaves.items()}
         data = BrokerData(CLUSTER, "broker-a", {0: self.address, **slaves})
         for name in (topic, "%RETRY%g"):
-            self._name_server.routes[name] = TopicRoute((QueueData("broker-a", queues if name == topic else 1, queues if name == topic else 1, 6),), (data,))
+            self._name_server.routes[name] = TopicRoute(
+                (
+                    QueueData(
+                        "broker-a",
+                        queues if name == topic else 1,
+                        queues if name == topic else 1,
+                        6,
+                    ),
+                ),
+                (data,),
+            )
         return self
 
     def lookup(self) -> ClusterAddress:
@@ -64,7 +77,14 @@ class Valve:
         self._flows = asyncio.Event()
         self._flows.set()
         self.address = str(Address("127.0.0.1", await self._server.start()))
-        self._listener = Listener(self._name_server, Credentials(CLUSTER, "name_server", SECRET), ForeignClients.CLOSED, RemotingLimits(), SYSTEM_CLOCK, "ns")
+        self._listener = Listener(
+            self._name_server,
+            Credentials(CLUSTER, "name_server", SECRET),
+            ForeignClients.CLOSED,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            "ns",
+        )
         self._name_server.address = await self._listener.start("127.0.0.1", 0)
 
     async def _stop(self) -> None:
@@ -83,13 +103,18 @@ class Valve:
         assert self._flows is not None
         self._flows.set()
 
-    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
         assert self._flows is not None
         await self._flows.wait()
         address = self._cluster.brokers[0].address
         assert address is not None
         from_master, to_master = await asyncio.open_connection(address.host, address.port)
-        pumps = [asyncio.create_task(self._pump(from_client, to_master)), asyncio.create_task(self._pump(from_master, to_client))]
+        pumps = [
+            asyncio.create_task(self._pump(from_client, to_master)),
+            asyncio.create_task(self._pump(from_master, to_client)),
+        ]
         self._tasks.update(pumps)
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)

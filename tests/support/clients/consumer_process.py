@@ -1,6 +1,8 @@
-"""A push consumer in a process of its own, to be stopped and killed: ``python -m tests.support.clients.consumer_process``.
+"""A push consumer in a process of its own, to be stopped and killed: ``python -m
+tests.support.clients.consumer_process``.
 
-Arguments: discovery (hexadecimal pickle), group, topic, subscription. Prints one line for each message it got: queue id and offset.
+Arguments: discovery (hexadecimal pickle), group, topic, subscription. Prints one line for each
+message it got: queue id and offset.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ def main(discovery: str, group: str, topic: str, subscription: str) -> None:
             sys.stdout.flush()
 
     found = pickle.loads(bytes.fromhex(discovery))
-    with PushConsumer(group, listener=listener, subscriptions={topic: subscription}, discovery=found, start_from="first"):
+    with PushConsumer(
+        group,
+        listener=listener,
+        subscriptions={topic: subscription},
+        discovery=found,
+        start_from="first",
+    ):
         threading.Event().wait(LIVES_S)
 
 

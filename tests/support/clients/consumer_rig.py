@@ -1,7 +1,8 @@
-"""The parts of a push consumer on a scripted client and a clock that stands still: no threads, every step is the test's.
+"""The parts of a push consumer on a scripted client and a clock that stands still: no threads,
+every step is the test's.
 
-``submitted`` holds the batches that the puller handed over; ``consume`` runs the listener on them; ``advance`` moves the clock and
-runs what is due.
+``submitted`` holds the batches that the puller handed over; ``consume`` runs the listener on them;
+``advance`` moves the clock and runs what is due.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.consumer.flow_control import FlowControl
-from rmq_ray.client.push.listener import ConsumeContext
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.puller import Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.listener import ConsumeContext
 from rmq_ray.client.push.send_back import SendBack
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
@@ -34,9 +35,14 @@ class ConsumerRig:
     """See the module. It is the puller's ``PullEvents`` itself."""
 
     def __init__(
-        self, topic: str = "orders", expression: str | None = "*", listener: Listener = lambda _messages, _ctx: None,
-        start_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, strategy: AllocationStrategy | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        topic: str = "orders",
+        expression: str | None = "*",
+        listener: Listener = lambda _messages, _ctx: None,
+        start_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        strategy: AllocationStrategy | None = None,
+        **settings: Any,
+    ) -> None:
         self.client = ScriptedClient()
         self.clock: Any = self.client.clock
         self.topic = topic
@@ -49,12 +55,28 @@ class ConsumerRig:
         subscriptions = SubscriptionTable()
         subscriptions.put(topic, expression, self.clock.now_ms())
         offsets, delayed = RemoteOffsetStore("g", self.client), DelayedCalls(self.clock, "later")
-        self.parts = ConsumerParts("g", config, self.clock, self.client, offsets, delayed, FlowControl(config), subscriptions, AssignedQueues())
+        self.parts = ConsumerParts(
+            "g",
+            config,
+            self.clock,
+            self.client,
+            offsets,
+            delayed,
+            FlowControl(config),
+            subscriptions,
+            AssignedQueues(),
+        )
         self.puller = Puller(self.parts, self)
         self.send_back = SendBack(self.client, "g", self.parts.retries_max, self.clock)
-        self.consumption = ConcurrentConsumption(self.parts, listener, self.send_back, self.puller.resume_if_drained)
-        member = Membership("g", self.client.client_id, MessageModel.CLUSTERING, strategy or Averagely())
-        self.rebalancer = Rebalancer(self.parts, member, start_from, self.puller.pull, self.consumption.clean_overdue)
+        self.consumption = ConcurrentConsumption(
+            self.parts, listener, self.send_back, self.puller.resume_if_drained
+        )
+        member = Membership(
+            "g", self.client.client_id, MessageModel.CLUSTERING, strategy or Averagely()
+        )
+        self.rebalancer = Rebalancer(
+            self.parts, member, start_from, self.puller.pull, self.consumption.clean_overdue
+        )
 
     def take(self, offset: int = 0, queue_id: int = 0, slave: bool = False) -> AssignedQueue:
         """Hold a queue as a rebalance would, without pulling."""
@@ -71,12 +93,19 @@ class ConsumerRig:
         return self.client.pulls[-1]
 
     def found(
-        self, work: AssignedQueue, offsets: Sequence[int], next_offset: int | None = None, body: bytes = b"body", properties: str = ""
+        self,
+        work: AssignedQueue,
+        offsets: Sequence[int],
+        next_offset: int | None = None,
+        body: bytes = b"body",
+        properties: str = "",
     ) -> list[ReadyBatch]:
         """Answer the latest pull with these messages; the batches they became."""
         before = len(self.submitted)
         records = [record(work.queue, offset, body, properties) for offset in offsets]
-        self.client.pulls[-1].reply(0, offsets[-1] + 1 if next_offset is None else next_offset, records)
+        self.client.pulls[-1].reply(
+            0, offsets[-1] + 1 if next_offset is None else next_offset, records
+        )
         return self.submitted[before:]
 
     def consume(self, *batches: ReadyBatch) -> None:
@@ -93,7 +122,7 @@ class ConsumerRig:
         """What the offset store has in memory."""
         return self.parts.offsets.clone().get(queue)
 
-    # --- PullEvents --------------------------------------------------------------------------------------------------------
+    # --- PullEvents -------------------------------------------------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         self.submitted.extend(batches)

@@ -1,4 +1,6 @@
-"""A process whose producer is full: prints by how many bytes it grew. ``python -m tests.support.clients.full_producer name-server cluster secret-hex body-bytes``."""
+"""A process whose producer is full: prints by how many bytes it grew. ``python -m
+tests.support.clients.full_producer name-server cluster secret-hex body-bytes``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from tests.support.brokers.tiny_cluster import FixedDiscovery
 
 def resident_bytes() -> int:
     """What the process holds now."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -24,7 +30,11 @@ def fill(producer: Producer, body_bytes: int) -> int:
     futures: list[Future[Any]] = []
     try:
         for number in range(1_000_000):
-            futures.append(producer.send_async("orders", number.to_bytes(4, "big") * (body_bytes // 4), timeout=30))
+            futures.append(
+                producer.send_async(
+                    "orders", number.to_bytes(4, "big") * (body_bytes // 4), timeout=30
+                )
+            )
     except BrokerBusy:
         return len(futures)
     raise AssertionError("a million messages and never full")
@@ -33,7 +43,13 @@ def fill(producer: Producer, body_bytes: int) -> int:
 if __name__ == "__main__":
     server, cluster, secret, size = sys.argv[1:]
     discovery = FixedDiscovery(ClusterAddress(cluster, (server,), bytes.fromhex(secret)))
-    full = Producer("web", discovery=discovery, on_full="raise", frames_in_flight_max=256, send_timeout_ms=30_000)
+    full = Producer(
+        "web",
+        discovery=discovery,
+        on_full="raise",
+        frames_in_flight_max=256,
+        send_timeout_ms=30_000,
+    )
     full.send_oneway("orders", b"x")
     before = resident_bytes()
     taken = fill(full, int(size))

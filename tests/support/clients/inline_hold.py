@@ -1,4 +1,6 @@
-"""A hold that wakes within the call, without a loop: ``HoldTable`` and nothing else. For unit tests of the broker."""
+"""A hold that wakes within the call, without a loop: ``HoldTable`` and nothing else. For unit tests
+of the broker.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,29 @@ class InlineHold:
     async def close(self) -> None:
         self.alive = False
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
-        for woken in self._table.park(token, (topic, queue_id), from_offset, deadline_ms, codes, from_offset):
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
+        for woken in self._table.park(
+            token, (topic, queue_id), from_offset, deadline_ms, codes, from_offset
+        ):
             self._on_wake(woken)
 
     def forget(self, token: int) -> None:
         self._table.forget(token)
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
-        for woken in self._table.arrived((topic, queue_id), max_offset, None if codes is None else list(codes)):
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
+        for woken in self._table.arrived(
+            (topic, queue_id), max_offset, None if codes is None else list(codes)
+        ):
             self._on_wake(woken)
 
     def overdue(self, late_ms: float) -> list[int]:

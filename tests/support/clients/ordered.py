@@ -1,4 +1,6 @@
-"""What a history of ordered deliveries must look like, whoever died in between; and a listener that writes one."""
+"""What a history of ordered deliveries must look like, whoever died in between; and a listener that
+writes one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Handled:
-    """One call of a listener with one message, as told by consumer ``who``. Times of one clock; ``end`` None = it never came back."""
+    """One call of a listener with one message, as told by consumer ``who``. Times of one clock;
+    ``end`` None = it never came back.
+    """
 
     who: str
     place: Place
@@ -25,9 +29,11 @@ class Handled:
 
 
 def check_order(history: Iterable[Handled]) -> None:
-    """Per queue: no two calls overlap, and no message is handed out before all before it were done by somebody.
+    """Per queue: no two calls overlap, and no message is handed out before all before it were done
+    by somebody.
 
-    What was done may come again after a consumer died, from an earlier message on; nothing is ever skipped.
+    What was done may come again after a consumer died, from an earlier message on; nothing is ever
+    skipped.
     """
     by_place: dict[Place, list[Handled]] = {}
     for handled in history:
@@ -45,9 +51,13 @@ def check_order(history: Iterable[Handled]) -> None:
 
 
 class History:
-    """Listeners of one process that write down what they get. ``answer(messages, ctx)`` decides what each call returns."""
+    """Listeners of one process that write down what they get. ``answer(messages, ctx)`` decides
+    what each call returns.
+    """
 
-    def __init__(self, answer: Callable[[list[Any], Any], Any] = lambda _messages, _ctx: None) -> None:
+    def __init__(
+        self, answer: Callable[[list[Any], Any], Any] = lambda _messages, _ctx: None
+    ) -> None:
         import time
 
         self._now = time.monotonic
@@ -84,4 +94,7 @@ class History:
 
     def wait_for(self, count: int, timeout_s: float = 20.0) -> None:
         """Until that many different messages were handed out."""
-        eventually(lambda: len({(call.place, call.offset) for call in list(self.calls)}) >= count, timeout_s)
+        eventually(
+            lambda: len({(call.place, call.offset) for call in list(self.calls)}) >= count,
+            timeout_s,
+        )

@@ -1,7 +1,9 @@
-"""An ordered consumer in a process of its own, to be killed: ``python -m tests.support.clients.ordered_process``.
+"""An ordered consumer in a process of its own, to be killed: ``python -m
+tests.support.clients.ordered_process``.
 
-Arguments: discovery (hexadecimal pickle), group, topic, ms that each message takes, lock refresh ms. Prints a line when the listener gets a
-message and one when it is through: ``b <broker> <queue id> <offset> <monotonic s>`` and ``e ...``; the last one may be cut by the kill.
+Arguments: discovery (hexadecimal pickle), group, topic, ms that each message takes, lock refresh
+ms. Prints a line when the listener gets a message and one when it is through: ``b <broker> <queue
+id> <offset> <monotonic s>`` and ``e ...``; the last one may be cut by the kill.
 """
 
 from __future__ import annotations
@@ -28,13 +30,29 @@ class OrderedProcess:
     """One life of the process. ``kill`` is SIGKILL; ``history`` what it told."""
 
     def __init__(
-        self, discovery: Any, directory: Path, who: str, topic: str = "orders", group: str = "billing", work_ms: int = 3, refresh_ms: int = 300
+        self,
+        discovery: Any,
+        directory: Path,
+        who: str,
+        topic: str = "orders",
+        group: str = "billing",
+        work_ms: int = 3,
+        refresh_ms: int = 300,
     ) -> None:
         self.who = who
         self._path = directory / f"{who}.txt"
         found = pickle.dumps(discovery).hex()
         with self._path.open("wb") as out:
-            command = [sys.executable, "-m", "tests.support.clients.ordered_process", found, group, topic, str(work_ms), str(refresh_ms)]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.clients.ordered_process",
+                found,
+                group,
+                topic,
+                str(work_ms),
+                str(refresh_ms),
+            ]
             self._process = subprocess.Popen(command, stdout=out, cwd=ROOT)
 
     def kill(self) -> None:
@@ -63,7 +81,9 @@ class OrderedProcess:
                 open_calls[key] = moment
             elif key in open_calls:
                 found.append(Handled(self.who, key[:2], key[2], open_calls.pop(key), moment))
-        return found + [Handled(self.who, key[:2], key[2], begin, None) for key, begin in open_calls.items()]
+        return found + [
+            Handled(self.who, key[:2], key[2], begin, None) for key, begin in open_calls.items()
+        ]
 
 
 def main(discovery: str, group: str, topic: str, work_ms: str, refresh_ms: str) -> None:
@@ -71,7 +91,13 @@ def main(discovery: str, group: str, topic: str, work_ms: str, refresh_ms: str) 
 
     def tell(kind: str, message: Any) -> None:
         queue = message.queue
-        os.write(1, f"{kind} {queue.broker_name} {queue.queue_id} {message.queue_offset} {time.monotonic()}s\n".encode())
+        os.write(
+            1,
+            (
+                f"{kind} {queue.broker_name} {queue.queue_id} {message.queue_offset} "
+                f"{time.monotonic()}s\n"
+            ).encode(),
+        )
 
     def listener(messages: list[Any], ctx: Any) -> None:
         for message in messages:
@@ -80,9 +106,19 @@ def main(discovery: str, group: str, topic: str, work_ms: str, refresh_ms: str) 
         for message in messages:
             tell("e", message)
 
-    config = ConsumerConfig(group, lock_refresh_ms=int(refresh_ms), lock_trusted_ms=3 * int(refresh_ms))
+    config = ConsumerConfig(
+        group, lock_refresh_ms=int(refresh_ms), lock_trusted_ms=3 * int(refresh_ms)
+    )
     found = pickle.loads(bytes.fromhex(discovery))
-    with PushConsumer(group, listener=listener, subscriptions={topic: "*"}, discovery=found, start_from="first", orderly=True, config=config):
+    with PushConsumer(
+        group,
+        listener=listener,
+        subscriptions={topic: "*"},
+        discovery=found,
+        start_from="first",
+        orderly=True,
+        config=config,
+    ):
         threading.Event().wait(LIVES_S)
 
 

@@ -1,6 +1,8 @@
-"""The parts of an ordered consumer on a scripted client and a clock that stands still; the broker's lock table is a real one.
+"""The parts of an ordered consumer on a scripted client and a clock that stands still; the broker's
+lock table is a real one.
 
-``work_off`` runs the listener in the test's thread until the queue rests or pauses; ``advance`` moves the clock and runs what is due.
+``work_off`` runs the listener in the test's thread until the queue rests or pauses; ``advance``
+moves the clock and runs what is due.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.orderly_listener import OrderlyContext
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.push.orderly_listener import OrderlyContext
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.protocol.allocation.strategies import Averagely
@@ -28,7 +30,9 @@ Listener = Callable[[list[MessageExt], OrderlyContext], Any]
 
 
 class OrderlyRig(ConsumerRig):
-    """See the module. ``calls``: offsets of each call of the listener. ``answer``: what it returns."""
+    """See the module. ``calls``: offsets of each call of the listener. ``answer``: what it
+    returns.
+    """
 
     def __init__(self, answer: Listener = lambda _messages, _ctx: None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -40,9 +44,23 @@ class OrderlyRig(ConsumerRig):
         self.left: list[AssignedQueue] = []
         self.parts.offsets._lock_epoch = self._epoch  # type: ignore[attr-defined]
         self.leases = QueueLeases(self.parts, self.gone.append)
-        self.orderly = OrderlyConsumption(self.parts, self._listen, self.send_back, self.leases, self.puller.resume_if_drained, self.left.append)
+        self.orderly = OrderlyConsumption(
+            self.parts,
+            self._listen,
+            self.send_back,
+            self.leases,
+            self.puller.resume_if_drained,
+            self.left.append,
+        )
         member = Membership("g", self.client.client_id, MessageModel.CLUSTERING, Averagely())
-        self.balance = Rebalancer(self.parts, member, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, self.puller.pull, lambda: 0, leases=self.leases)
+        self.balance = Rebalancer(
+            self.parts,
+            member,
+            ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            self.puller.pull,
+            lambda: 0,
+            leases=self.leases,
+        )
         self.client.answer(RequestCode.LOCK_BATCH_MQ, self._lock)
         self.client.answer(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
 
@@ -70,7 +88,9 @@ class OrderlyRig(ConsumerRig):
         return done
 
     def later(self, duration_ms: float) -> int:
-        """Move the clock, run what is due (also of the refreshing thread), then what became ready; how many queues that were."""
+        """Move the clock, run what is due (also of the refreshing thread), then what became ready;
+        how many queues that were.
+        """
         self.advance(duration_ms)
         self.leases._timers.run_due()
         self.parts.delayed.run_due()
@@ -90,10 +110,19 @@ class OrderlyRig(ConsumerRig):
         group, client_id, queues = bodies.decode_lock(body)
         epochs = dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True))
         granted = self.locks.lock(group, client_id, queues, self.clock.monotonic_ms(), epochs)
-        return command.answer(body=bodies.encode_locked([grant.queue for grant in granted], [grant.epoch for grant in granted]))
+        return command.answer(
+            body=bodies.encode_locked(
+                [grant.queue for grant in granted], [grant.epoch for grant in granted]
+            )
+        )
 
     def _unlock(self, command: Command, address: Address) -> Command:
         body: Any = command.body
         group, client_id, queues = bodies.decode_lock(body)
-        self.locks.unlock(group, client_id, queues, dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True)))
+        self.locks.unlock(
+            group,
+            client_id,
+            queues,
+            dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True)),
+        )
         return command.answer()

@@ -1,4 +1,6 @@
-"""Workers on a live cluster: consumers that receive in threads of their own and keep what they got."""
+"""Workers on a live cluster: consumers that receive in threads of their own and keep what
+they got.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,13 @@ from rmq_ray.errors import ReceiptStale, RmqError
 
 
 class Worker(threading.Thread):
-    """Receives and acknowledges until it is stopped; ``done`` are the bodies that were acknowledged, ``got`` all deliveries."""
+    """Receives and acknowledges until it is stopped; ``done`` are the bodies that were
+    acknowledged, ``got`` all deliveries.
+    """
 
-    def __init__(self, topic: str, group: str, discovery: Any, batch: int = 8, invisible: float = 10.0) -> None:
+    def __init__(
+        self, topic: str, group: str, discovery: Any, batch: int = 8, invisible: float = 10.0
+    ) -> None:
         super().__init__(name=f"worker-{group}", daemon=True)
         self.consumer = SimpleConsumer(topic, group, discovery=discovery)
         self.batch, self.invisible = batch, invisible
@@ -27,7 +33,9 @@ class Worker(threading.Thread):
         with self.consumer:
             while not self._ending.is_set():
                 try:
-                    for message in self.consumer.receive(self.batch, invisible=self.invisible, wait=0.5):
+                    for message in self.consumer.receive(
+                        self.batch, invisible=self.invisible, wait=0.5
+                    ):
                         self.got[message.body] += 1
                         self._settle(message)
                 except RmqError as error:

@@ -1,4 +1,5 @@
-"""What a chaos run did and what is left of it: senders that keep their acknowledgements, the log as stored, and the checks of both.
+"""What a chaos run did and what is left of it: senders that keep their acknowledgements, the log as
+stored, and the checks of both.
 
 Used by tests that kill processes; the parts know nothing of Ray and of how the cluster came to be.
 """
@@ -15,11 +16,11 @@ from typing import Any
 
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import RmqError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.ports import Discovery
-from rmq_ray.codec.record import Record, decode_record
 
 CHUNK_BYTES = 1 << 20
 Place = tuple[str, int, int]
@@ -42,7 +43,9 @@ class Acknowledged:
 class SendingThread:
     """Sends numbered bodies from a thread until it is stopped; ``wait`` False = ``send_async``."""
 
-    def __init__(self, producer: Producer, topic: str, name: str, *, wait: bool, pause_s: float = 0.001) -> None:
+    def __init__(
+        self, producer: Producer, topic: str, name: str, *, wait: bool, pause_s: float = 0.001
+    ) -> None:
         self.acknowledged = Acknowledged()
         self._producer = producer
         self._topic = topic
@@ -117,15 +120,36 @@ def read_log(discovery: Discovery, topic: str) -> dict[Place, Record]:
     return found
 
 
-def check_log(log: dict[Place, Record], acknowledged: Acknowledged, ends: dict[MessageQueue, int]) -> None:
-    """Acknowledged = stored, at that place, once. Nothing is stored twice, definite failures are not stored, offsets have no gaps."""
+def check_log(
+    log: dict[Place, Record], acknowledged: Acknowledged, ends: dict[MessageQueue, int]
+) -> None:
+    """Acknowledged = stored, at that place, once. Nothing is stored twice, definite failures are
+    not stored, offsets have no gaps.
+    """
     bodies = Counter(record.body for record in log.values())
-    missing = {body: place for body, place in acknowledged.places.items() if place not in log or log[place].body != body}
-    assert not missing, f"acknowledged and not at their places: {dict(list(missing.items())[:5])}, {len(missing)} in all"
+    missing = {
+        body: place
+        for body, place in acknowledged.places.items()
+        if place not in log or log[place].body != body
+    }
+    assert not missing, (
+        f"acknowledged and not at their places: {dict(list(missing.items())[:5])}, "
+        f"{len(missing)} in all"
+    )
     twice = [body for body, count in bodies.items() if count > 1]
     assert not twice, f"stored twice: {twice[:5]}, {len(twice)} in all"
-    definite = {body for body, error in acknowledged.failed.items() if isinstance(error, SendError) and not isinstance(error, SendUnknown)}
-    assert not definite & bodies.keys(), f"said to be refused, and stored: {sorted(definite & bodies.keys())[:5]}"
+    definite = {
+        body
+        for body, error in acknowledged.failed.items()
+        if isinstance(error, SendError) and not isinstance(error, SendUnknown)
+    }
+    assert not definite & bodies.keys(), (
+        f"said to be refused, and stored: {sorted(definite & bodies.keys())[:5]}"
+    )
     for queue, end in ends.items():
-        offsets = sorted(offset for broker, queue_id, offset in log if (broker, queue_id) == (queue.broker_name, queue.queue_id))
+        offsets = sorted(
+            offset
+            for broker, queue_id, offset in log
+            if (broker, queue_id) == (queue.broker_name, queue.queue_id)
+        )
         assert offsets == list(range(end)), f"{queue}: {len(offsets)} records, {end} expected"

@@ -1,14 +1,17 @@
-"""A file system in memory that knows what was synced: tests stop it at any point and look at what a disk may hold then.
+"""A file system in memory that knows what was synced: tests stop it at any point and look at what a
+disk may hold then.
 
-Two views of every file: ``current`` (the page cache: what a living process reads) and ``stable`` (what was synced). Every write since
-the last sync is kept, in order, so that a power loss may keep any of them, drop any one, or tear one at any byte. Names are stable
-after ``sync_dir``. ``survivor()`` builds the file system that the next life finds.
+Two views of every file: ``current`` (the page cache: what a living process reads) and ``stable``
+(what was synced). Every write since the last sync is kept, in order, so that a power loss may keep
+any of them, drop any one, or tear one at any byte. Names are stable after ``sync_dir``.
+``survivor()`` builds the file system that the next life finds.
 
     process death    after_kill(): all writes stay, synced or not, as does what is not synced yet
     power loss       survivor(keep_none | keep_all | a choice), another boot id
 
-Faults: ``fail_next(action, path part, error)`` makes one call raise as the real ``FileSystem`` would; a failed ``datasync`` forgets
-the writes it should have synced, as Linux does: readers see them until ``forget_cached``.
+Faults: ``fail_next(action, path part, error)`` makes one call raise as the real ``FileSystem``
+would; a failed ``datasync`` forgets the writes it should have synced, as Linux does: readers see
+them until ``forget_cached``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreInUse, StoreMissing, StoreUnreadable
+from rmq_ray.errors import (
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreInUse,
+    StoreMissing,
+    StoreUnreadable,
+)
 from rmq_ray.files import Bytes, DirectoryLock, File, FileSystem
 
 Keep = Callable[[int, "Change"], "bool | int"]
@@ -175,22 +185,29 @@ class CrashFileSystem(FileSystem):
         self.ratio = 0.1
         self.random = 0
 
-    # --- what a test does ----------------------------------------------------------------------------------------------------
+    # --- what a test does -------------------------------------------------------------------------
 
-    def fail_next(self, action: str, part: str, error: str = "EIO", *, skip: int = 0, partial: int = 0) -> None:
-        """The next call of ``action`` (after ``skip`` others) on a path that holds ``part`` fails with ENOSPC or EIO; a write has
-        then written ``partial`` bytes.
+    def fail_next(
+        self, action: str, part: str, error: str = "EIO", *, skip: int = 0, partial: int = 0
+    ) -> None:
+        """The next call of ``action`` (after ``skip`` others) on a path that holds ``part`` fails
+        with ENOSPC or EIO; a write has then written ``partial`` bytes.
         """
         self.faults.append(Fault(action, part, error, skip, partial))
 
     def unsynced(self, part: str = "") -> list[Change]:
         """All unsynced changes of files whose path holds ``part``, in the order they were made."""
-        changes = [change for path, inode in self.names.items() if part in path for change in inode.pending]
+        changes = [
+            change for path, inode in self.names.items() if part in path for change in inode.pending
+        ]
         return sorted(changes, key=lambda change: change.sequence)
 
-    def survivor(self, keep: Keep, boot: str | None = None, *, names: bool = False) -> CrashFileSystem:
-        """The disk as the next life finds it. ``keep`` decides on every unsynced change, numbered over all files in order.
-        ``names``: unsynced names survive too (they do where the process alone died: ``keep_all``).
+    def survivor(
+        self, keep: Keep, boot: str | None = None, *, names: bool = False
+    ) -> CrashFileSystem:
+        """The disk as the next life finds it. ``keep`` decides on every unsynced change, numbered
+        over all files in order. ``names``: unsynced names survive too (they do where the process
+        alone died: ``keep_all``).
         """
         after = CrashFileSystem(self.boot if boot is None else boot)
         after.directories = set(self.directories)
@@ -204,13 +221,21 @@ class CrashFileSystem(FileSystem):
                     _apply(content, change)
                 elif kept is not False:
                     _apply(content, change, kept)
-            after.names[path] = after.stable_names[path] = Inode(content, bytearray(content), [], inode.modified_ms)
+            after.names[path] = after.stable_names[path] = Inode(
+                content, bytearray(content), [], inode.modified_ms
+            )
         return after
 
     def after_kill(self) -> CrashFileSystem:
-        """The machine after its process died: page cache, disk and boot are as they were, locks are free. One life per disk."""
+        """The machine after its process died: page cache, disk and boot are as they were, locks are
+        free. One life per disk.
+        """
         after = CrashFileSystem(self.boot)
-        after.names, after.stable_names, after.directories = self.names, self.stable_names, self.directories
+        after.names, after.stable_names, after.directories = (
+            self.names,
+            self.stable_names,
+            self.directories,
+        )
         after.random, after.sequence = self.random, self.sequence
         return after
 
@@ -244,7 +269,7 @@ class CrashFileSystem(FileSystem):
         kind = StoreUnreadable if fault.action == "pread" else StoreFailed
         return kind(f"{fault.action} {path}: Input/output error", path)
 
-    # --- FileSystem ----------------------------------------------------------------------------------------------------------
+    # --- FileSystem -------------------------------------------------------------------------------
 
     def open(self, path: str, create: bool = False) -> File:
         self.raise_fault("open", path)
@@ -275,7 +300,11 @@ class CrashFileSystem(FileSystem):
 
     def list_dir(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        below = [name[len(prefix) :].split("/")[0] for name in (*self.names, *self.directories) if name.startswith(prefix) and name != prefix]
+        below = [
+            name[len(prefix) :].split("/")[0]
+            for name in (*self.names, *self.directories)
+            if name.startswith(prefix) and name != prefix
+        ]
         return sorted(set(below))
 
     def make_dirs(self, path: str) -> None:
@@ -303,7 +332,11 @@ class CrashFileSystem(FileSystem):
 
     def sync_dir(self, path: str) -> None:
         self.raise_fault("sync_dir", path)
-        for name in [name for name in self.stable_names if name.rpartition("/")[0] == path and name not in self.names]:
+        for name in [
+            name
+            for name in self.stable_names
+            if name.rpartition("/")[0] == path and name not in self.names
+        ]:
             del self.stable_names[name]
         for name, inode in self.names.items():
             if name.rpartition("/")[0] == path:
@@ -346,8 +379,12 @@ class CrashFileSystem(FileSystem):
         for names in (self.names, self.stable_names):
             for name in [name for name in names if name.startswith(source + "/")]:
                 names[target + name[len(source) :]] = names.pop(name)
-        moved = {name for name in self.directories if name == source or name.startswith(source + "/")}
-        self.directories = (self.directories - moved) | {target + name[len(source) :] for name in moved}
+        moved = {
+            name for name in self.directories if name == source or name.startswith(source + "/")
+        }
+        self.directories = (self.directories - moved) | {
+            target + name[len(source) :] for name in moved
+        }
 
     def _take_lock(self, path: str) -> DirectoryLock:
         if path in self.locks:

@@ -8,7 +8,13 @@ from typing import Any
 class FakePeer:
     """See ``ports.Peer``."""
 
-    def __init__(self, host: str = "10.0.0.9", port: int = 40_001, trusted: bool = True, may_suspend: bool = True) -> None:
+    def __init__(
+        self,
+        host: str = "10.0.0.9",
+        port: int = 40_001,
+        trusted: bool = True,
+        may_suspend: bool = True,
+    ) -> None:
         self.host, self.port = host, port
         self.trusted, self.may_suspend = trusted, may_suspend
         self.closed = False

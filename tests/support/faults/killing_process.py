@@ -1,7 +1,9 @@
-"""A cluster in a process that kills itself at a chosen step of storing: ``python -m tests.support.faults.killing_process DIRECTORY STEP``.
+"""A cluster in a process that kills itself at a chosen step of storing: ``python -m
+tests.support.faults.killing_process DIRECTORY STEP``.
 
-STEP: ``before TOPIC [N]`` or ``after TOPIC [N]``: SIGKILL right before or after the N-th (1) write to the log that holds a record for that topic, long
-before it is answered; ``within TOPIC [N]``: when the log has that write up to its first record for the topic, and no more; or ``never``.
+STEP: ``before TOPIC [N]`` or ``after TOPIC [N]``: SIGKILL right before or after the N-th (1) write
+to the log that holds a record for that topic, long before it is answered; ``within TOPIC [N]``:
+when the log has that write up to its first record for the topic, and no more; or ``never``.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
-from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.files import Bytes
 from rmq_ray.codec.record import decode_record
+from rmq_ray.files import Bytes
+from rmq_ray.store.log.commit_log import CommitLog
 from tests.support.brokers.live_cluster import LiveCluster
 
 QUICK = {"transaction_timeout_ms": 300, "transaction_check_interval_ms": 400}

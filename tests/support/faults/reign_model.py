@@ -1,12 +1,17 @@
-"""A small world in which the controller's rules are tried: replicas with disks, leases and polls, a controller with a ledger, faults by chance.
+"""A small world in which the controller's rules are tried: replicas with disks, leases and polls, a
+controller with a ledger, faults by chance.
 
-``World(seed, synchronous=..., durable=...)`` then ``run()``: faults for ``FAULT_MS`` of simulated time, then peace. ``WorldBroken`` says what broke:
+``World(seed, synchronous=..., durable=...)`` then ``run()``: faults for ``FAULT_MS`` of simulated
+time, then peace. ``WorldBroken`` says what broke:
 
-- two masters could acknowledge at one time; an epoch began twice; a log that is followed is no prefix of its master's;
-- SYNC: something acknowledged is not in the log that a master begins; ASYNC: lost though the old master itself, whole, was elected;
+- two masters could acknowledge at one time; an epoch began twice; a log that is followed is no
+  prefix of its master's;
+- SYNC: something acknowledged is not in the log that a master begins; ASYNC: lost though the old
+  master itself, whole, was elected;
 - in peace nobody reigns, copies differ, or the sync state set does not become complete again.
 
-Messages between any two parties take a random time, are lost, and are cut by partitions. ``Flaws`` switch single rules off: each must be found.
+Messages between any two parties take a random time, are lost, and are cut by partitions. ``Flaws``
+switch single rules off: each must be found.
 """
 
 from __future__ import annotations
@@ -47,7 +52,9 @@ class Flaws:
 
 @dataclass
 class Disk:
-    """What survives a kill. ``flushed``: entries that survive a loss of power. An entry: (epoch, number)."""
+    """What survives a kill. ``flushed``: entries that survive a loss of power. An entry: (epoch,
+    number).
+    """
 
     log: list[tuple[int, int]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -141,12 +148,25 @@ class Replica:
 
     def report(self) -> ReplicaReport:
         left = max(0.0, self.promise_ms - self.world.now)
-        epoch = self.assignment.master_epoch if self.role is Role.MASTER and self.assignment else self.known
+        epoch = (
+            self.assignment.master_epoch
+            if self.role is Role.MASTER and self.assignment
+            else self.known
+        )
         flaw = self.world.flaws.trust_every_disk
         return ReplicaReport(
-            self.number, self.role, f"host:{self.number}", f"s{self.number}", self.disk.epoch, len(self.disk.log), self.disk.flushed,
-            self.sound or flaw, int(left + 0.999), epoch, newest_epoch=self.disk.newest,
-        )  # fmt: skip
+            self.number,
+            self.role,
+            f"host:{self.number}",
+            f"s{self.number}",
+            self.disk.epoch,
+            len(self.disk.log),
+            self.disk.flushed,
+            self.sound or flaw,
+            int(left + 0.999),
+            epoch,
+            newest_epoch=self.disk.newest,
+        )
 
     def called(self, call: Call) -> ReplicaReport:
         if isinstance(call, int):
@@ -160,17 +180,31 @@ class Replica:
         return self.report()
 
     def attend(self, new: Assignment) -> None:
-        same = self.role is Role.MASTER and self.assignment is not None and self.assignment.master_epoch == new.master_epoch
+        same = (
+            self.role is Role.MASTER
+            and self.assignment is not None
+            and self.assignment.master_epoch == new.master_epoch
+        )
         self.known, self.known_version, self.assignment = new.master_epoch, new.version, new
         if same:
-            self.local = {s: at for s, at in self.local.items() if s in new.sync_state_set or at >= new.version}
+            self.local = {
+                s: at
+                for s, at in self.local.items()
+                if s in new.sync_state_set or at >= new.version
+            }
             self.confirm()
             self.ask_again()
             return
         self.depose()
-        if new.master == self.number and (self.disk.newest < new.master_epoch or self.world.flaws.begin_again):
+        if new.master == self.number and (
+            self.disk.newest < new.master_epoch or self.world.flaws.begin_again
+        ):
             self.role = Role.WAITING
-            wait = max(0.0, self.promise_ms - self.world.now) if self.promised_to != self.number and not self.world.flaws.no_promise_wait else 0.0
+            wait = (
+                max(0.0, self.promise_ms - self.world.now)
+                if self.promised_to != self.number and not self.world.flaws.no_promise_wait
+                else 0.0
+            )
             self.after(wait + self.world.random.uniform(10, 300), lambda: self.begin(new))
         elif new.master is not None and new.master != self.number:
             self.following = new.master
@@ -212,7 +246,9 @@ class Replica:
     def can_acknowledge(self) -> bool:
         if not self.running or self.role is not Role.MASTER:
             return False
-        return all(self.world.now < self.lease.get(slave, -1e9) + LEASE_MS for slave in self.needed())
+        return all(
+            self.world.now < self.lease.get(slave, -1e9) + LEASE_MS for slave in self.needed()
+        )
 
     def append(self) -> None:
         self.after(self.world.random.uniform(20, 2 * APPEND_MS), self.append)
@@ -245,8 +281,14 @@ class Replica:
         if self.role is Role.MASTER:
             self.confirm()
 
-    def polled(self, slave: int, session: int, epoch: int, end: int, flushed: int, follows_ms: float | None) -> None:
-        if self.role is not Role.MASTER or self.assignment is None or epoch != self.assignment.master_epoch:
+    def polled(
+        self, slave: int, session: int, epoch: int, end: int, flushed: int, follows_ms: float | None
+    ) -> None:
+        if (
+            self.role is not Role.MASTER
+            or self.assignment is None
+            or epoch != self.assignment.master_epoch
+        ):
             return
         if follows_ms is None:
             self.sessions[slave] = session
@@ -255,13 +297,20 @@ class Replica:
         if self.sessions.get(slave) != session:
             return
         there = self.world.replicas[slave]
-        if there.session == session and self.disk.log[max(0, end - 5) : end] != there.disk.log[max(0, end - 5) : end]:
+        if (
+            there.session == session
+            and self.disk.log[max(0, end - 5) : end] != there.disk.log[max(0, end - 5) : end]
+        ):
             raise WorldBroken(f"{slave} has no prefix of {self.number}'s log in epoch {epoch}")
         self.heard[slave] = self.world.now
         self.lease[slave] = max(follows_ms, self.lease.get(slave, -1e9))
         self.held[slave] = flushed if self.world.durable else end
         self.confirm()
-        if slave not in self.needed() and self.held[slave] >= max(self.confirmed, self.base) and slave not in self.local:
+        if (
+            slave not in self.needed()
+            and self.held[slave] >= max(self.confirmed, self.base)
+            and slave not in self.local
+        ):
             self.local[slave] = self.assignment.version
             self.want()
         if end < len(self.disk.log):
@@ -278,7 +327,11 @@ class Replica:
         assert self.assignment is not None
         epoch, sent, epochs = self.assignment.master_epoch, self.world.now, list(self.disk.epochs)
         there = self.world.replicas[slave]
-        self.world.tell(self.number, slave, lambda: there.taken(self.number, session, epoch, epochs, list(data), at, sent))
+        self.world.tell(
+            self.number,
+            slave,
+            lambda: there.taken(self.number, session, epoch, epochs, list(data), at, sent),
+        )
 
     def watch(self) -> None:
         self.after(200, self.watch)
@@ -291,33 +344,56 @@ class Replica:
     def want(self, without: set[int] | None = None) -> None:
         assert self.assignment is not None
         self.wanted_at = self.assignment.version
-        self.wanted = tuple(sorted(({self.number, *self.assignment.sync_state_set, *self.local}) - (without or set())))
+        self.wanted = tuple(
+            sorted(
+                ({self.number, *self.assignment.sync_state_set, *self.local}) - (without or set())
+            )
+        )
         self.propose()
 
     def ask_again(self) -> None:
         assert self.assignment is not None
-        if self.wanted is None or (self.wanted == self.assignment.sync_state_set and self.assignment.version > self.wanted_at):
+        if self.wanted is None or (
+            self.wanted == self.assignment.sync_state_set
+            and self.assignment.version > self.wanted_at
+        ):
             self.wanted = None
         else:
             self.propose()
 
     def propose(self) -> None:
         assert self.assignment is not None and self.wanted is not None
-        epoch, version, wanted, world = self.assignment.master_epoch, self.assignment.version, self.wanted, self.world
+        epoch, version, wanted, world = (
+            self.assignment.master_epoch,
+            self.assignment.version,
+            self.wanted,
+            self.world,
+        )
         for replica in wanted:
             if replica not in self.assignment.sync_state_set:
                 self.local[replica] = version
-        world.tell(self.number, CONTROLLER, lambda: world.controller.proposed(epoch, version, wanted))
+        world.tell(
+            self.number, CONTROLLER, lambda: world.controller.proposed(epoch, version, wanted)
+        )
 
     # --- a slave ---
 
     def poll(self, session: int, follows_ms: float | None) -> None:
-        if self.session != session or self.following is None or self.assignment is None or self.role is not Role.SLAVE:
+        if (
+            self.session != session
+            or self.following is None
+            or self.assignment is None
+            or self.role is not Role.SLAVE
+        ):
             return
         self.promise_ms, self.promised_to = self.world.now + LEASE_MS, self.following
         epoch, end, flushed = self.assignment.master_epoch, len(self.disk.log), self.disk.flushed
         master = self.world.replicas[self.following]
-        self.world.tell(self.number, self.following, lambda: master.polled(self.number, session, epoch, end, flushed, follows_ms))
+        self.world.tell(
+            self.number,
+            self.following,
+            lambda: master.polled(self.number, session, epoch, end, flushed, follows_ms),
+        )
         life = self.life
         polls = self.polls = getattr(self, "polls", 0) + 1
         self.world.after(1_200, lambda: self.deliver(life, lambda: self.again(polls)))
@@ -327,8 +403,22 @@ class Replica:
             self.session += 1
             self.poll(self.session, None)
 
-    def taken(self, master: int, session: int, epoch: int, epochs: list[tuple[int, int]], data: list[tuple[int, int]], at: int, sent: float) -> None:
-        if self.session != session or self.following != master or self.assignment is None or epoch != self.assignment.master_epoch:
+    def taken(
+        self,
+        master: int,
+        session: int,
+        epoch: int,
+        epochs: list[tuple[int, int]],
+        data: list[tuple[int, int]],
+        at: int,
+        sent: float,
+    ) -> None:
+        if (
+            self.session != session
+            or self.following != master
+            or self.assignment is None
+            or epoch != self.assignment.master_epoch
+        ):
             return
         if self.disk.epochs != epochs:
             self.take_lineage(epochs)
@@ -370,7 +460,9 @@ class Controller:
         self.busy = False
         self.after(10, self.turn)
         for replica in range(self.world.count):
-            self.after(self.world.random.uniform(0, 100), lambda replica=replica: self.attend(replica))
+            self.after(
+                self.world.random.uniform(0, 100), lambda replica=replica: self.attend(replica)
+            )
 
     def kill(self) -> None:
         self.life, self.rules = 0, None
@@ -391,8 +483,21 @@ class Controller:
             found = self._flawed_election()
         if found is None:
             return
-        if self.world.flaws.reuse_epoch and found.assignment.master is None and self.world.random.random() < 0.5:
-            found = Standing(Assignment("b", max(1, found.assignment.master_epoch - 1), None, None, found.assignment.sync_state_set), found.former)
+        if (
+            self.world.flaws.reuse_epoch
+            and found.assignment.master is None
+            and self.world.random.random() < 0.5
+        ):
+            found = Standing(
+                Assignment(
+                    "b",
+                    max(1, found.assignment.master_epoch - 1),
+                    None,
+                    None,
+                    found.assignment.sync_state_set,
+                ),
+                found.former,
+            )
         if self.world.flaws.tell_before_fsync:
             self.rules.fsynced(found, self.world.now)
             self.after(self.world.random.uniform(1, 400), lambda: self.write(found))
@@ -404,11 +509,24 @@ class Controller:
         """What a controller would do that elects anybody, or does not wait for promises."""
         assert self.rules is not None
         standing, flaws, world = self.rules.standing, self.world.flaws, self.world
-        if standing is None or standing.assignment.master is not None or standing.former is None or not (flaws.no_promise_wait or flaws.outside_the_set):
+        if (
+            standing is None
+            or standing.assignment.master is not None
+            or standing.former is None
+            or not (flaws.no_promise_wait or flaws.outside_the_set)
+        ):
             return None
         if flaws.outside_the_set:
-            standing = replace(standing, assignment=replace(standing.assignment, sync_state_set=tuple(range(world.count))))
-        reports = {n: r for n in range(world.count) if (r := self.rules.report_of(n)) is not None and r.master_epoch == standing.assignment.master_epoch}
+            standing = replace(
+                standing,
+                assignment=replace(standing.assignment, sync_state_set=tuple(range(world.count))),
+            )
+        reports = {
+            n: r
+            for n in range(world.count)
+            if (r := self.rules.report_of(n)) is not None
+            and r.master_epoch == standing.assignment.master_epoch
+        }
         if flaws.no_promise_wait:
             reports = {n: replace(report, promise_ms=0) for n, report in reports.items()}
         answers = {n: Answer(report, world.now) for n, report in reports.items()}
@@ -416,14 +534,23 @@ class Controller:
         return None if isinstance(found, str) else found
 
     def write(self, found: Standing) -> None:
-        if self.ledger is None or found.assignment.newer_than(self.ledger.assignment) or self.world.flaws.reuse_epoch:
+        if (
+            self.ledger is None
+            or found.assignment.newer_than(self.ledger.assignment)
+            or self.world.flaws.reuse_epoch
+        ):
             self.ledger = found
         if self.world.random.random() < self.world.crash_between:
             self.kill()
             self.world.after(600, self.start)
             return
-        if found.assignment.master is not None and self.world.random.random() < self.world.crash_between:
-            self.world.cut_off(CONTROLLER, found.assignment.master, self.world.random.uniform(2_000, 6_000))
+        if (
+            found.assignment.master is not None
+            and self.world.random.random() < self.world.crash_between
+        ):
+            self.world.cut_off(
+                CONTROLLER, found.assignment.master, self.world.random.uniform(2_000, 6_000)
+            )
         if not self.world.flaws.tell_before_fsync:
             self.after(self.world.random.uniform(0, 20), lambda: self.done(found))
 
@@ -441,7 +568,12 @@ class Controller:
 
     def attend(self, number: int) -> None:
         assert self.rules is not None
-        call, replica, world, life = self.rules.call_for(number), self.world.replicas[number], self.world, self.life
+        call, replica, world, life = (
+            self.rules.call_for(number),
+            self.world.replicas[number],
+            self.world,
+            self.life,
+        )
         open_call = [True]
 
         def answered(report: ReplicaReport) -> None:
@@ -467,7 +599,16 @@ class Controller:
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, synchronous: bool, durable: bool, count: int = 3, flaws: Flaws | None = None, automatic: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        synchronous: bool,
+        durable: bool,
+        count: int = 3,
+        flaws: Flaws | None = None,
+        automatic: bool = True,
+    ) -> None:
         self.random = random.Random(seed)
         self.flaws = flaws or Flaws()
         self.synchronous, self.durable, self.count = synchronous, durable, count
@@ -501,9 +642,15 @@ class World:
         """A message: late, lost, or cut off."""
         if frozenset((sender, receiver)) in self.cut or self.random.random() < self.loss:
             return
-        delay = self.random.uniform(0.2, 15) if self.random.random() > self.slow else self.random.uniform(50, 1_500)
+        delay = (
+            self.random.uniform(0.2, 15)
+            if self.random.random() > self.slow
+            else self.random.uniform(50, 1_500)
+        )
         if receiver == CONTROLLER:
-            self.after(delay, lambda: what() if frozenset((sender, receiver)) not in self.cut else None)
+            self.after(
+                delay, lambda: what() if frozenset((sender, receiver)) not in self.cut else None
+            )
         else:
             self.replicas[receiver].after(delay, what)
 
@@ -511,14 +658,21 @@ class World:
 
     def begun(self, replica: Replica, epoch: int) -> None:
         if epoch in self.begins:
-            raise WorldBroken(f"epoch {epoch} began at {self.begins[epoch]} and at {replica.number}")
+            raise WorldBroken(
+                f"epoch {epoch} began at {self.begins[epoch]} and at {replica.number}"
+            )
         self.begins[epoch] = replica.number
         if epoch < max(self.begins):
-            return  # it slept since it was elected: without a lease it acknowledges nothing, and is deposed by the first call
+            # it slept since it was elected: without a lease it acknowledges nothing, and is deposed
+            # by the first call
+            return
         has = {number for _, number in replica.disk.log}
         lost = self.acknowledged - has
         if lost and self.synchronous:
-            raise WorldBroken(f"{len(lost)} acknowledged messages are not in the log that {replica.number} begins epoch {epoch} with")
+            raise WorldBroken(
+                f"{len(lost)} acknowledged messages are not in the log that {replica.number} "
+                f"begins epoch {epoch} with"
+            )
         self.lost |= lost
         self.acknowledged -= lost
 
@@ -551,7 +705,9 @@ class World:
             self.after(down, replica.resume)
         elif kind == "controller" and self.controller.life:
             self.controller.kill()
-            self.after(down / 2, lambda: self.controller.start() if not self.controller.life else None)
+            self.after(
+                down / 2, lambda: self.controller.start() if not self.controller.life else None
+            )
         elif kind == "cut":
             self.cut_off(*self.random.sample([CONTROLLER, *range(self.count)], 2), down)
 
@@ -566,7 +722,11 @@ class World:
 
     def _power_allowed(self, replica: Replica) -> bool:
         """Not synced at once, and kept by copies: then one host at a time may lose its power."""
-        return self.durable or not self.synchronous or all(other.disk.clean for other in self.replicas if other is not replica)
+        return (
+            self.durable
+            or not self.synchronous
+            or all(other.disk.clean for other in self.replicas if other is not replica)
+        )
 
     def peace(self) -> None:
         self.cut.clear()
@@ -590,23 +750,37 @@ class World:
         return self
 
     def _check_peace(self) -> None:
-        masters = [replica for replica in self.replicas if replica.role is Role.MASTER and replica.can_acknowledge()]
+        masters = [
+            replica
+            for replica in self.replicas
+            if replica.role is Role.MASTER and replica.can_acknowledge()
+        ]
         rules = self.controller.rules
         if not masters:
             raise WorldBroken(f"nobody reigns in the end: {rules and rules.status(self.now)}")
         assert masters[0].assignment is not None
         if len(masters[0].assignment.sync_state_set) != self.count:
-            raise WorldBroken(f"the set stays {masters[0].assignment.sync_state_set}: {rules and rules.status(self.now)}")
-        if any(replica.disk.log != masters[0].disk.log[: len(replica.disk.log)] for replica in self.replicas):
+            raise WorldBroken(
+                f"the set stays {masters[0].assignment.sync_state_set}: "
+                f"{rules and rules.status(self.now)}"
+            )
+        if any(
+            replica.disk.log != masters[0].disk.log[: len(replica.disk.log)]
+            for replica in self.replicas
+        ):
             raise WorldBroken("copies differ in the end")
 
 
 def main() -> None:
-    """``python -m tests.support.faults.reign_model 4000 [first seed]``: many histories, each with other settings."""
+    """``python -m tests.support.faults.reign_model 4000 [first seed]``: many histories, each with
+    other settings.
+    """
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     epochs = acknowledged = 0
     for seed in range(first, first + int(sys.argv[1])):
-        world = World(seed, synchronous=seed % 3 != 0, durable=seed % 2 == 0, count=2 + seed % 5 % 2)
+        world = World(
+            seed, synchronous=seed % 3 != 0, durable=seed % 2 == 0, count=2 + seed % 5 % 2
+        )
         try:
             world.run()
         except WorldBroken as broken:

@@ -1,8 +1,10 @@
 """How long something took, without the time in which the machine did something else.
 
-A promise like "within 2 s" is about what our code does. A virtual machine may be stopped for seconds at any point, or give a process a tenth of a core; a
-``Stopwatch`` counts time in small ticks of a thread and only so much of each as a tick is long: a process that does not run gets no older. Code of ours
-that waits, sleeps, blocks its event loop or computes in Python lets the ticks go on, so what it takes is counted in full.
+A promise like "within 2 s" is about what our code does. A virtual machine may be stopped for
+seconds at any point, or give a process a tenth of a core; a ``Stopwatch`` counts time in small
+ticks of a thread and only so much of each as a tick is long: a process that does not run gets no
+older. Code of ours that waits, sleeps, blocks its event loop or computes in Python lets the ticks
+go on, so what it takes is counted in full.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 TICK_S = 0.01
-COUNTED_MAX_S = 0.05  # of a tick: threads wait for the interpreter lock and for one another that long
+COUNTED_MAX_S = (
+    0.05  # of a tick: threads wait for the interpreter lock and for one another that long
+)
 HANGS_S = 30.0  # by the wall: it will never end
 
 T = TypeVar("T")
@@ -59,9 +63,15 @@ _ticking = _Ticking()
 
 
 class Stopwatch:
-    """Begins when it is made. ``lived_s``: for upper limits; ``passed_s``: by the wall, for lower ones."""
+    """Begins when it is made. ``lived_s``: for upper limits; ``passed_s``: by the wall, for lower
+    ones.
+    """
 
-    def __init__(self, lived: Callable[[], float] = _ticking.seconds, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        lived: Callable[[], float] = _ticking.seconds,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._lived, self._now = lived, now
         self._began_lived_s, self._began_s = lived(), now()
 
@@ -82,7 +92,9 @@ class Stopwatch:
 
 
 async def within(limit_s: float, work: Awaitable[T]) -> T:
-    """What ``work`` comes to, or its error; ``AssertionError`` when it took longer, in time lived."""
+    """What ``work`` comes to, or its error; ``AssertionError`` when it took longer, in time
+    lived.
+    """
     watch = Stopwatch()
     try:
         async with asyncio.timeout(HANGS_S):

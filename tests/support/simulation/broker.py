@@ -1,7 +1,9 @@
-"""The parties that listen: the real ``BrokerCore`` over the real store on a disk in memory, and a name server that tells its routes.
+"""The parties that listen: the real ``BrokerCore`` over the real store on a disk in memory, and a
+name server that tells its routes.
 
-A broker is killed (what it wrote stays, what it kept in memory is gone) and started again on the same disk. Its work beside the loop runs
-at once; its timers run every ``TICK_MS`` of simulated time.
+A broker is killed (what it wrote stays, what it kept in memory is gone) and started again on the
+same disk. Its work beside the loop runs at once; its timers run every ``TICK_MS`` of simulated
+time.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from rmq_ray.remoting.wire.bodies import encode_route
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader
-from rmq_ray.server.broker.broker_core import BrokerCore
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker.broker_core import BrokerCore
 from rmq_ray.store.front.message_store import MessageStore
+from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.faults.fake_peer import FakePeer
-from tests.support.clients.inline_hold import InlineHold
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
 from tests.support.simulation.wire import SimPeer
@@ -61,7 +63,14 @@ class SimStore(MessageStore):
 
     def append_message(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().append_message(message, *args, **kwargs)
-        self.ledger.stored(self.name, result.topic, result.queue_id, result.base_queue_offset, message.body, message.reconsume_times)
+        self.ledger.stored(
+            self.name,
+            result.topic,
+            result.queue_id,
+            result.base_queue_offset,
+            message.body,
+            message.reconsume_times,
+        )
         return result
 
 
@@ -73,9 +82,14 @@ class SimCore(BrokerCore):
     def _make_store(self) -> MessageStore:
         levels = self.levels
         store = SimStore(
-            self.config.store, self.clock, broker_name=self.identity.name, store_host=self._store_host, files=self._files,
-            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None, delay_level_max=levels.highest,
-        )  # fmt: skip
+            self.config.store,
+            self.clock,
+            broker_name=self.identity.name,
+            store_host=self._store_host,
+            files=self._files,
+            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
+            delay_level_max=levels.highest,
+        )
         store.ledger, store.name = self.ledger, self.identity.name
         return store
 
@@ -83,9 +97,17 @@ class SimCore(BrokerCore):
 class SimBroker:
     """One broker through all its lives. ``life`` 0 = it is down."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, name: str, address: Address, **settings: Any) -> None:
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, name: str, address: Address, **settings: Any
+    ) -> None:
         store = StoreConfig(
-            f"/{name}", segment_bytes=1 << 14, consume_queue_entries=64, index_slots=97, index_items=400, preallocate=False, index_enabled=False
+            f"/{name}",
+            segment_bytes=1 << 14,
+            consume_queue_entries=64,
+            index_slots=97,
+            index_items=400,
+            preallocate=False,
+            index_enabled=False,
         )
         self.config = BrokerConfig(store, name).but(**settings)
         self.name = name
@@ -107,7 +129,13 @@ class SimBroker:
         clock = self._scheduler.clock
         identity = Identity(self.name, 0, "default", str(self.address), boot_ms=clock.now_ms())
         self.core = core = SimCore(
-            self.config, identity, (self.address.host, self.address.port), clock, InlineOffload(self._scheduler, self.process), InlineHold, self._disk
+            self.config,
+            identity,
+            (self.address.host, self.address.port),
+            clock,
+            InlineOffload(self._scheduler, self.process),
+            InlineHold,
+            self._disk,
         )
         core.ledger = self._ledger
         started: list[RmqError | None] = []
@@ -132,7 +160,9 @@ class SimBroker:
         if table.version != self._told:
             self._told = table.version
             for config in filter(None, map(table.get, table.names())):
-                self.topics[config.name] = QueueData(self.name, config.read_queues, config.write_queues, int(config.permission))
+                self.topics[config.name] = QueueData(
+                    self.name, config.read_queues, config.write_queues, int(config.permission)
+                )
         return answer
 
     def grow(self, topic: str) -> int:
@@ -141,8 +171,16 @@ class SimBroker:
         known = self.core.tables.topics.get(topic)
         if known is None:
             return 0
-        header = CreateTopicHeader(topic, DEFAULT_TOPIC, known.read_queues + 1, known.write_queues + 1, int(known.permission))
-        answered = self.handle(Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()), FakePeer())
+        header = CreateTopicHeader(
+            topic,
+            DEFAULT_TOPIC,
+            known.read_queues + 1,
+            known.write_queues + 1,
+            int(known.permission),
+        )
+        answered = self.handle(
+            Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()), FakePeer()
+        )
         assert answered is None or answered.code == ResponseCode.SUCCESS
         return known.write_queues + 1
 
@@ -176,8 +214,12 @@ class SimNameServer:
         having = [broker for broker in self._brokers if topic in broker.topics]
         if not having:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
-        datas = tuple(BrokerData("default", broker.name, {0: str(broker.address)}) for broker in having)
-        return command.answer(body=encode_route(TopicRoute(tuple(broker.topics[topic] for broker in having), datas)))
+        datas = tuple(
+            BrokerData("default", broker.name, {0: str(broker.address)}) for broker in having
+        )
+        return command.answer(
+            body=encode_route(TopicRoute(tuple(broker.topics[topic] for broker in having), datas))
+        )
 
     def closed(self, peer: SimPeer) -> None:
         """Nothing is kept about connections."""

@@ -1,9 +1,11 @@
-"""One random history: brokers, consumers that come and go, producers, faults; then calm, until everything is consumed.
+"""One random history: brokers, consumers that come and go, producers, faults; then calm, until
+everything is consumed.
 
     seed ─> Plan (how many, which strategy, ordered or not) ─> actions at random times ─> calm ─> checks of the ledger
 
-The clients are real ``PushConsumer`` objects with all their threads, the brokers real ``BrokerCore`` objects with their stores; time,
-threads and the network are simulated. ``History(seed).run()`` returns what broke a promise: an empty list.
+The clients are real ``PushConsumer`` objects with all their threads, the brokers real
+``BrokerCore`` objects with their stores; time, threads and the network are simulated.
+``History(seed).run()`` returns what broke a promise: an empty list.
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ from typing import Any
 from rmq_ray.client.push.listener import RECONSUME_LATER, Reject
 from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import encode_properties
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
+from rmq_ray.protocol.allocation.strategies import (
+    AllocationStrategy,
+    Averagely,
+    AveragelyByCircle,
+    ConsistentHash,
+)
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.codec.record import decode_record
 from tests.support.simulation.broker import NAME_SERVER, SimBroker, SimNameServer
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
@@ -37,7 +44,11 @@ from tests.support.simulation.wire import Network, SimPool
 TOPIC, GROUP = "orders", "billing"
 DELAY_LEVELS = "1s 1s 1s 1s 2s 2s 3s"
 TRIES_MAX = 3
-LOCK_MS, TRUSTED_MS, REFRESH_MS = 12_000, 6_000, 4_000  # a fifth of the real ones, so that histories are short
+LOCK_MS, TRUSTED_MS, REFRESH_MS = (
+    12_000,
+    6_000,
+    4_000,
+)  # a fifth of the real ones, so that histories are short
 EXPIRY_MS = 40_000
 REBALANCE_MS = 5_000
 REST_WITHIN_MS = 300_000  # of the last fault
@@ -45,7 +56,18 @@ LOOK_MS = 500
 CONSUMERS_MAX = 6
 QUEUES_MAX = 6
 CALM = ("join", "leave", "join", "leave", "grow")
-FAULTS = ("join", "leave", "grow", "crash", "pause", "long pause", "broker", "broker pause", "cut", "partition")
+FAULTS = (
+    "join",
+    "leave",
+    "grow",
+    "crash",
+    "pause",
+    "long pause",
+    "broker",
+    "broker pause",
+    "cut",
+    "partition",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,9 @@ class Plan:
 
     @classmethod
     def of(cls, chance: random.Random) -> Plan:
-        """Drawn from ``chance``; a quarter of all histories are calm: consumers join and leave, topics grow, nothing goes wrong."""
+        """Drawn from ``chance``; a quarter of all histories are calm: consumers join and leave,
+        topics grow, nothing goes wrong.
+        """
         calm = chance.random() < 0.25
         return cls(
             orderly=chance.random() < 0.5,
@@ -111,23 +135,40 @@ class History:
         self.network = Network(self.scheduler)
         self.ledger = Ledger(self.scheduler.clock, TOPIC, self.plan.orderly, TRIES_MAX, LOCK_MS)
         settings: dict[str, Any] = {
-            "delay_levels": DELAY_LEVELS, "queue_lock_ms": LOCK_MS, "channel_expiry_ms": EXPIRY_MS, "default_topic_queues": self.plan.queues,
-        }  # fmt: skip
+            "delay_levels": DELAY_LEVELS,
+            "queue_lock_ms": LOCK_MS,
+            "channel_expiry_ms": EXPIRY_MS,
+            "default_topic_queues": self.plan.queues,
+        }
         self.brokers = [
-            SimBroker(self.scheduler, self.ledger, f"broker-{'ab'[n]}", Address(f"10.0.2.{n}", 10_911), **settings) for n in range(self.plan.brokers)
+            SimBroker(
+                self.scheduler,
+                self.ledger,
+                f"broker-{'ab'[n]}",
+                Address(f"10.0.2.{n}", 10_911),
+                **settings,
+            )
+            for n in range(self.plan.brokers)
         ]
-        self.network.servers = {broker.address: broker for broker in self.brokers} | {NAME_SERVER: SimNameServer(self.brokers)}
+        self.network.servers = {broker.address: broker for broker in self.brokers} | {
+            NAME_SERVER: SimNameServer(self.brokers)
+        }
         self.members: list[Member] = []
         self.producer = Process("10.0.3.1@1")
         self._joined = 0
         self._queues = {broker.name: self.plan.queues for broker in self.brokers}
         self._calm = False
 
-    # --- the run -----------------------------------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> list[str]:
         """The whole history; what broke a promise."""
-        with simulated(self.scheduler, lambda _credentials, _limits, _clock, on_request, on_lost, _on_silent: SimPool(self.network, on_request, on_lost)):
+        with simulated(
+            self.scheduler,
+            lambda _credentials, _limits, _clock, on_request, on_lost, _on_silent: SimPool(
+                self.network, on_request, on_lost
+            ),
+        ):
             for broker in self.brokers:
                 broker.start()
             self.scheduler.spawn(self.producer, self._produce)
@@ -162,7 +203,9 @@ class History:
         return self.ledger.at_rest() and self._settled_in()
 
     def _settled_in(self) -> bool:
-        return all(member.consumer.balanced for member in self._living()) and all(len(holders) == 1 for holders in self.owners().values())
+        return all(member.consumer.balanced for member in self._living()) and all(
+            len(holders) == 1 for holders in self.owners().values()
+        )
 
     def _check(self) -> None:
         found: dict[tuple[str, str, int], list[int]] = {}
@@ -174,7 +217,11 @@ class History:
 
     def owners(self) -> dict[MessageQueue, list[str]]:
         """Who holds each queue of the topic."""
-        holders: dict[MessageQueue, list[str]] = {MessageQueue(TOPIC, broker, queue): [] for broker, topic, queue in self.ledger.records if topic == TOPIC}
+        holders: dict[MessageQueue, list[str]] = {
+            MessageQueue(TOPIC, broker, queue): []
+            for broker, topic, queue in self.ledger.records
+            if topic == TOPIC
+        }
         for member in self._living():
             for queue in member.consumer.assignment():
                 if queue in holders:
@@ -183,9 +230,15 @@ class History:
 
     def told(self) -> tuple[object, ...]:
         """What makes two runs the same."""
-        return (self.scheduler.now_ms, self.scheduler.count, sorted(self.ledger.events.items()), self.ledger.sent, sorted(self.ledger.committed.items()))
+        return (
+            self.scheduler.now_ms,
+            self.scheduler.count,
+            sorted(self.ledger.events.items()),
+            self.ledger.sent,
+            sorted(self.ledger.committed.items()),
+        )
 
-    # --- actions -------------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def _act(self) -> None:
         if not self._calm:
@@ -205,7 +258,9 @@ class History:
             self.leave(member)
 
     def _grow(self) -> None:
-        """The topic gets one more queue at one broker; consumers learn of it with their next look at the routes."""
+        """The topic gets one more queue at one broker; consumers learn of it with their next look
+        at the routes.
+        """
         broker = self.chance.choice(self.brokers)
         if broker.life and self._queues[broker.name] < QUEUES_MAX:
             self._queues[broker.name] = broker.grow(TOPIC) or self._queues[broker.name]
@@ -248,7 +303,9 @@ class History:
     def _cut(self) -> None:
         """Requests and answers are lost for some seconds."""
         faults = self.network.faults
-        faults.break_before, faults.break_after, faults.late = (self.chance.uniform(0, 0.2) for _ in range(3))
+        faults.break_before, faults.break_after, faults.late = (
+            self.chance.uniform(0, 0.2) for _ in range(3)
+        )
         self.scheduler.after(self.chance.uniform(1_000, 6_000), self._heal)
 
     def _heal(self) -> None:
@@ -259,7 +316,9 @@ class History:
         member = self._any_member()
         if member is not None:
             until = self.scheduler.now_ms + self.chance.uniform(2_000, 1.2 * EXPIRY_MS)
-            self.network.faults.held_until_ms[member.process.name, self.chance.choice(self.brokers).address] = until
+            self.network.faults.held_until_ms[
+                member.process.name, self.chance.choice(self.brokers).address
+            ] = until
 
     def _any_member(self) -> Member | None:
         living = self._living()
@@ -268,24 +327,41 @@ class History:
     def _living(self) -> list[Member]:
         return [member for member in self.members if not member.leaving]
 
-    # --- consumers -----------------------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     def join(self) -> Member:
         """A new consumer process starts."""
         self._joined += 1
         process = Process(f"10.0.0.{self._joined}@{self._joined}")
         config = ConsumerConfig(
-            GROUP, rebalance_ms=REBALANCE_MS, lock_refresh_ms=REFRESH_MS, lock_trusted_ms=TRUSTED_MS, lock_retry_ms=1_000, suspend_queue_ms=500,
-            pull_records=16, suspend_ms=10_000, send_back_retry_ms=2_000,
-        )  # fmt: skip
+            GROUP,
+            rebalance_ms=REBALANCE_MS,
+            lock_refresh_ms=REFRESH_MS,
+            lock_trusted_ms=TRUSTED_MS,
+            lock_retry_ms=1_000,
+            suspend_queue_ms=500,
+            pull_records=16,
+            suspend_ms=10_000,
+            send_back_retry_ms=2_000,
+        )
         member = Member(process, None)  # type: ignore[arg-type]  # made in its own process, below
 
         def start() -> None:
             member.consumer = PushConsumer(
-                GROUP, listener=partial(self._listen, member), subscriptions={TOPIC: "a || b"}, discovery=Discovery(), config=config,
-                client_id=process.name, clock=self.scheduler.clock, orderly=self.plan.orderly, concurrency=self.plan.concurrency,
-                batch_size=self.plan.batch_size, allocate=self.plan.strategy, max_reconsume_times=TRIES_MAX, start_from="first",
-            )  # fmt: skip
+                GROUP,
+                listener=partial(self._listen, member),
+                subscriptions={TOPIC: "a || b"},
+                discovery=Discovery(),
+                config=config,
+                client_id=process.name,
+                clock=self.scheduler.clock,
+                orderly=self.plan.orderly,
+                concurrency=self.plan.concurrency,
+                batch_size=self.plan.batch_size,
+                allocate=self.plan.strategy,
+                max_reconsume_times=TRIES_MAX,
+                start_from="first",
+            )
             self.members.append(member)
             member.consumer.start()
             self._watch_hand_over(member)
@@ -314,7 +390,9 @@ class History:
         ledger.begin(member.process.name, ctx.queue, messages, may_be_late=0 <= resumed_ms < 1)
         self.scheduler.sleep(chance.choice([0, 1, 5, 20, 20, 100, chance.uniform(100, 3_000)]))
         fails = 0.0 if self._calm else self.plan.failing
-        verdict = chance.choices(["done", "later", "raise", "reject"], [1 - fails, fails * 0.5, fails * 0.4, fails * 0.1])[0]
+        verdict = chance.choices(
+            ["done", "later", "raise", "reject"], [1 - fails, fails * 0.5, fails * 0.4, fails * 0.1]
+        )[0]
         if verdict == "done":
             ledger.done(messages)
             return None
@@ -336,7 +414,7 @@ class History:
 
         rebalancer._let_go = watched  # type: ignore[method-assign]
 
-    # --- the producer ----------------------------------------------------------------------------------------------------------
+    # --- the producer -----------------------------------------------------------------------------
 
     def _produce(self) -> None:
         pool = SimPool(self.network, None, lambda *_: None)
@@ -352,9 +430,17 @@ class History:
         if tag == "c":
             self.ledger.unwanted.add(number)
         header = SendHeader(
-            "producers", TOPIC, queue_id, 0, self.scheduler.clock.now_ms(), 0, DEFAULT_TOPIC, self.plan.queues,
-            encode_properties({"TAGS": tag, "UNIQ_KEY": f"{number:032X}"}), 0,
-        )  # fmt: skip
+            "producers",
+            TOPIC,
+            queue_id,
+            0,
+            self.scheduler.clock.now_ms(),
+            0,
+            DEFAULT_TOPIC,
+            self.plan.queues,
+            encode_properties({"TAGS": tag, "UNIQ_KEY": f"{number:032X}"}),
+            0,
+        )
         command = Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=b"%d" % number)
         try:
             answer = pool.request(broker.address, command, 3_000)
@@ -362,7 +448,11 @@ class History:
             return  # stored or not: nobody was promised anything
         if answer.code == 0:
             assert answer.fields is not None
-            self.ledger.sent[number] = (broker.name, int(answer.fields["queueId"]), int(answer.fields["queueOffset"]))
+            self.ledger.sent[number] = (
+                broker.name,
+                int(answer.fields["queueId"]),
+                int(answer.fields["queueOffset"]),
+            )
 
 
 def _numbers_in(store: Any, topic: str, queue_id: int) -> list[int]:
@@ -386,5 +476,7 @@ def violations_of(seeds: Iterable[int], orderly: bool) -> list[str]:
     found = []
     for seed in seeds:
         plan = replace(History(seed).plan, orderly=orderly)
-        found += [f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()]
+        found += [
+            f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()
+        ]
     return found

@@ -1,6 +1,7 @@
 """What really happened in a simulated history, and the checkers that compare it with the promises.
 
-The ledger sees what brokers store, commit and lock, and what listeners get and answer. It knows nothing of how the product decides.
+The ledger sees what brokers store, commit and lock, and what listeners get and answer. It knows
+nothing of how the product decides.
 
     acknowledged survives   every send that was acknowledged lies at its offset at the end, and offsets are dense
     at least once           nothing counts as consumed before a listener was done with it or its copy for another try was stored
@@ -48,9 +49,13 @@ class Holder:
 
 
 class Ledger:
-    """Of one history. ``topic``: the one that is consumed; ``violations``: what broke a promise, in words."""
+    """Of one history. ``topic``: the one that is consumed; ``violations``: what broke a promise, in
+    words.
+    """
 
-    def __init__(self, clock: Clock, topic: str, orderly: bool, tries_max: int, lock_ms: int) -> None:
+    def __init__(
+        self, clock: Clock, topic: str, orderly: bool, tries_max: int, lock_ms: int
+    ) -> None:
         self.clock = clock
         self.topic = topic
         self.orderly = orderly
@@ -81,9 +86,11 @@ class Ledger:
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(f"at {self.clock.monotonic_ms() / 1000:.1f} s: {what}")
 
-    # --- what brokers do -----------------------------------------------------------------------------------------------------
+    # --- what brokers do --------------------------------------------------------------------------
 
-    def stored(self, broker: str, topic: str, queue_id: int, offset: int, body: bytes, times: int) -> None:
+    def stored(
+        self, broker: str, topic: str, queue_id: int, offset: int, body: bytes, times: int
+    ) -> None:
         """A record is in a log."""
         if not body.isdigit():
             return  # an event of the broker's own
@@ -91,34 +98,56 @@ class Ledger:
         if topic == self.topic or topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             known = self.records[broker, topic, queue_id]
             if offset != len(known):
-                self.violated(f"{topic} queue {queue_id} of {broker}: message {number} got offset {offset}, the next free one is {len(known)}")
+                self.violated(
+                    f"{topic} queue {queue_id} of {broker}: message {number} got offset "
+                    f"{offset}, the next free one is {len(known)}"
+                )
             known.append(Stored(number, times))
         if topic != self.topic:
             self.copies[number] = max(self.copies.get(number, 0), times)
         if topic.startswith(DLQ_PREFIX):
             self.dead[number] += 1
             if number not in self.rejected and self.begun[number] <= self._tries_max:
-                self.violated(f"message {number} is a dead letter after {self.begun[number]} of {self._tries_max + 1} tries")
+                self.violated(
+                    f"message {number} is a dead letter after {self.begun[number]} of "
+                    f"{self._tries_max + 1} tries"
+                )
 
     def watch(self, broker: str, core: Any, again: bool) -> None:
-        """A broker serves: see its commits, pulls and locks from here on. ``again``: it was killed before."""
+        """A broker serves: see its commits, pulls and locks from here on. ``again``: it was killed
+        before.
+        """
         offsets, locks = core.tables.offsets, core.members.locks
         commit, pulled, lock, unlock = offsets.commit, offsets.pulled, locks.lock, locks.unlock
 
-        def watched_commit(topic: str, group: str, queue_id: int, offset: int, client: Any, *args: Any, **kwargs: Any) -> Commit:
+        def watched_commit(
+            topic: str,
+            group: str,
+            queue_id: int,
+            offset: int,
+            client: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Commit:
             before = offsets.query(topic, group, queue_id)
             outcome: Commit = commit(topic, group, queue_id, offset, client, *args, **kwargs)
-            self._commit((broker, topic, queue_id), before, offsets.query(topic, group, queue_id), client)
+            self._commit(
+                (broker, topic, queue_id), before, offsets.query(topic, group, queue_id), client
+            )
             return outcome
 
         def watched_pulled(topic: str, group: str, queue_id: int, client: Any, *args: Any) -> Any:
             self._pullers[broker, topic, queue_id] = client
             return pulled(topic, group, queue_id, client, *args)
 
-        def watched_lock(group: str, client_id: str, queues: Any, now_ms: float, *args: Any, **kwargs: Any) -> Any:
+        def watched_lock(
+            group: str, client_id: str, queues: Any, now_ms: float, *args: Any, **kwargs: Any
+        ) -> Any:
             granted = lock(group, client_id, queues, now_ms, *args, **kwargs)
             for grant in granted:
-                self._granted((broker, grant.queue.topic, grant.queue.queue_id), client_id, grant.epoch)
+                self._granted(
+                    (broker, grant.queue.topic, grant.queue.queue_id), client_id, grant.epoch
+                )
             return granted
 
         def watched_unlock(group: str, client_id: str, queues: Any, *args: Any) -> Any:
@@ -128,9 +157,21 @@ class Ledger:
                     held.given_up = True
             return unlock(group, client_id, queues, *args)
 
-        offsets.commit, offsets.pulled, locks.lock, locks.unlock = watched_commit, watched_pulled, watched_lock, watched_unlock
+        offsets.commit, offsets.pulled, locks.lock, locks.unlock = (
+            watched_commit,
+            watched_pulled,
+            watched_lock,
+            watched_unlock,
+        )
         if again:
-            self._restored(broker, {(broker, topic, queue): at for (topic, _), queues in offsets.tables().items() for queue, at in queues.items()})
+            self._restored(
+                broker,
+                {
+                    (broker, topic, queue): at
+                    for (topic, _), queues in offsets.tables().items()
+                    for queue, at in queues.items()
+                },
+            )
 
     def broker_stopped(self, broker: str, duration_ms: float) -> None:
         """It does nothing for so long, nor does it save."""
@@ -148,16 +189,23 @@ class Ledger:
             if key[0] != broker:
                 continue
             old = [value for at_ms, value in changes if at_ms <= limit_ms]
-            least = min(old[-1:] + [value for at_ms, value in changes if at_ms > limit_ms], default=0) if old else 0
+            least = (
+                min(old[-1:] + [value for at_ms, value in changes if at_ms > limit_ms], default=0)
+                if old
+                else 0
+            )
             restored = tables.get(key, 0)
             if restored < least:
                 self.violated(
-                    f"{key}: after the restart the offset is {restored}, although {least} was reached {self._died_ms[broker] - limit_ms:.0f} ms before it died"
+                    f"{key}: after the restart the offset is {restored}, although {least} "
+                    f"was reached {self._died_ms[broker] - limit_ms:.0f} ms before it died"
                 )
             self.committed[key] = restored
             changes.append((self.clock.monotonic_ms(), restored))
 
-    def _commit(self, key: tuple[str, str, int], before: int | None, after: int | None, client: Any) -> None:
+    def _commit(
+        self, key: tuple[str, str, int], before: int | None, after: int | None, client: Any
+    ) -> None:
         if after is None or after == before:
             return
         self.committed[key] = after
@@ -165,90 +213,152 @@ class Ledger:
         if before is not None and after < before:
             self.events["lowered"] += 1
             if not self.orderly and self._pullers.get(key) != client:
-                self.violated(f"{key}: {client} put the offset back from {before} to {after}, {self._pullers.get(key)} pulled last")
+                self.violated(
+                    f"{key}: {client} put the offset back from {before} to {after}, "
+                    f"{self._pullers.get(key)} pulled last"
+                )
         held = self._holders.get(key)
         if self.orderly and held is not None and client not in (held.client_id, held.epoch):
-            self.violated(f"{key}: the commit {after} of {client} counts, although the lock is {held.client_id}'s")
+            self.violated(
+                f"{key}: the commit {after} of {client} counts, although the lock is "
+                f"{held.client_id}'s"
+            )
         records = self.records[key]
         for offset in range(before or 0, min(after, len(records))):
             if not self._settled(records[offset]):
-                self.violated(f"{key}: {client} committed {after} past message {records[offset].number} at {offset}, which nobody is done with")
+                self.violated(
+                    f"{key}: {client} committed {after} past message "
+                    f"{records[offset].number} at {offset}, which nobody is done with"
+                )
                 break
         if after > len(records):
             self.violated(f"{key}: commit {after} beyond the end {len(records)}")
 
     def _granted(self, key: tuple[str, str, int], client_id: str, epoch: int) -> None:
         now_ms, held = self.clock.monotonic_ms(), self._holders.get(key)
-        if held is not None and held.client_id != client_id and not held.given_up and now_ms - held.asked_ms <= self._lock_ms:
-            self.violated(f"{key}: locked for {client_id}, although {held.client_id} asked {now_ms - held.asked_ms:.0f} ms ago")
+        if (
+            held is not None
+            and held.client_id != client_id
+            and not held.given_up
+            and now_ms - held.asked_ms <= self._lock_ms
+        ):
+            self.violated(
+                f"{key}: locked for {client_id}, although {held.client_id} asked "
+                f"{now_ms - held.asked_ms:.0f} ms ago"
+            )
         self._holders[key] = Holder(client_id, epoch, now_ms)
 
     def _settled(self, record: Stored) -> bool:
         number = record.number
-        return number in self.acked or self.copies.get(number, -1) > record.times or number in self.unwanted
+        return (
+            number in self.acked
+            or self.copies.get(number, -1) > record.times
+            or number in self.unwanted
+        )
 
-    # --- what listeners do ---------------------------------------------------------------------------------------------------
+    # --- what listeners do ------------------------------------------------------------------------
 
-    def begin(self, client_id: str, queue: MessageQueue, messages: list[Any], may_be_late: bool) -> None:
-        """A listener gets messages. ``may_be_late``: its process has just been stopped and went on."""
+    def begin(
+        self, client_id: str, queue: MessageQueue, messages: list[Any], may_be_late: bool
+    ) -> None:
+        """A listener gets messages. ``may_be_late``: its process has just been stopped and
+        went on.
+        """
         for message in messages:
             number = int(message.body)
             self.begun[number] += 1
             self.events["handed out"] += 1
             self.events["duplicates"] += number in self.acked
             if number in self.unwanted:
-                self.violated(f"message {number} was handed out, although its tag was not subscribed")
+                self.violated(
+                    f"message {number} was handed out, although its tag was not subscribed"
+                )
         if self.orderly:
-            self._begin_in_order((queue.broker_name, queue.topic, queue.queue_id), client_id, messages[0].queue_offset, may_be_late)
+            self._begin_in_order(
+                (queue.broker_name, queue.topic, queue.queue_id),
+                client_id,
+                messages[0].queue_offset,
+                may_be_late,
+            )
 
     def done(self, messages: list[Any]) -> None:
         """A listener succeeded."""
         self.acked.update(int(message.body) for message in messages)
 
     def handed_over(self, queue: MessageQueue, finished: int, since_ms: float) -> None:
-        """A consumer has let go of a queue in which it was done with everything below ``finished``; it began to at ``since_ms``."""
+        """A consumer has let go of a queue in which it was done with everything below ``finished``;
+        it began to at ``since_ms``.
+        """
         key = (queue.broker_name, queue.topic, queue.queue_id)
         before = [value for at_ms, value in self._changes[key] if at_ms < since_ms][-1:]
-        told = max([0, *before, *(value for at_ms, value in self._changes[key] if at_ms >= since_ms)])  # the new owner may have put it back again
+        told = max(
+            [0, *before, *(value for at_ms, value in self._changes[key] if at_ms >= since_ms)]
+        )  # the new owner may have put it back again
         while told < finished and self.records[key][told].number in self.unwanted:
             told += 1
         if self.calm and told < finished:
-            self.violated(f"{key}: let go at {told}, although everything below {finished} was done with and nothing had gone wrong")
+            self.violated(
+                f"{key}: let go at {told}, although everything below {finished} was done "
+                f"with and nothing had gone wrong"
+            )
 
-    def _begin_in_order(self, key: tuple[str, str, int], client_id: str, offset: int, may_be_late: bool) -> None:
+    def _begin_in_order(
+        self, key: tuple[str, str, int], client_id: str, offset: int, may_be_late: bool
+    ) -> None:
         records = self.records[key]
         while self._settled_to[key] < offset and self._settled(records[self._settled_to[key]]):
             self._settled_to[key] += 1
         if self._settled_to[key] < offset:
             at = self._settled_to[key]
-            self.violated(f"{key}: offset {offset} is handed out before message {records[at].number} at {at} is settled")
+            self.violated(
+                f"{key}: offset {offset} is handed out before message {records[at].number} "
+                f"at {at} is settled"
+            )
         held = self._holders.get(key)
         if not may_be_late and (held is None or held.client_id != client_id):
-            self.violated(f"{key}: offset {offset} is handed out by {client_id}, the lock is {held.client_id if held else 'nobody'}'s")
+            self.violated(
+                f"{key}: offset {offset} is handed out by {client_id}, the lock is "
+                f"{held.client_id if held else 'nobody'}'s"
+            )
 
-    # --- the end ---------------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
         """Nothing waits: everything stored is settled, and the offsets say so."""
-        return all(self.committed.get(key, 0) >= len(records) for key, records in self.records.items() if not key[1].startswith(DLQ_PREFIX)) and all(
-            number in self.acked or self.dead[number] or number in self.unwanted for number in self.copies | {n: 0 for n in self.sent}
+        return all(
+            self.committed.get(key, 0) >= len(records)
+            for key, records in self.records.items()
+            if not key[1].startswith(DLQ_PREFIX)
+        ) and all(
+            number in self.acked or self.dead[number] or number in self.unwanted
+            for number in self.copies | {n: 0 for n in self.sent}
         )
 
-    def check_end(self, found: dict[tuple[str, str, int], list[int]], owners: dict[MessageQueue, list[str]]) -> None:
+    def check_end(
+        self, found: dict[tuple[str, str, int], list[int]], owners: dict[MessageQueue, list[str]]
+    ) -> None:
         """``found``: what the stores hold; ``owners``: who holds each queue of the topic."""
         for number, (broker, queue_id, offset) in sorted(self.sent.items()):
             here = found.get((broker, self.topic, queue_id), [])
             if offset >= len(here) or here[offset] != number:
-                self.violated(f"message {number} was acknowledged at {broker} queue {queue_id} offset {offset} and is not there")
+                self.violated(
+                    f"message {number} was acknowledged at {broker} queue {queue_id} offset "
+                    f"{offset} and is not there"
+                )
             if number not in self.acked and not self.dead[number] and number not in self.unwanted:
                 self.violated(
-                    f"message {number} was never processed: {self.begun[number]} tries, committed {self.committed.get((broker, self.topic, queue_id))}"
+                    f"message {number} was never processed: {self.begun[number]} tries, "
+                    f"committed {self.committed.get((broker, self.topic, queue_id))}"
                 )
         for key, records in sorted(self.records.items()):
             if found.get(key, []) != [record.number for record in records]:
                 self.violated(f"{key}: the store holds other messages than were stored")
             if not key[1].startswith(DLQ_PREFIX) and self.committed.get(key, 0) != len(records):
-                self.violated(f"{key}: at rest the offset is {self.committed.get(key, 0)} of {len(records)}")
+                self.violated(
+                    f"{key}: at rest the offset is {self.committed.get(key, 0)} of {len(records)}"
+                )
         for queue, holders in sorted(owners.items()):
             if len(holders) != 1:
-                self.violated(f"{queue} has {len(holders)} owners at rest: {', '.join(holders) or 'none'}")
+                self.violated(
+                    f"{queue} has {len(holders)} owners at rest: {', '.join(holders) or 'none'}"
+                )

@@ -1,4 +1,5 @@
-"""Many processes with threads, in one real thread and in simulated time: events in a heap, threads as greenlets that switch only where they wait.
+"""Many processes with threads, in one real thread and in simulated time: events in a heap, threads
+as greenlets that switch only where they wait.
 
     events:  (time, number) ─> a delivery, a timer, a thread's wake-up      the earliest runs, the clock stands at its time
     Process  paused: its events wait until it goes on │ dead: they never run, and its threads end where they wait
@@ -41,7 +42,9 @@ class Process:
 class Task:
     """One simulated thread. ``thread``: the object that stands for it in the code under test."""
 
-    def __init__(self, process: Process, run: Callable[[], object], hub: greenlet, thread: Any = None) -> None:
+    def __init__(
+        self, process: Process, run: Callable[[], object], hub: greenlet, thread: Any = None
+    ) -> None:
         self.process = process
         self.thread = thread
         self.ticket = 0
@@ -76,9 +79,11 @@ class Scheduler:
         """Simulated time."""
         return self.clock.monotonic_ms()
 
-    # --- events --------------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
-    def after(self, delay_ms: float, call: Callable[[], object], process: Process | None = None) -> None:
+    def after(
+        self, delay_ms: float, call: Callable[[], object], process: Process | None = None
+    ) -> None:
         """Run ``call`` later; not before ``process`` goes on, and never when it is dead."""
         self.count += 1
         heapq.heappush(self._events, (self.now_ms + delay_ms, self.count, process, call))
@@ -101,7 +106,7 @@ class Scheduler:
         if end_ms > self.now_ms:
             self.clock.advance_ms(end_ms - self.now_ms)
 
-    # --- processes and threads -----------------------------------------------------------------------------------------------
+    # --- processes and threads --------------------------------------------------------------------
 
     def spawn(self, process: Process, run: Callable[[], object], thread: Any = None) -> Task:
         """A thread that begins with the next event."""
@@ -131,11 +136,15 @@ class Scheduler:
             raise Killed
         task.ticket += 1
         if timeout_ms is not None:
-            self.after(max(0.0, timeout_ms), partial(self._resume, task, task.ticket, False), task.process)
+            self.after(
+                max(0.0, timeout_ms), partial(self._resume, task, task.ticket, False), task.process
+            )
         return bool(self._hub.switch())
 
     def wake(self, task: Task) -> None:
-        """End the wait of a thread, with the next event. Its time-out counts no more: what it was woken with is its own."""
+        """End the wait of a thread, with the next event. Its time-out counts no more: what it was
+        woken with is its own.
+        """
         task.ticket += 1
         self.after(0, partial(self._resume, task, task.ticket, True), task.process)
 
@@ -145,7 +154,11 @@ class Scheduler:
 
     def perhaps_yield(self) -> None:
         """Now and then let others run."""
-        if self.current is not None and not self.current.process.dead and self.chance.random() < self.preempt:
+        if (
+            self.current is not None
+            and not self.current.process.dead
+            and self.chance.random() < self.preempt
+        ):
             self.sleep(0)
 
     def _resume(self, task: Task, ticket: int, woken: bool) -> None:

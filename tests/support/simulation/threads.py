@@ -1,7 +1,9 @@
-"""``threading`` and ``queue.SimpleQueue`` for code under a ``Scheduler``: the same names, the same meaning, simulated time.
+"""``threading`` and ``queue.SimpleQueue`` for code under a ``Scheduler``: the same names, the same
+meaning, simulated time.
 
-``simulated(scheduler)`` puts them in place of the real ones in every module of ``rmq_ray.client`` that is loaded, so that unchanged product code runs.
-Locks are handed on in the order of asking. Time-outs are seconds, as in the real ones.
+``simulated(scheduler)`` puts them in place of the real ones in every module of ``rmq_ray.client``
+that is loaded, so that unchanged product code runs. Locks are handed on in the order of asking.
+Time-outs are seconds, as in the real ones.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rmq_ray.client.instance import broker_link
-from rmq_ray.client.instance import client_instance
-from rmq_ray.client.instance import delayed
-from rmq_ray.client.instance import timers
+from rmq_ray.client.instance import broker_link, client_instance, delayed, timers
 from tests.support.simulation.scheduler import Scheduler, Task
 
 TIMES = (
-    (timers, "IDLE_WAIT_MS", 10_000.0),  # threads that look now and then look less often: they are woken anyway
+    (
+        timers,
+        "IDLE_WAIT_MS",
+        10_000.0,
+    ),  # threads that look now and then look less often: they are woken anyway
     (delayed, "IDLE_WAIT_MS", 10_000.0),
     (client_instance, "ROUTE_REFRESH_MS", 8_000),  # a topic that grew is known soon
 )
@@ -71,7 +74,9 @@ class Primitives:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._outside = SimThread(scheduler, name="outside")
-        self.local = threading.local  # one real thread: what is kept in it is everybody's, which only caches allow
+        self.local = (
+            threading.local
+        )  # one real thread: what is kept in it is everybody's, which only caches allow
 
     def Lock(self) -> SimLock:  # noqa: N802
         return SimLock(self.scheduler)
@@ -91,7 +96,12 @@ class Primitives:
     BoundedSemaphore = Semaphore
 
     def Thread(
-        self, target: Callable[..., object], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, name: str = "", daemon: bool = True
+        self,
+        target: Callable[..., object],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str = "",
+        daemon: bool = True,
     ) -> SimThread:  # noqa: N802, E501
         return SimThread(self.scheduler, lambda: target(*args, **(kwargs or {})), name)
 
@@ -104,7 +114,9 @@ class Primitives:
 
 
 class SimThread:
-    def __init__(self, scheduler: Scheduler, run: Callable[[], object] = lambda: None, name: str = "") -> None:
+    def __init__(
+        self, scheduler: Scheduler, run: Callable[[], object] = lambda: None, name: str = ""
+    ) -> None:
         self.name = name
         self.daemon = True
         self.ident: int | None = None
@@ -182,7 +194,9 @@ class SimRLock:
         return True
 
     def release(self) -> None:
-        assert self._depth and self._owner is self._scheduler.current, "a lock was released by one that does not hold it"
+        assert self._depth and self._owner is self._scheduler.current, (
+            "a lock was released by one that does not hold it"
+        )
         self._depth -= 1
         if not self._depth:
             self._owner = None
@@ -302,14 +316,23 @@ class SimSimpleQueue:
 
 @contextmanager
 def simulated(scheduler: Scheduler, pool: Callable[..., Any]) -> Iterator[None]:
-    """While it lasts, clients use simulated threads, and ``pool`` in place of the connection pool. Quiet: no log below CRITICAL."""
+    """While it lasts, clients use simulated threads, and ``pool`` in place of the connection pool.
+    Quiet: no log below CRITICAL.
+    """
     stand_ins: dict[str, tuple[Any, Any]] = {
         "threading": (threading, Primitives(scheduler)),
         "SimpleQueue": (queue.SimpleQueue, lambda: SimSimpleQueue(scheduler)),
         "ConnectionPool": (broker_link.ConnectionPool, pool),
     }
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("rmq_ray.client.")]
-    replaced = [(module, name, real) for module in modules for name, (real, _) in stand_ins.items() if vars(module).get(name) is real]
+    modules = [
+        module for name, module in list(sys.modules.items()) if name.startswith("rmq_ray.client.")
+    ]
+    replaced = [
+        (module, name, real)
+        for module in modules
+        for name, (real, _) in stand_ins.items()
+        if vars(module).get(name) is real
+    ]
     for module, name, _ in replaced:
         setattr(module, name, stand_ins[name][1])
     for module, name, value in TIMES:

@@ -1,10 +1,12 @@
-"""The network between simulated processes: connections with an order of their own, latencies, losses, partitions.
+"""The network between simulated processes: connections with an order of their own, latencies,
+losses, partitions.
 
     client thread ──request──> SimConnection ──later──> SimServer.handle(command, peer)
     reader thread <──answer── inbox <──later── SimPeer.send                                 one reader for each connection
 
-A connection keeps the order of its frames in each direction. Faults: a connection breaks before a request arrives, or after it was served
-and before its answer left (the answer is lost); an answer is late; a partition holds every frame back until it ends.
+A connection keeps the order of its frames in each direction. Faults: a connection breaks before a
+request arrives, or after it was served and before its answer left (the answer is lost); an answer
+is late; a partition holds every frame back until it ends.
 
 ``SimPool`` is what ``remoting.pool.ConnectionPool`` is for real clients.
 """
@@ -28,7 +30,9 @@ CONNECT_TIMEOUT_MS = 3_000
 
 
 class SimServer(Protocol):
-    """A listening party. ``life`` changes when it is started again: connections belong to one life."""
+    """A listening party. ``life`` changes when it is started again: connections belong to one
+    life.
+    """
 
     process: Process
     life: int
@@ -72,7 +76,11 @@ class Network:
         if not (faults.break_before or faults.break_after or faults.late):
             return "well"
         point = self.scheduler.chance.random()
-        for name, share in (("break before", faults.break_before), ("break after", faults.break_after), ("late", faults.late)):
+        for name, share in (
+            ("break before", faults.break_before),
+            ("break after", faults.break_after),
+            ("late", faults.late),
+        ):
             if point < share:
                 self.faulted += 1
                 return name
@@ -80,7 +88,9 @@ class Network:
         return "well"
 
     def kill(self, process: Process) -> None:
-        """kill -9; the kernel closes its connections, unless a partition keeps that from being seen."""
+        """kill -9; the kernel closes its connections, unless a partition keeps that from being
+        seen.
+        """
         self.scheduler.kill(process)
         for connection in list(process.connections):
             connection.vanish()
@@ -122,26 +132,46 @@ class SimConnection:
         self._sent_until = self._received_until = 0.0
         self._inbox: deque[Command | RemotingError | Callable[[], None]] = deque()
         self._readers = Waiters(self._scheduler)
-        self.peer = SimPeer(self, pool.process.name.split("@")[0], 40_000 + pool.network.scheduler.chance.randrange(20_000))
+        self.peer = SimPeer(
+            self,
+            pool.process.name.split("@")[0],
+            40_000 + pool.network.scheduler.chance.randrange(20_000),
+        )
         pool.process.connections[self] = None
         self._scheduler.spawn(pool.process, self._read)
 
-    # --- the client's side -----------------------------------------------------------------------------------------------------
+    # --- the client's side ------------------------------------------------------------------------
 
     def send(self, command: Command, answered: Answer | None) -> int:
         """Write a frame; the number by which its answer is known."""
         if self.pool.process.dead:
             raise Killed
         if not self.alive:
-            raise ConnectFailed(f"no connection to {self.address}: it broke; nothing was sent", str(self.address))
+            raise ConnectFailed(
+                f"no connection to {self.address}: it broke; nothing was sent", str(self.address)
+            )
         self._opaque += 1
         body = bytearray(command.body_bytes())
-        sent = Command(command.code, self._opaque, command.flag, None if command.fields is None else dict(command.fields), body, serialize=command.serialize)
+        sent = Command(
+            command.code,
+            self._opaque,
+            command.flag,
+            None if command.fields is None else dict(command.fields),
+            body,
+            serialize=command.serialize,
+        )
         if answered is not None:
             self._waiting[self._opaque] = answered
         now = self._scheduler.now_ms
-        self._sent_until = max(self._sent_until, now + self._network.latency_ms() + self._network.held_ms(self.pool.process, self.address))
-        self._scheduler.after(self._sent_until - now, partial(self._arrived, sent), self._server.process)
+        self._sent_until = max(
+            self._sent_until,
+            now
+            + self._network.latency_ms()
+            + self._network.held_ms(self.pool.process, self.address),
+        )
+        self._scheduler.after(
+            self._sent_until - now, partial(self._arrived, sent), self._server.process
+        )
         return self._opaque
 
     def forget(self, opaque: int) -> bool:
@@ -161,7 +191,11 @@ class SimConnection:
     def vanish(self) -> None:
         """The client's process is dead: the server sees the end of the stream."""
         self.alive = False
-        self._scheduler.after(self._network.latency_ms() + self._network.held_ms(self.pool.process, self.address), self._tell_server, self._server.process)
+        self._scheduler.after(
+            self._network.latency_ms() + self._network.held_ms(self.pool.process, self.address),
+            self._tell_server,
+            self._server.process,
+        )
 
     def _read(self) -> None:
         """The reader thread."""
@@ -175,7 +209,11 @@ class SimConnection:
             elif isinstance(item, RemotingError):
                 waiting, self._waiting = self._waiting, {}
                 for answered in waiting.values():
-                    answered(ConnectionLost(f"connection to {self.address} lost: {item.message}", str(self.address)))
+                    answered(
+                        ConnectionLost(
+                            f"connection to {self.address} lost: {item.message}", str(self.address)
+                        )
+                    )
                 self.pool.lost(self, item)
             else:
                 item()
@@ -186,14 +224,16 @@ class SimConnection:
             if answered is not None:
                 answered(command)
             return
-        self.pool.on_request(command, self)  # brokers of these histories ask consumers nothing that they wait for
+        self.pool.on_request(
+            command, self
+        )  # brokers of these histories ask consumers nothing that they wait for
 
     def _timed_out(self, opaque: int) -> None:
         answered = self._waiting.pop(opaque, None)
         if answered is not None:
             answered(RequestTimeout(f"no answer of {self.address} in time", str(self.address)))
 
-    # --- the server's side -----------------------------------------------------------------------------------------------------
+    # --- the server's side ------------------------------------------------------------------------
 
     def _arrived(self, command: Command) -> None:
         if not self.alive or self.peer.closed or self._server.life != self._life:
@@ -206,19 +246,38 @@ class SimConnection:
         if fate == "break after":
             self._break("cut by the test")
         elif answer is not None and not self.peer.closed:
-            self.to_client(answer, self._scheduler.chance.uniform(500, 8_000) if fate == "late" else 0.0)
+            self.to_client(
+                answer, self._scheduler.chance.uniform(500, 8_000) if fate == "late" else 0.0
+            )
 
     def to_client(self, command: Command, extra_ms: float = 0.0) -> None:
         """A frame leaves the server."""
-        arriving = Command(command.code, command.opaque, command.flag, command.fields, command.body_bytes(), command.remark, serialize=command.serialize)
+        arriving = Command(
+            command.code,
+            command.opaque,
+            command.flag,
+            command.fields,
+            command.body_bytes(),
+            command.remark,
+            serialize=command.serialize,
+        )
         now = self._scheduler.now_ms
-        at = now + self._network.latency_ms() + extra_ms + self._network.held_ms(self.pool.process, self.address)
+        at = (
+            now
+            + self._network.latency_ms()
+            + extra_ms
+            + self._network.held_ms(self.pool.process, self.address)
+        )
         self._received_until = max(self._received_until, at)
-        self._scheduler.after(self._received_until - now, partial(self._deliver, arriving), self.pool.process)
+        self._scheduler.after(
+            self._received_until - now, partial(self._deliver, arriving), self.pool.process
+        )
 
     def break_soon(self, reason: str) -> None:
         """The server closes it: what it sent before still arrives."""
-        delay_ms = max(self._received_until - self._scheduler.now_ms, 0) + self._network.held_ms(self.pool.process, self.address)
+        delay_ms = max(self._received_until - self._scheduler.now_ms, 0) + self._network.held_ms(
+            self.pool.process, self.address
+        )
         self._scheduler.after(delay_ms, partial(self._break, reason, False), self.pool.process)
 
     def _deliver(self, command: Command) -> None:
@@ -234,7 +293,9 @@ class SimConnection:
         self._inbox.append(ConnectionLost(reason, str(self.address)))
         self._readers.wake()
         if tell_server:
-            self._scheduler.after(self._network.latency_ms(), self._tell_server, self._server.process)
+            self._scheduler.after(
+                self._network.latency_ms(), self._tell_server, self._server.process
+            )
 
     def _tell_server(self) -> None:
         if self._server.life == self._life and not self.peer.closed:
@@ -269,7 +330,9 @@ class SimPool:
             raise found[0]
         return found[0]
 
-    def request_async(self, address: Address, command: Command, timeout_ms: float, callback: Answer) -> None:
+    def request_async(
+        self, address: Address, command: Command, timeout_ms: float, callback: Answer
+    ) -> None:
         connection = self._connection(address)
         opaque = connection.send(command, callback)
         self.network.scheduler.after(timeout_ms, partial(connection.give_up, opaque), self.process)
@@ -298,7 +361,9 @@ class SimPool:
         held_ms = self.network.held_ms(self.process, address)
         scheduler.sleep(min(held_ms, CONNECT_TIMEOUT_MS) or self.network.latency_ms())
         if self._closed or server is None or server.life == 0 or held_ms >= CONNECT_TIMEOUT_MS:
-            raise ConnectFailed(f"no connection to {address}: nobody listens; nothing was sent", str(address))
+            raise ConnectFailed(
+                f"no connection to {address}: nobody listens; nothing was sent", str(address)
+            )
         known = self._connections.get(address)  # another thread may have connected meanwhile
         if known is None or not known.alive:
             known = self._connections[address] = SimConnection(self, address, server)

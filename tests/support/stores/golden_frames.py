@@ -1,4 +1,6 @@
-"""Frames captured from Apache RocketMQ 4.9.7 (remoting 11, V1 to V13), with what they mean: values and bytes checked by eye against the capture."""
+"""Frames captured from Apache RocketMQ 4.9.7 (remoting 11, V1 to V13), with what they mean: values
+and bytes checked by eye against the capture.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ GOLDEN = (
         "JAVA",
         0,
         None,
-        b'{"clientID":"192.0.2.2@13455#2621800578743","consumerDataSet":[],"producerDataSet":[{"groupName":"gp"},{"groupName":"CLIENT_INNER_PRODUCER"}]}',
+        b'{"clientID":"192.0.2.2@13455#2621800578743","consumerDataSet":[],'
+        b'"producerDataSet":[{"groupName":"gp"},{"groupName":"CLIENT_INNER_PRODUCER"}]}',
         None,
         (
             "000000f3",
@@ -161,7 +164,13 @@ GOLDEN = (
         1,
         "JAVA",
         0,
-        {"queueId": "3", "TRACE_ON": "true", "MSG_REGION": "DefaultRegion", "msgId": "7F000001000051AF000000026B1204AD", "queueOffset": "0"},
+        {
+            "queueId": "3",
+            "TRACE_ON": "true",
+            "MSG_REGION": "DefaultRegion",
+            "msgId": "7F000001000051AF000000026B1204AD",
+            "queueOffset": "0",
+        },
         b"",
         None,
         (
@@ -212,7 +221,17 @@ GOLDEN = (
         0,
         "DOTNET",
         1,
-        {"a": "gpy", "b": "LabPy", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1795274616673", "h": "0", "i": "KEYS\x01pk\x02TAGS\x01TagA"},
+        {
+            "a": "gpy",
+            "b": "LabPy",
+            "c": "TBW102",
+            "d": "4",
+            "e": "0",
+            "f": "0",
+            "g": "1795274616673",
+            "h": "0",
+            "i": "KEYS\x01pk\x02TAGS\x01TagA",
+        },
         b"rmqser",
         None,
         (
@@ -231,7 +250,13 @@ GOLDEN = (
         1,
         "JAVA",
         1,
-        {"msgId": "7F000001000051AF000000026B122947", "queueId": "0", "queueOffset": "9", "TRACE_ON": "true", "MSG_REGION": "DefaultRegion"},
+        {
+            "msgId": "7F000001000051AF000000026B122947",
+            "queueId": "0",
+            "queueOffset": "9",
+            "TRACE_ON": "true",
+            "MSG_REGION": "DefaultRegion",
+        },
         b"",
         None,
         (

@@ -1,7 +1,8 @@
-"""A store's whole content as plain values, told by our store and by Apache RocketMQ's, in one form: so that two dumps can be compared.
+"""A store's whole content as plain values, told by our store and by Apache RocketMQ's, in one form:
+so that two dumps can be compared.
 
-A dump is read from a *copy* of a store, because opening recovers it. Geometry: small, so that a few hundred messages roll
-segments, consume queue files and index files.
+A dump is read from a *copy* of a store, because opening recovers it. Geometry: small, so that a few
+hundred messages roll segments, consume queue files and index files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.record import Record, body_crc, decode_record
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.model.message import decode_properties
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import Record, body_crc, decode_record
 from tools import interop
 
 SEGMENT_BYTES = 65_536
@@ -36,7 +37,9 @@ Place = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Dump:
-    """What one side sees: every message by (topic, queue, offset), bounds, look-ups by time, key queries, and the log's bounds."""
+    """What one side sees: every message by (topic, queue, offset), bounds, look-ups by time, key
+    queries, and the log's bounds.
+    """
 
     messages: dict[Place, dict[str, Any]] = field(default_factory=dict)
     bounds: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -62,15 +65,29 @@ class Dump:
 def config_for(path: Path, flush: FlushMode = FlushMode.ASYNC_FLUSH) -> StoreConfig:
     """Our settings with the test's geometry."""
     return StoreConfig(
-        str(path), flush=flush, segment_bytes=SEGMENT_BYTES, consume_queue_entries=QUEUE_ENTRIES, index_slots=INDEX_SLOTS, index_items=INDEX_ITEMS
+        str(path),
+        flush=flush,
+        segment_bytes=SEGMENT_BYTES,
+        consume_queue_entries=QUEUE_ENTRIES,
+        index_slots=INDEX_SLOTS,
+        index_items=INDEX_ITEMS,
     )
 
 
 def open_ours(
-    path: Path, create: bool = False, flush: FlushMode = FlushMode.ASYNC_FLUSH, on_durable: Callable[[int], None] = lambda _offset: None
+    path: Path,
+    create: bool = False,
+    flush: FlushMode = FlushMode.ASYNC_FLUSH,
+    on_durable: Callable[[int], None] = lambda _offset: None,
 ) -> MessageStore:
     """Our store, open, recovered and started; a store that cannot be opened holds nothing."""
-    store = MessageStore(config_for(path, flush), SYSTEM_CLOCK, broker_name="broker-a", store_host=STORE_HOST, delay_ms={18: TWO_HOURS_MS}.get)
+    store = MessageStore(
+        config_for(path, flush),
+        SYSTEM_CLOCK,
+        broker_name="broker-a",
+        store_host=STORE_HOST,
+        delay_ms={18: TWO_HOURS_MS}.get,
+    )
     store.open(create)
     store.recover()
     store.start(on_durable)
@@ -105,7 +122,9 @@ def _take(dump: Dump, line: dict[str, Any]) -> None:
     elif kind == "time":
         dump.times[line["topic"], line["queue"], line["ms"]] = line["offset"]
     elif kind == "key":
-        dump.keys[line["topic"], line["key"]] = sorted(set(line["found"]))  # RocketMQ indexes anew what it recovers
+        dump.keys[line["topic"], line["key"]] = sorted(
+            set(line["found"])
+        )  # RocketMQ indexes anew what it recovers
     else:
         dump.log = (line["min"], line["max"])
 
@@ -115,7 +134,11 @@ def _host(text: str) -> tuple[str, int]:
     return str(ipaddress.ip_address(host)), int(port)
 
 
-def dump_ours(store: MessageStore, keys: Iterable[tuple[str, str]] = (), times: Iterable[tuple[str, int, int]] = ()) -> Dump:
+def dump_ours(
+    store: MessageStore,
+    keys: Iterable[tuple[str, str]] = (),
+    times: Iterable[tuple[str, int, int]] = (),
+) -> Dump:
     """Everything that our store finds, through its front door."""
     dump = Dump()
     for topic, queue_id in sorted(store.queues()):
@@ -172,8 +195,9 @@ def _describe(record: Record) -> dict[str, Any]:
 def store_times(dump: Dump) -> dict[tuple[str, int, int], int]:
     """Store time of what each look-up by time found, for queues of one file.
 
-    RocketMQ picks the file by its time of change, which mmap sets late: in queues of several files its answer may lie a file
-    off. Within one file several messages of one millisecond are equally right.
+    RocketMQ picks the file by its time of change, which mmap sets late: in queues of several files
+    its answer may lie a file off. Within one file several messages of one millisecond are equally
+    right.
     """
     return {
         (topic, queue_id, ms): dump.messages[topic, queue_id, offset]["store_ms"]
@@ -186,12 +210,19 @@ def differences(ours: Dump, theirs: Dump) -> list[str]:
     """Where two dumps differ, in words; at most 20."""
     found = [
         f"only {side}: {place}"
-        for side, places in (("ours", ours.messages.keys() - theirs.messages.keys()), ("theirs", theirs.messages.keys() - ours.messages.keys()))
+        for side, places in (
+            ("ours", ours.messages.keys() - theirs.messages.keys()),
+            ("theirs", theirs.messages.keys() - ours.messages.keys()),
+        )
         for place in sorted(places)
     ]
     for place in sorted(ours.messages.keys() & theirs.messages.keys()):
         mine, other = ours.messages[place], theirs.messages[place]
-        found += [f"{place} {name}: ours {mine[name]!r}, theirs {other[name]!r}" for name in other if mine[name] != other[name]]
+        found += [
+            f"{place} {name}: ours {mine[name]!r}, theirs {other[name]!r}"
+            for name in other
+            if mine[name] != other[name]
+        ]
     for what, mine_table, other_table in (
         ("bounds", ours.bounds, theirs.bounds),
         ("time", store_times(ours), store_times(theirs)),
@@ -199,5 +230,7 @@ def differences(ours: Dump, theirs: Dump) -> list[str]:
     ):
         for key in sorted(mine_table.keys() | other_table.keys(), key=str):
             if mine_table.get(key) != other_table.get(key):
-                found.append(f"{what} {key}: ours {mine_table.get(key)}, theirs {other_table.get(key)}")
+                found.append(
+                    f"{what} {key}: ours {mine_table.get(key)}, theirs {other_table.get(key)}"
+                )
     return found[:20]

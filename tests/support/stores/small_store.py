@@ -1,4 +1,6 @@
-"""A small store on disk with everything in it that inspection looks at: many segments, queues, index files, frames, single messages."""
+"""A small store on disk with everything in it that inspection looks at: many segments, queues,
+index files, frames, single messages.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,42 @@ import zlib
 from pathlib import Path
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, encode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage
 
 SEGMENT_BYTES = 65_536
 INDEX_SLOTS = 100
 BORN = ("127.0.0.1", 40_000)
-DELAYED = encode_properties({"DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": "D" * 32})
+DELAYED = encode_properties(
+    {"DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": "D" * 32}
+)
 
 
 def config(path: Path, **changes: object) -> StoreConfig:
     """Small files, so that a few hundred messages need several."""
-    base = StoreConfig(str(path), segment_bytes=SEGMENT_BYTES, consume_queue_entries=64, index_slots=INDEX_SLOTS, index_items=4 * INDEX_SLOTS)
+    base = StoreConfig(
+        str(path),
+        segment_bytes=SEGMENT_BYTES,
+        consume_queue_entries=64,
+        index_slots=INDEX_SLOTS,
+        index_items=4 * INDEX_SLOTS,
+    )
     return base.but(**changes)
 
 
 def opened(path: Path, create: bool = False, **changes: object) -> MessageStore:
     """A store that takes messages."""
-    store = MessageStore(config(path, **changes), ManualClock(), broker_name="broker-a", store_host=("127.0.0.1", 10_911), delay_ms={3: 10_000}.get)
+    store = MessageStore(
+        config(path, **changes),
+        ManualClock(),
+        broker_name="broker-a",
+        store_host=("127.0.0.1", 10_911),
+        delay_ms={3: 10_000}.get,
+    )
     store.open(create)
     store.recover()
     store.start(lambda _offset: None)
@@ -47,12 +63,16 @@ class Filler:
         """``count`` messages with keys and tags; returns the log offset of the first."""
         bodies = [self._random.randbytes(body_bytes) for _ in range(count)]
         properties = [self._properties() for _ in range(count)]
-        records, sizes = encode_frame(topic, queue_id, bodies, properties, 1_700_000_000_000, FrameId(b"p" * 16, self._number))
+        records, sizes = encode_frame(
+            topic, queue_id, bodies, properties, 1_700_000_000_000, FrameId(b"p" * 16, self._number)
+        )
         return int(self.store.append_frame(bytearray(records), sizes, BORN).base_log_offset)
 
     def message(self, **changes: object) -> int:
         """One message by the single path; returns its log offset."""
-        message = StoredMessage("orders", 1, b"single", self._properties(), 0, 0, 1_700_000_000_000, BORN)
+        message = StoredMessage(
+            "orders", 1, b"single", self._properties(), 0, 0, 1_700_000_000_000, BORN
+        )
         return int(self.store.append_message(message._replace(**changes)).base_log_offset)  # type: ignore[arg-type]
 
     def _properties(self) -> str:

@@ -1,4 +1,6 @@
-"""Whatever Ray says of an actor call is an error of ours here: a surprise would end the controller, again and again."""
+"""Whatever Ray says of an actor call is an error of ours here: a surprise would end the controller,
+again and again.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Handle:
 
 
 @pytest.mark.parametrize("error", RAYS, ids=lambda error: type(error).__name__)
-def test_every_error_of_ray_is_ours_and_silence_to_a_ping(error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_error_of_ray_is_ours_and_silence_to_a_ping(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ClusterError, match="attend"):
         asyncio.run(gateway.call_async(Handle(error), "attend"))
     assert asyncio.run(gateway.ping_handle(Handle(error), 1.0)) is Ping.SILENT
@@ -89,7 +93,9 @@ def said_by_child(work: Callable[[], str]) -> str:
     return said
 
 
-def test_a_child_forked_while_another_thread_holds_rays_lock_knows_its_parent_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_forked_while_another_thread_holds_rays_lock_knows_its_parent_and_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lock = threading.Lock()
 
     def get_runtime_context() -> Context:

@@ -26,7 +26,18 @@ def test_actors_of_two_clusters_and_roles_never_share_a_name() -> None:
         )
     ]
     assert len(set(made)) == len(made) == 10
-    assert [names.cluster_of_controller(name) for name in made] == ["a", None, None, None, None, "b", None, None, None, None]
+    assert [names.cluster_of_controller(name) for name in made] == [
+        "a",
+        None,
+        None,
+        None,
+        None,
+        "b",
+        None,
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "größe", "a\n"])
@@ -42,10 +53,21 @@ def test_a_cluster_is_given_by_its_name(given: Any) -> None:
         discovery_for(given, None, b"")
 
 
-@pytest.mark.parametrize("given", ["10.0.0.1:9876;10.0.0.2:9876", ["10.0.0.1:9876", "10.0.0.2:9876"], " 10.0.0.1:9876 ; 10.0.0.2:9876; "])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "10.0.0.1:9876;10.0.0.2:9876",
+        ["10.0.0.1:9876", "10.0.0.2:9876"],
+        " 10.0.0.1:9876 ; 10.0.0.2:9876; ",
+    ],
+)
 def test_addresses_come_as_text_or_list(given: object) -> None:
     found = StaticDiscovery(given, b"secret", "mine").lookup()  # type: ignore[arg-type]
-    assert (found.name_servers, found.secret, found.cluster) == (("10.0.0.1:9876", "10.0.0.2:9876"), b"secret", "mine")
+    assert (found.name_servers, found.secret, found.cluster) == (
+        ("10.0.0.1:9876", "10.0.0.2:9876"),
+        b"secret",
+        "mine",
+    )
 
 
 def test_a_secret_that_is_no_bytes_is_told() -> None:
@@ -53,7 +75,9 @@ def test_a_secret_that_is_no_bytes_is_told() -> None:
         discovery_for("default", "127.0.0.1:1", "wrong")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", ["", ";", [], "nonsense", "host:", "host:0", "host:99999", ["ok:1", "bad"]])
+@pytest.mark.parametrize(
+    "given", ["", ";", [], "nonsense", "host:", "host:0", "host:99999", ["ok:1", "bad"]]
+)
 def test_addresses_that_are_none_are_refused_at_once(given: object) -> None:
     with pytest.raises(ConfigError, match="host:port"):
         StaticDiscovery(given)  # type: ignore[arg-type]

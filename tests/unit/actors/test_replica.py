@@ -30,13 +30,22 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignment_that_it_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignment_that_it_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[Any, ...]] = []
 
     async def call(_controller: object, *arguments: Any, timeout_s: float) -> None:
         asked.append(arguments)
 
-    def begun(shell: Any, _config: object, _secret: object, _may_create: object, _identity: object, reign: Reign) -> None:
+    def begun(
+        shell: Any,
+        _config: object,
+        _secret: object,
+        _may_create: object,
+        _identity: object,
+        reign: Reign,
+    ) -> None:
         shell._broker, shell._error = Paper(reign), None
 
     monkeypatch.setattr(module, "call_async", call)

@@ -1,4 +1,6 @@
-"""The command line without a cluster: help, wrong usage, exit codes, output formats, the store's inspector, the doctor."""
+"""The command line without a cluster: help, wrong usage, exit codes, output formats, the store's
+inspector, the doctor.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_head, "running", lambda: [])
 
 
-# --- help and usage ------------------------------------------------------------------------------------------------------------
+# --- help and usage -------------------------------------------------------------------------------
 
 
 def test_help_lists_every_command_of_the_first_version() -> None:
@@ -130,7 +132,9 @@ def no_ray_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=" ".join,
 )
 @pytest.mark.usefixtures("no_ray")
-def test_without_ray_a_command_fails_with_one_line_that_names_the_remedy(arguments: tuple[str, ...]) -> None:
+def test_without_ray_a_command_fails_with_one_line_that_names_the_remedy(
+    arguments: tuple[str, ...],
+) -> None:
     result = run(*arguments)
     assert result.exit_code == 1
     assert result.output.count("\n") == 1 and "rmq-ray up" in result.output
@@ -150,9 +154,18 @@ class Fragment:
         self.discovery = StaticDiscovery("127.0.0.1:9876")
 
     def status(self) -> dict[str, object]:
-        actors = {"name-server-0": {"pid": 1}, "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"}}
+        actors = {
+            "name-server-0": {"pid": 1},
+            "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"},
+        }
         rows = [{"broker": "broker-a", "replica": 0, "in_sync": True}]
-        return {"controller": "serving", "supervision": {}, "elections": {"broker-a": {}} if self.weak else {}, **actors, "replicas": rows}
+        return {
+            "controller": "serving",
+            "supervision": {},
+            "elections": {"broker-a": {}} if self.weak else {},
+            **actors,
+            "replicas": rows,
+        }
 
     def weak_brokers(self, _status: object) -> dict[str, str]:
         return {"broker-a": self.weak} if self.weak else {}
@@ -163,17 +176,30 @@ class Fragment:
 
 @pytest.mark.parametrize(
     ("state", "registered", "missing"),
-    [("serving", True, ""), ("starting", True, "broker-a/0"), ("not answering", True, "broker-a/0"), ("serving", False, "registration of broker-a")],
+    [
+        ("serving", True, ""),
+        ("starting", True, "broker-a/0"),
+        ("not answering", True, "broker-a/0"),
+        ("serving", False, "registration of broker-a"),
+    ],
 )
-def test_health_names_what_does_not_serve(state: str, registered: bool, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_names_what_does_not_serve(
+    state: str, registered: bool, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Fragment(state, registered)
     monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
     monkeypatch.setattr(context.Options, "admin", property(lambda self: cluster))
     result = run("health", "--format", "json")
     assert result.exit_code == (1 if missing else 0)
-    assert [row["part"] for row in json.loads(result.stdout) if row["state"] != "serving"] == ([missing] if missing else [])
+    assert [row["part"] for row in json.loads(result.stdout) if row["state"] != "serving"] == (
+        [missing] if missing else []
+    )
     assert missing in result.stderr
-    assert json.loads(run("--format", "json", "status").stdout)["broker-a/0"] == {"state": state, "pid": 2, "odd": "base64:/w=="}
+    assert json.loads(run("--format", "json", "status").stdout)["broker-a/0"] == {
+        "state": state,
+        "pid": 2,
+        "odd": "base64:/w==",
+    }
     assert "127.0.0.1:9876" in run("status").stdout
 
 
@@ -182,14 +208,32 @@ def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
     monkeypatch.setattr(context.Options, "admin", property(lambda self: cluster))
     result = run("health", "--format", "json")
-    assert result.exit_code == 1 and {"part": "copies of broker-a", "state": cluster.weak} in json.loads(result.stdout)
+    assert result.exit_code == 1 and {
+        "part": "copies of broker-a",
+        "state": cluster.weak,
+    } in json.loads(result.stdout)
     assert "copies of broker-a" in result.stderr
     assert "replica" in run("status").stdout.splitlines()[-2]
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:
-    assert hoisted(["topic", "list", "--format=json", "--cluster", "x"]) == ["--format=json", "--cluster", "x", "topic", "list"]
-    assert hoisted(["produce", "t", "--tag", "a", "-y", "--", "-y", "--format"]) == ["-y", "produce", "t", "--tag", "a", "--", "-y", "--format"]
+    assert hoisted(["topic", "list", "--format=json", "--cluster", "x"]) == [
+        "--format=json",
+        "--cluster",
+        "x",
+        "topic",
+        "list",
+    ]
+    assert hoisted(["produce", "t", "--tag", "a", "-y", "--", "-y", "--format"]) == [
+        "-y",
+        "produce",
+        "t",
+        "--tag",
+        "a",
+        "--",
+        "-y",
+        "--format",
+    ]
     assert hoisted(["--timeout"]) == ["--timeout"]
     assert run("status", "--format", "yaml").exit_code == 2
     assert run("status", "--format").exit_code == 2
@@ -212,20 +256,29 @@ def test_our_errors_become_exit_codes_and_one_line() -> None:
 
 
 def test_deleting_asks_first_and_no_means_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context.Options, "admin", property(lambda self: pytest.fail("deleted without an answer")))
+    monkeypatch.setattr(
+        context.Options, "admin", property(lambda self: pytest.fail("deleted without an answer"))
+    )
     for command in (("topic", "delete", "t"), ("group", "delete", "g")):
         refused = run(*command, text="n\n")
         assert refused.exit_code == 1 and "Delete" in refused.output
 
 
 def test_the_command_line_imports_ray_only_when_it_joins_a_cluster() -> None:
-    """Ray takes its token mode from the environment when it is imported, and its import takes longer than everything else."""
-    code = "import sys, rmq_ray.cli.main; print([name for name in ('ray', 'pyspark') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    """Ray takes its token mode from the environment when it is imported, and its import takes
+    longer than everything else.
+    """
+    code = (
+        "import sys, rmq_ray.cli.main; print([name for name in ('ray', 'pyspark') if name in "
+        "sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
-# --- store ---------------------------------------------------------------------------------------------------------------------
+# --- store ----------------------------------------------------------------------------------------
 
 
 def test_store_verify_prints_what_it_counted(store: Path) -> None:
@@ -237,7 +290,11 @@ def test_store_verify_prints_what_it_counted(store: Path) -> None:
 
 
 def test_store_verify_ends_with_exit_code_1_and_names_the_damage(store: Path) -> None:
-    flipped = int(json.loads(run("--format", "json", "store", "dump", str(store), "--max", "30").stdout)[-1]["log_offset"])
+    flipped = int(
+        json.loads(run("--format", "json", "store", "dump", str(store), "--max", "30").stdout)[-1][
+            "log_offset"
+        ]
+    )
     file, position = log_at(store, flipped)
     flip(file, position + 95)
     try:
@@ -259,27 +316,41 @@ def test_store_verify_refuses_the_store_of_a_running_broker(tmp_path: Path) -> N
 
 def test_store_dump_shows_a_table_or_json(store: Path) -> None:
     table = run("store", "dump", str(store), "--max", "2", "--topic", "refunds").stdout.splitlines()
-    assert table[0].split() == "log_offset size topic queue queue_offset tag keys properties body".split()
+    assert (
+        table[0].split()
+        == "log_offset size topic queue queue_offset tag keys properties body".split()
+    )
     assert len(table) == 3 and all(len(line) < 250 for line in table)
-    rows = json.loads(run("--format", "json", "store", "dump", str(store), "--max", "2", "--topic", "refunds").stdout)
+    rows = json.loads(
+        run(
+            "--format", "json", "store", "dump", str(store), "--max", "2", "--topic", "refunds"
+        ).stdout
+    )
     assert [row["queue_offset"] for row in rows] == [0, 1]
     assert rows[0]["body"].startswith("base64:") and rows[0]["keys"] == ["o-41", "all"]
-    assert json.loads(run("--format", "json", "store", "dump", str(store), "--topic", "none").stdout) == []
+    assert (
+        json.loads(run("--format", "json", "store", "dump", str(store), "--topic", "none").stdout)
+        == []
+    )
 
 
-# --- doctor --------------------------------------------------------------------------------------------------------------------
+# --- doctor ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_ray")
 def test_doctor_looks_at_everything_and_is_content_here(tmp_path: Path) -> None:
     result = run("--format", "json", "doctor", "--store", str(tmp_path / "not" / "there"))
     found = {row["check"]: row for row in json.loads(result.stdout)}
-    assert {"python", "packages", "spark", "ray", "token", "java", "disk", "open files"} <= set(found)
+    assert {"python", "packages", "spark", "ray", "token", "java", "disk", "open files"} <= set(
+        found
+    )
     assert found["python"]["state"] == found["packages"]["state"] == "ok"
     assert all(row["remedy"] for row in found.values() if row["state"] != "ok")
 
 
-def test_doctor_ends_with_exit_code_1_when_something_cannot_work(monkeypatch: pytest.MonkeyPatch, no_ray: None) -> None:
+def test_doctor_ends_with_exit_code_1_when_something_cannot_work(
+    monkeypatch: pytest.MonkeyPatch, no_ray: None
+) -> None:
     monkeypatch.setattr(doctor, "PYTHONS", ((2, 7),))
     result = run("doctor")
     assert result.exit_code == 1 and "use Python 3.11" in result.output

@@ -28,10 +28,20 @@ class Colour(Enum):
 
 def test_json_carries_any_value(capsys: pytest.CaptureFixture[str]) -> None:
     output.record(AWKWARD, "json")
-    found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (found["bytes"], found["tuple"], found["map"], found["none"]) == ("base64:/wA=", [1, "x"], {"1": {"2": "y"}}, None)
+    found = json.loads(
+        capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
+    assert (found["bytes"], found["tuple"], found["map"], found["none"]) == (
+        "base64:/wA=",
+        [1, "x"],
+        {"1": {"2": "y"}},
+        None,
+    )
     output.rows([AWKWARD, {}], ["bytes", "missing"], "json")
-    assert json.loads(capsys.readouterr().out) == [{"bytes": "base64:/wA=", "missing": None}, {"bytes": None, "missing": None}]
+    assert json.loads(capsys.readouterr().out) == [
+        {"bytes": "base64:/wA=", "missing": None},
+        {"bytes": None, "missing": None},
+    ]
 
 
 def test_json_of_nothing_is_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:

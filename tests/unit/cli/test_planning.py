@@ -1,4 +1,6 @@
-"""``plan`` and ``up --config`` without a cluster: wrong files and options that contradict them end before anything starts."""
+"""``plan`` and ``up --config`` without a cluster: wrong files and options that contradict them end
+before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plan_where_no_ray_runs_says_so_and_that_the_file_is_right(file: Path) -> None:
     result = CliRunner().invoke(main, ["plan", "--config", str(file)])
-    assert result.exit_code == 0 and "prod" in result.output and "`up` starts a head" in result.output
+    assert (
+        result.exit_code == 0 and "prod" in result.output and "`up` starts a head" in result.output
+    )
 
 
 @pytest.mark.parametrize("command", ["plan", "up"])
@@ -36,9 +40,15 @@ def test_a_wrong_file_ends_the_command_with_its_line(file: Path, command: str) -
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(["--store", "x"], "--store: the topology file says that"), (["--cluster", "b"], "--cluster b is not the cluster of")]
+    ("options", "said"),
+    [
+        (["--store", "x"], "--store: the topology file says that"),
+        (["--cluster", "b"], "--cluster b is not the cluster of"),
+    ],
 )
-def test_options_that_contradict_the_file_are_refused(file: Path, options: list[str], said: str) -> None:
+def test_options_that_contradict_the_file_are_refused(
+    file: Path, options: list[str], said: str
+) -> None:
     result = CliRunner().invoke(main, ["up", "--config", str(file), *options])
     assert result.exit_code == 2 and said in result.output
 
@@ -61,7 +71,9 @@ def test_options_that_contradict_the_file_are_refused(file: Path, options: list[
         (Disk(True, True, damaged="x is no identity"), None, StoreCorrupt),
     ],
 )
-def test_a_disk_is_judged_by_what_it_holds_and_what_is_expected(disk: Disk, known: str | None, said: str | type[RmqError]) -> None:
+def test_a_disk_is_judged_by_what_it_holds_and_what_is_expected(
+    disk: Disk, known: str | None, said: str | type[RmqError]
+) -> None:
     if isinstance(said, str):
         assert judge(disk, "broker-a", "/data", known) == said
         return
@@ -70,7 +82,9 @@ def test_a_disk_is_judged_by_what_it_holds_and_what_is_expected(disk: Disk, know
 
 
 def test_looking_at_a_directory_changes_nothing_and_sees_what_is_there(tmp_path: Path) -> None:
-    assert look(str(tmp_path / "none" / "deep")).exists is False and not (tmp_path / "none").exists()
+    assert (
+        look(str(tmp_path / "none" / "deep")).exists is False and not (tmp_path / "none").exists()
+    )
     assert look(str(tmp_path)).others == () and look(str(tmp_path)).writable
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "photo.jpg").touch()

@@ -15,8 +15,8 @@ from rmq_ray.errors import BrokerBusy, MessageTooLarge
 
 
 class Broker:
-    """Stands for the producer: lines of more than five bytes are refused at once, "busy" is refused by the broker later, "late" when the next line
-    is on its way."""
+    """Stands for the producer: lines of more than five bytes are refused at once, "busy" is refused
+    by the broker later, "late" when the next line is on its way."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
@@ -57,22 +57,34 @@ def test_all_lines_but_empty_ones_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"one\nfar too long\ntwo", "1 messages were stored; line 2 was not: the body has 12 bytes [MessageTooLarge]"),
+        (
+            b"one\nfar too long\ntwo",
+            "1 messages were stored; line 2 was not: the body has 12 bytes [MessageTooLarge]",
+        ),
         (b"\nbusy\n", "0 messages were stored; line 2 was not: the disk is full [BrokerBusy]"),
     ],
 )
-def test_the_line_that_was_not_stored_is_named_and_those_before_it_are_counted(text: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_that_was_not_stored_is_named_and_those_before_it_are_counted(
+    text: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, broker = send(text, monkeypatch)
     assert found == said and b"two" not in broker.taken
 
 
-def test_of_thousands_under_way_the_first_fault_is_told_and_nothing_behind_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_thousands_under_way_the_first_fault_is_told_and_nothing_behind_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(messages, "UNANSWERED_MAX", 2)
     found, broker = send(b"1\n2\n3\n4\n5\nbusy\n6\n", monkeypatch)
-    assert found == "5 messages were stored; line 6 was not: the disk is full [BrokerBusy]" and broker.taken[-1] == b"5"
+    assert (
+        found == "5 messages were stored; line 6 was not: the disk is full [BrokerBusy]"
+        and broker.taken[-1] == b"5"
+    )
 
 
-def test_a_line_that_is_refused_late_ends_the_command_at_the_next_one_not_after_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_refused_late_ends_the_command_at_the_next_one_not_after_thousands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, broker = send(b"one\nlate\n" + b"more\n" * 50, monkeypatch)
     assert found == "2 messages were stored; line 2 was not: the disk is full [BrokerBusy]"
     assert broker.taken == [b"one", b"more"]

@@ -1,4 +1,6 @@
-"""Which Ray cluster a command means, and what ``down`` may end: rules of ``ray_head`` on heads that are made up, and on real processes."""
+"""Which Ray cluster a command means, and what ``down`` may end: rules of ``ray_head`` on heads that
+are made up, and on real processes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from rmq_ray.cli import ray_head
 from rmq_ray.cli.ray_head import AUTO, Head
 from rmq_ray.errors import ClusterError, ConfigError
 
-ONE, TWO = Head("10.0.0.1", 6379, 11, "/tmp/ray/session_1"), Head("10.0.0.1", 7001, 22, "/tmp/ray/session_2", demands_token=True)
+ONE, TWO = (
+    Head("10.0.0.1", 6379, 11, "/tmp/ray/session_1"),
+    Head("10.0.0.1", 7001, 22, "/tmp/ray/session_2", demands_token=True),
+)
 
 
 @pytest.fixture
@@ -37,13 +42,17 @@ def write_latest(tmp_path: Path, address: str) -> Path:
     return path
 
 
-def test_without_any_head_none_is_found_even_where_an_old_address_was_left(heads: list[Head], tmp_path: Path) -> None:
+def test_without_any_head_none_is_found_even_where_an_old_address_was_left(
+    heads: list[Head], tmp_path: Path
+) -> None:
     assert ray_head.find(AUTO) is None
     write_latest(tmp_path, "10.0.0.1:6379")
     assert ray_head.find(AUTO) is None
 
 
-def test_the_only_head_the_latest_or_the_one_at_a_port_is_found(heads: list[Head], tmp_path: Path) -> None:
+def test_the_only_head_the_latest_or_the_one_at_a_port_is_found(
+    heads: list[Head], tmp_path: Path
+) -> None:
     heads.append(ONE)
     assert ray_head.find(AUTO) == "10.0.0.1:6379"
     heads.append(TWO)
@@ -55,7 +64,9 @@ def test_the_only_head_the_latest_or_the_one_at_a_port_is_found(heads: list[Head
     assert ray_head.find(AUTO, 9999) is None
 
 
-def test_an_address_that_was_given_is_taken_if_it_answers(heads: list[Head], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_was_given_is_taken_if_it_answers(
+    heads: list[Head], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ClusterError, match="no Ray cluster answers at 10.9.9.9:1"):
         ray_head.find("10.9.9.9:1")
     monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:2")
@@ -66,15 +77,27 @@ def test_an_address_that_was_given_is_taken_if_it_answers(heads: list[Head], mon
     assert ray_head.find("10.9.9.9:1") == "10.9.9.9:1"
 
 
-def test_a_token_is_sent_only_to_a_head_here_that_demands_it_and_where_nothing_else_was_said(heads: list[Head], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_sent_only_to_a_head_here_that_demands_it_and_where_nothing_else_was_said(
+    heads: list[Head], monkeypatch: pytest.MonkeyPatch
+) -> None:
     heads += [ONE, TWO]
-    assert ray_head.needs_token(TWO.address) and ray_head.needs_token("127.0.0.1:7001") and ray_head.needs_token("localhost:7001")
-    assert not ray_head.needs_token(ONE.address) and not ray_head.needs_token("10.9.9.9:1") and not ray_head.needs_token("127.0.0.1:6379")
+    assert (
+        ray_head.needs_token(TWO.address)
+        and ray_head.needs_token("127.0.0.1:7001")
+        and ray_head.needs_token("localhost:7001")
+    )
+    assert (
+        not ray_head.needs_token(ONE.address)
+        and not ray_head.needs_token("10.9.9.9:1")
+        and not ray_head.needs_token("127.0.0.1:6379")
+    )
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert not ray_head.needs_token(TWO.address)
 
 
-def test_only_a_head_that_was_noted_with_its_session_is_ours(heads: list[Head], tmp_path: Path) -> None:
+def test_only_a_head_that_was_noted_with_its_session_is_ours(
+    heads: list[Head], tmp_path: Path
+) -> None:
     heads.append(ONE)
     assert ray_head.ours(ONE.address) is None
     note = ray_head._note(ONE.port)
@@ -108,12 +131,21 @@ def test_a_port_that_is_listened_on_is_not_free() -> None:
         assert not ray_head._is_free(taken.getsockname()[1])
 
 
-def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session leader that ignores SIGTERM with a child; beside it a process of another session."""
+def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(
+    heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session leader that ignores SIGTERM with a child; beside it a process of another
+    session.
+    """
     monkeypatch.setattr(ray_head, "TERMINATE_MS", 300)
-    stubborn = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    stubborn = (
+        "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); "
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    )
     leader = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
     try:
         while sum(process.session_id == leader.pid for process in ray_head._processes()) < 2:
             assert leader.poll() is None
@@ -132,14 +164,18 @@ def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(heads:
             process.wait(5)
 
 
-def test_another_heads_address_file_stays(heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_heads_address_file_stays(
+    heads: list[Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_head, "_end_session", lambda session_id: None)
     latest = write_latest(tmp_path, TWO.address)
     ray_head.stop(Head("10.0.0.1", 6379, 1, str(tmp_path / "ray" / "session_1")))
     assert latest.read_text() == TWO.address
 
 
-def test_notes_are_not_kept_where_others_could_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_are_not_kept_where_others_could_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
     assert ray_head._note(1).parent.stat().st_mode & 0o077 == 0
     mine = os.getuid()

@@ -30,4 +30,8 @@ def test_a_process_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     streams.keep_ray_out()
     wrapped = sys.stdout
     streams.keep_ray_out()
-    assert sys.stdout is wrapped and isinstance(wrapped, streams.CommandsOutput) and environment("RAY_DEDUP_LOGS") == "0"
+    assert (
+        sys.stdout is wrapped
+        and isinstance(wrapped, streams.CommandsOutput)
+        and environment("RAY_DEDUP_LOGS") == "0"
+    )

@@ -1,4 +1,6 @@
-"""CRCs of many bodies: short ones of one length, and long ones at equal distances, take other ways than all others, to the same values."""
+"""CRCs of many bodies: short ones of one length, and long ones at equal distances, take other ways
+than all others, to the same values.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_bodies_of_any_length_have_the_crc_of_the_format(bodies: list[bytes], ga
 
 
 @given(st.integers(1, 600), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_bodies_of_one_length_have_the_crc_of_the_format(length: int, count: int, random: object) -> None:
+def test_bodies_of_one_length_have_the_crc_of_the_format(
+    length: int, count: int, random: object
+) -> None:
     bodies = [random.randbytes(length) for _ in range(count)]  # type: ignore[attr-defined]
     assert found(bodies, 1) == expected(bodies)
 
@@ -41,10 +45,14 @@ def test_bodies_that_end_with_zeros_or_are_empty_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("moved", [None, 1, 5])
-def test_long_bodies_of_one_length_at_equal_distances_and_at_others_have_their_own_checksums(moved: int | None) -> None:
+def test_long_bodies_of_one_length_at_equal_distances_and_at_others_have_their_own_checksums(
+    moved: int | None,
+) -> None:
     buffer = random.Random(5).randbytes(20_000)
     begins = np.arange(3, 3 + 6 * 1_500, 1_500)
     if moved is not None:
         begins[moved] += 7
     found = body_crcs(memoryview(buffer), begins, begins + 1_024).tolist()
-    assert found == [zlib.crc32(buffer[begin : begin + 1_024]) & 0x7FFFFFFF for begin in begins.tolist()]
+    assert found == [
+        zlib.crc32(buffer[begin : begin + 1_024]) & 0x7FFFFFFF for begin in begins.tolist()
+    ]

@@ -1,4 +1,6 @@
-"""Bodies made smaller and restored: what was compressed comes back, anything else is a typed error."""
+"""Bodies made smaller and restored: what was compressed comes back, anything else is a typed
+error.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ import zlib
 import pyarrow as pa
 import pytest
 
+from rmq_ray.codec.compression import CODECS, compress, decompress, sys_flag_of
 from rmq_ray.errors import BodyUnreadable, ConsumeError
 from rmq_ray.model.message import SysFlag
-from rmq_ray.codec.compression import CODECS, compress, decompress, sys_flag_of
 
 LIMIT = 1 << 20
 BODIES = [b"x", b"abc" * 5_000, os.urandom(5_000), bytes(LIMIT)]

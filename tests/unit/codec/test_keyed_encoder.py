@@ -3,16 +3,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_ray.errors import MessageIllegal
-from rmq_ray.model.ids import FrameId
-from rmq_ray.store.frames.frame_check import check_frame
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.keyed_encoder import encode_keyed
+from rmq_ray.errors import MessageIllegal
+from rmq_ray.model.ids import FrameId
+from rmq_ray.store.frames.frame_check import check_frame
 
 FRAME = FrameId(bytes(range(16)), 7)
 HEAD = "7F000001" * 3 + "0000"
-TEXTS = st.sampled_from(["", "TAGS\x01a\x02", "KEYS\x01k1 k2\x02TAGS\x01ü\x02", "x\x01y\x02", "KEYS\x01" + "k" * 300 + "\x02"])
+TEXTS = st.sampled_from(
+    [
+        "",
+        "TAGS\x01a\x02",
+        "KEYS\x01k1 k2\x02TAGS\x01ü\x02",
+        "x\x01y\x02",
+        "KEYS\x01" + "k" * 300 + "\x02",
+    ]
+)
 
 
 def record_by_record(bodies, texts, keys, **options):
@@ -21,13 +29,27 @@ def record_by_record(bodies, texts, keys, **options):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), TEXTS), min_size=1, max_size=60), st.booleans(), st.integers(0, 70_000), st.booleans())
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=300), TEXTS), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(0, 70_000),
+    st.booleans(),
+)
 def test_columns_make_the_bytes_that_a_loop_makes(messages, same_text, first, flagged):
     bodies = [body for body, _ in messages]
     texts = [messages[0][1] if same_text else text for _, text in messages]
     keys = KeyRange(HEAD, first, len(bodies))
-    options = {"flags": [n % 7 - 3 for n in range(len(bodies))], "sys_flags": [n % 2 for n in range(len(bodies))]} if flagged else {}
-    data, sizes = encode_keyed("Topic_1", 3, bodies, texts, keys, 1_700_000_000_123, FRAME, **options)
+    options = (
+        {
+            "flags": [n % 7 - 3 for n in range(len(bodies))],
+            "sys_flags": [n % 2 for n in range(len(bodies))],
+        }
+        if flagged
+        else {}
+    )
+    data, sizes = encode_keyed(
+        "Topic_1", 3, bodies, texts, keys, 1_700_000_000_123, FRAME, **options
+    )
     expected, expected_sizes = record_by_record(bodies, texts, keys, **options)
     assert data == expected
     assert sizes.dtype == np.dtype(">i4") and sizes.tolist() == expected_sizes.tolist()
@@ -35,7 +57,9 @@ def test_columns_make_the_bytes_that_a_loop_makes(messages, same_text, first, fl
 
 def test_the_broker_takes_such_a_frame_and_finds_its_keys():
     keys = KeyRange(HEAD, 0xFFF0, 40)
-    data, sizes = encode_keyed("T", 0, [b"body %d" % n for n in range(40)], ["TAGS\x01a\x02"] * 40, keys, 1, FRAME)
+    data, sizes = encode_keyed(
+        "T", 0, [b"body %d" % n for n in range(40)], ["TAGS\x01a\x02"] * 40, keys, 1, FRAME
+    )
     frame = check_frame(bytearray(data), sizes, 1_000)
     assert frame.frame_id == FRAME and frame.unique is not None
     assert frame.unique.tobytes().decode() == "".join(keys)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_ray.errors import StoreCorrupt
 from rmq_ray.codec.record import (
     HEADER,
     RECORD_HEADER,
@@ -25,25 +24,58 @@ from rmq_ray.codec.record import (
     tag_of,
     unpack_host,
 )
+from rmq_ray.errors import StoreCorrupt
 
 GOLDEN = bytes.fromhex(
     "00000080DAA320A70D4A118500000002000000000000000000000005" + "00000000000003E800000000"
     "0000018BCFE56800C0A8000A0000C7380000018BCFE568050A00000100002A9F000000000000000000000000"
-    "0000000B68656C6C6F20776F726C6409546F70696354657374" + "00114B455953016B310254414753015461674 1".replace(" ", "")
+    "0000000B68656C6C6F20776F726C6409546F70696354657374"
+    + "00114B455953016B310254414753015461674 1".replace(" ", "")
 )
 RECORD = Record(
-    "TopicTest", 2, b"hello world", "KEYS\x01k1\x02TAGS\x01TagA", 0, 5, 1000, 0, 1_700_000_000_000, ("192.168.0.10", 51000), 1_700_000_000_005,
-    ("10.0.0.1", 10911), size=128,
-)  # fmt: skip
+    "TopicTest",
+    2,
+    b"hello world",
+    "KEYS\x01k1\x02TAGS\x01TagA",
+    0,
+    5,
+    1000,
+    0,
+    1_700_000_000_000,
+    ("192.168.0.10", 51000),
+    1_700_000_000_005,
+    ("10.0.0.1", 10911),
+    size=128,
+)
 
-HOSTS = st.sampled_from([("10.0.0.1", 10911), ("255.255.255.255", 65535), ("fe80::1", 1), ("2001:db8::ff00:42:8329", 40000)])
+HOSTS = st.sampled_from(
+    [
+        ("10.0.0.1", 10911),
+        ("255.255.255.255", 65535),
+        ("fe80::1", 1),
+        ("2001:db8::ff00:42:8329", 40000),
+    ]
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 I64 = st.integers(0, 2**63 - 1)
 TOPICS = st.text(st.sampled_from("%|aZ09_-"), min_size=1, max_size=127)
 RECORDS = st.builds(
-    Record, TOPICS, st.integers(0, 65535), st.binary(max_size=300), TEXT, st.integers(-(2**31), 2**31 - 1), I64, I64,
-    st.sampled_from([0, 1, 4, 8, 12, 0x301]), I64, HOSTS, I64, HOSTS, st.integers(0, 100), I64,
-)  # fmt: skip
+    Record,
+    TOPICS,
+    st.integers(0, 65535),
+    st.binary(max_size=300),
+    TEXT,
+    st.integers(-(2**31), 2**31 - 1),
+    I64,
+    I64,
+    st.sampled_from([0, 1, 4, 8, 12, 0x301]),
+    I64,
+    HOSTS,
+    I64,
+    HOSTS,
+    st.integers(0, 100),
+    I64,
+)
 
 
 @pytest.mark.seed("S3-089", "S3-091")
@@ -57,7 +89,11 @@ def test_the_struct_and_the_numpy_header_are_the_same_88_bytes() -> None:
     assert HEADER.size == RECORD_HEADER.itemsize == 88
     head = headers(GOLDEN)[0]
     assert head["total"] == 128 and head["queue_offset"] == 5 and head["log_offset"] == 1000
-    assert (int(head["born_ms"]), int(head["store_ms"]), int(head["body_len"])) == (1_700_000_000_000, 1_700_000_000_005, 11)
+    assert (int(head["born_ms"]), int(head["store_ms"]), int(head["body_len"])) == (
+        1_700_000_000_000,
+        1_700_000_000_005,
+        11,
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -95,7 +131,9 @@ def test_a_shortened_record_is_never_valid(record: Record, data: st.DataObject) 
 
 @settings(deadline=None, max_examples=60)
 @given(RECORDS, st.data())
-def test_a_flipped_bit_in_lengths_magic_or_body_is_found(record: Record, data: st.DataObject) -> None:
+def test_a_flipped_bit_in_lengths_magic_or_body_is_found(
+    record: Record, data: st.DataObject
+) -> None:
     encoded = bytearray(encode_record(record))
     body_at = 88 + 12 * (":" in record.born_host[0]) + 12 * (":" in record.store_host[0])
     places = [*range(12), *range(body_at - 4, body_at + len(record.body) + 1)]
@@ -113,7 +151,11 @@ def test_decoding_garbage_names_the_place_and_the_fault() -> None:
 
 
 def test_lengths_that_do_not_fit_are_refused() -> None:
-    for record in (Record("t" * 128, 0, b""), Record("", 0, b""), Record("t", 0, b"", "x" * 32_768)):
+    for record in (
+        Record("t" * 128, 0, b""),
+        Record("", 0, b""),
+        Record("t", 0, b"", "x" * 32_768),
+    ):
         with pytest.raises(ValueError, match="do not fit"):
             encode_record(record)
 

@@ -2,12 +2,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.model.hashing import java_hash
-from rmq_ray.store.queue.index_service import hash_hashed_keys, hash_key
 from rmq_ray.codec.record_batch import KeyHashes
 from rmq_ray.codec.text_hashes import hash_texts_at, shifts
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.store.queue.index_service import hash_hashed_keys, hash_key
 
-TEXTS = st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=40), min_size=1, max_size=40)
+TEXTS = st.lists(
+    st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=40), min_size=1, max_size=40
+)
 
 
 def hashed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,6 @@
-"""Batches without an end, over a consumer that is played: when what is committed, what is left out, who reads which queue."""
+"""Batches without an end, over a consumer that is played: when what is committed, what is left out,
+who reads which queue.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from rmq_ray.data import streaming
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
 
-QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)]
+QUEUES = [
+    MessageQueue("orders", broker, number)
+    for broker in ("broker-a", "broker-b")
+    for number in (0, 1)
+]
 
 
 class Batch:
@@ -26,12 +32,19 @@ class Batch:
         return int(self.number is not None)
 
     def to_arrow(self, columns: Any) -> Any:
-        row = {"body": [self.number], "broker": ["broker-a"], "queue_id": [0], "queue_offset": [self.number]}
+        row = {
+            "body": [self.number],
+            "broker": ["broker-a"],
+            "queue_id": [0],
+            "queue_offset": [self.number],
+        }
         return pa.table(row).select(columns or ["body"])
 
 
 class Consumer:
-    """Has ``rows`` messages. Refuses the first commits, as when another member of the group has taken the queue over."""
+    """Has ``rows`` messages. Refuses the first commits, as when another member of the group has
+    taken the queue over.
+    """
 
     rows, refusals, breaks_at = 5, 0, -1
 
@@ -88,7 +101,10 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(**settings: Any) -> Any:
-    return streaming.iter_batches("orders", **{"group": "train", "batch_size": 1, "idle_s": 0.03, "columns": ["body"], **settings})
+    return streaming.iter_batches(
+        "orders",
+        **{"group": "train", "batch_size": 1, "idle_s": 0.03, "columns": ["body"], **settings},
+    )
 
 
 def bodies(tables: Any) -> list[int]:
@@ -99,7 +115,9 @@ def test_a_table_is_committed_when_the_next_one_is_asked_for_and_the_last_one_at
     batches = begin()
     assert bodies([next(batches)]) == [0] and not played[-1].commits
     assert bodies(batches) == [1, 2, 3, 4]
-    assert [commit[QUEUES[0]] for commit in played[-1].commits] == [1, 2, 3, 4, 5] and played[-1].closed
+    assert [commit[QUEUES[0]] for commit in played[-1].commits] == [1, 2, 3, 4, 5] and played[
+        -1
+    ].closed
 
 
 def test_a_commit_that_is_refused_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +154,9 @@ def test_by_hand_nothing_is_committed_until_it_is_said_also_behind_the_end_of_th
     assert played[-1].closed
 
 
-def test_rows_that_an_error_kept_from_the_loop_are_not_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_an_error_kept_from_the_loop_are_not_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Consumer, "breaks_at", 3)
     batches = begin(commit="manual", batch_size=2)
     assert bodies([next(batches)]) == [0, 1]
@@ -146,7 +166,12 @@ def test_rows_that_an_error_kept_from_the_loop_are_not_behind_it(monkeypatch: py
 
 
 def test_rows_before_a_position_are_left_out_and_the_greatest_one_of_several_counts() -> None:
-    batches = begin(after=['{"orders":{"broker-a":{"0":2}}}', {"orders": {"broker-a": {"0": 3}, "broker-b": {"1": 7}}}])
+    batches = begin(
+        after=[
+            '{"orders":{"broker-a":{"0":2}}}',
+            {"orders": {"broker-a": {"0": 3}, "broker-b": {"1": 7}}},
+        ]
+    )
     assert bodies(batches) == [3, 4]
     assert batches.position == '{"orders":{"broker-a":{"0":5},"broker-b":{"1":7}}}'
 
@@ -154,7 +179,9 @@ def test_rows_before_a_position_are_left_out_and_the_greatest_one_of_several_cou
 def test_a_position_never_goes_back_behind_the_one_it_began_with() -> None:
     batches = begin(after='{"orders":{"broker-a":{"0":9}}}')
     assert bodies(batches) == []
-    assert batches.position == '{"orders":{"broker-a":{"0":9}}}', "five rows before it came, and were left out"
+    assert batches.position == '{"orders":{"broker-a":{"0":9}}}', (
+        "five rows before it came, and were left out"
+    )
 
 
 def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -> None:
@@ -162,12 +189,16 @@ def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -
     for rank in range(2):
         batches = begin(shard=(rank, 2), after='{"orders":{"broker-a":{"0":2,"1":4}}}')
         next(batches)
-        assert json.loads(batches.position)["orders"]["broker-b"] == {str(rank): 11}, "queues of which nothing has come have their place, too"
+        assert json.loads(batches.position)["orders"]["broker-b"] == {str(rank): 11}, (
+            "queues of which nothing has come have their place, too"
+        )
         queues, *seeks = played[-1].asked
         found += queues
         assert seeks == [(QUEUES[rank], (2, 4)[rank])]
     assert sorted(found) == QUEUES
-    with pytest.raises(ClientError, match="5 workers cannot share the 4 queues of 'orders': give it more queues"):
+    with pytest.raises(
+        ClientError, match="5 workers cannot share the 4 queues of 'orders': give it more queues"
+    ):
         next(begin(shard=(0, 5)))
 
 
@@ -184,7 +215,9 @@ def test_shards_divide_the_queues_among_workers_and_begin_at_their_positions() -
         ({"group": "bad group"}, "bad group"),
     ],
 )
-def test_wrong_settings_are_told_before_anything_is_asked(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_told_before_anything_is_asked(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ClientError, match=message):
         begin(**settings)
     assert not played

@@ -18,4 +18,6 @@ def test_a_status_below_ok_is_unknown_and_says_what_it_means(status: SendStatus)
 @pytest.mark.parametrize("ending", ["", "\x02"])
 @pytest.mark.parametrize("text", ["TAGS\x01paid", "KEYS\x01a b\x02TAGS\x01paid"])
 def test_both_endings_of_a_property_string_are_read(text: str, ending: str) -> None:
-    assert decode_properties(text + ending)["TAGS"] == "paid" and decode_properties(text + ending) == decode_properties(text)
+    assert decode_properties(text + ending)["TAGS"] == "paid" and decode_properties(
+        text + ending
+    ) == decode_properties(text)

@@ -23,7 +23,10 @@ def test_a_lag_that_lasts_brings_consumers_but_at_most_twice_as_many_at_a_time()
 
 def test_a_lag_that_does_not_last_changes_nothing() -> None:
     scaler = Scaler(QUICK)
-    assert [scaler.decide(1, lag, 16, at) for at, lag in ((0, 1_000), (1_000, 0), (2_500, 1_000), (4_400, 1_000))] == [1, 1, 1, 1]
+    assert [
+        scaler.decide(1, lag, 16, at)
+        for at, lag in ((0, 1_000), (1_000, 0), (2_500, 1_000), (4_400, 1_000))
+    ] == [1, 1, 1, 1]
 
 
 def test_an_idle_group_shrinks_one_by_one_after_a_pause_each() -> None:
@@ -48,7 +51,11 @@ def test_a_number_outside_the_bounds_is_corrected_at_once() -> None:
     assert Scaler(Autoscale(actors_min=2, actors_max=4)).decide(1, 0, 0, 0) == 2
 
 
-@given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 12)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 12)), max_size=60
+    )
+)
 def test_the_number_always_stays_within_its_bounds(history: list[tuple[int, int, int]]) -> None:
     settings = Autoscale(actors_min=2, actors_max=6, lag_per_actor=50, up_after_s=1, down_after_s=3)
     scaler, actors, now_ms = Scaler(settings), 2, 0.0
@@ -60,7 +67,12 @@ def test_the_number_always_stays_within_its_bounds(history: list[tuple[int, int,
 
 @pytest.mark.parametrize(
     ("settings", "wrong"),
-    [({"actors_min": 0}, "actors_min"), ({"actors_min": 5, "actors_max": 4}, "5 and 4"), ({"lag_per_actor": 0}, "lag_per_actor"), ({"every_s": 0}, "every_s")],
+    [
+        ({"actors_min": 0}, "actors_min"),
+        ({"actors_min": 5, "actors_max": 4}, "5 and 4"),
+        ({"lag_per_actor": 0}, "lag_per_actor"),
+        ({"every_s": 0}, "every_s"),
+    ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, int], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):

@@ -4,31 +4,60 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, Subscription
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    Subscription,
+)
 from rmq_ray.protocol.consumer_group import Client, ConsumerTable, ProducerTable
 
 
-def data(*subscriptions: Subscription, group: str = "billing", model: MessageModel = MessageModel.CLUSTERING) -> ConsumerData:
-    return ConsumerData(group, ConsumeType.CONSUME_PASSIVELY, model, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, subscriptions)
+def data(
+    *subscriptions: Subscription,
+    group: str = "billing",
+    model: MessageModel = MessageModel.CLUSTERING,
+) -> ConsumerData:
+    return ConsumerData(
+        group,
+        ConsumeType.CONSUME_PASSIVELY,
+        model,
+        ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        subscriptions,
+    )
 
 
 def orders(version: int = 1, expression: str = "*") -> Subscription:
     return Subscription("orders", expression, version=version)
 
 
-def beat(table: ConsumerTable, connection: str, *subscriptions: Subscription, now_ms: int = 0, notify: bool = True):
-    return table.register(data(*(subscriptions or (orders(),))), connection, Client(f"{connection}@1", now_ms), notify)
+def beat(
+    table: ConsumerTable,
+    connection: str,
+    *subscriptions: Subscription,
+    now_ms: int = 0,
+    notify: bool = True,
+):
+    return table.register(
+        data(*(subscriptions or (orders(),))), connection, Client(f"{connection}@1", now_ms), notify
+    )
 
 
 @pytest.mark.seed("S1-005", "S1-006", "S1-007", "S1-008")
-def test_a_heartbeat_puts_client_connection_and_subscriptions_into_the_table_that_allocation_reads() -> None:
+def test_a_heartbeat_puts_client_connection_and_subscriptions_into_the_table_that_allocation_reads() -> (
+    None
+):
     table = ConsumerTable()
     beat(table, "a")
     beat(table, "b")
     group = table.find("billing")
     assert group is not None
     assert list(group.channels) == ["a", "b"]
-    assert (group.consume_type, group.model) == (ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING)
+    assert (group.consume_type, group.model) == (
+        ConsumeType.CONSUME_PASSIVELY,
+        MessageModel.CLUSTERING,
+    )
     assert table.client_ids("billing") == ["a@1", "b@1"]
     assert table.subscription("billing", "orders") == orders()
 
@@ -45,7 +74,9 @@ def test_the_broker_lists_each_client_id_once_and_nothing_for_an_empty_group() -
 
 
 @pytest.mark.seed("S3-132")
-def test_a_new_consumer_makes_the_broker_tell_all_members_at_once_and_its_next_heartbeat_tells_nobody() -> None:
+def test_a_new_consumer_makes_the_broker_tell_all_members_at_once_and_its_next_heartbeat_tells_nobody() -> (
+    None
+):
     table = ConsumerTable()
     assert beat(table, "a").notify == ("a",)
     change = beat(table, "b")
@@ -75,7 +106,9 @@ def test_one_topic_in_exchange_for_another_counts_as_a_change() -> None:
     assert beat(table, "a", Subscription("refunds", version=1)).changed
 
 
-def test_a_higher_version_of_a_subscription_replaces_the_older_without_a_notice_and_a_lower_one_is_ignored() -> None:
+def test_a_higher_version_of_a_subscription_replaces_the_older_without_a_notice_and_a_lower_one_is_ignored() -> (
+    None
+):
     table = ConsumerTable()
     beat(table, "a", orders(5, "paid"))
     assert not beat(table, "a", orders(6, "refund")).changed
@@ -94,7 +127,9 @@ def test_the_newest_heartbeat_says_how_the_group_consumes() -> None:
 
 
 @pytest.mark.seed("S3-131")
-def test_a_closed_connection_leaves_all_its_groups_and_the_others_are_told_before_any_timer() -> None:
+def test_a_closed_connection_leaves_all_its_groups_and_the_others_are_told_before_any_timer() -> (
+    None
+):
     table = ConsumerTable()
     for group in ("billing", "audit"):
         for connection in ("a", "b"):
@@ -118,7 +153,9 @@ def test_unregistering_tells_those_that_stay_and_the_last_one_takes_the_group_al
     assert "billing" not in table
 
 
-def test_a_member_is_silent_for_120_seconds_before_it_is_removed_told_and_its_connection_closed() -> None:
+def test_a_member_is_silent_for_120_seconds_before_it_is_removed_told_and_its_connection_closed() -> (
+    None
+):
     table = ConsumerTable()
     beat(table, "a", now_ms=0)
     beat(table, "b", now_ms=0)
@@ -137,7 +174,9 @@ def test_the_check_back_goes_to_any_live_producer_of_the_group_in_turn() -> None
     for connection in ("a", "b", "c"):
         assert table.register("web", connection, Client(f"{connection}@1", 0))
     assert [table.next_connection("web") for _ in range(4)] == ["a", "b", "c", "a"]
-    assert {table.next_connection("web", lambda connection: connection != "b") for _ in range(6)} == {"a", "c"}
+    assert {
+        table.next_connection("web", lambda connection: connection != "b") for _ in range(6)
+    } == {"a", "c"}
     assert table.next_connection("web", lambda _connection: False) is None
     assert table.next_connection("nobody") is None
 

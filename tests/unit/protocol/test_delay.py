@@ -15,9 +15,21 @@ SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
 @pytest.mark.seed("S4-187", "S4-188")
 def test_the_default_table_has_the_18_levels_of_rocketmq() -> None:
-    expected = [1 * SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND, *(n * MINUTE for n in range(1, 11)), 20 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR]
+    expected = [
+        1 * SECOND,
+        5 * SECOND,
+        10 * SECOND,
+        30 * SECOND,
+        *(n * MINUTE for n in range(1, 11)),
+        20 * MINUTE,
+        30 * MINUTE,
+        1 * HOUR,
+        2 * HOUR,
+    ]
     assert list(LEVELS.delays_ms) == expected
-    assert LEVELS.delay_ms(1) == 1_000 and LEVELS.delay_ms(2) == 5_000 and LEVELS.delay_ms(3) == 10_000
+    assert (
+        LEVELS.delay_ms(1) == 1_000 and LEVELS.delay_ms(2) == 5_000 and LEVELS.delay_ms(3) == 10_000
+    )
 
 
 def test_all_units_are_read() -> None:
@@ -48,8 +60,18 @@ def test_a_delivery_time_further_ahead_than_the_level_allows_is_due_now() -> Non
 def test_parking_and_releasing_restore_target_and_properties() -> None:
     topic, queue_id, properties = park("orders", 2, 4, {"a": "b", "TAGS": "t"})
     assert (topic, queue_id) == ("SCHEDULE_TOPIC_XXXX", 3)
-    assert properties == {"a": "b", "TAGS": "t", "DELAY": "4", "REAL_TOPIC": "orders", "REAL_QID": "2"}
-    assert release({**properties, "WAIT": "false"}) == ("orders", 2, {"a": "b", "TAGS": "t", "REAL_TOPIC": "orders", "REAL_QID": "2"})
+    assert properties == {
+        "a": "b",
+        "TAGS": "t",
+        "DELAY": "4",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "2",
+    }
+    assert release({**properties, "WAIT": "false"}) == (
+        "orders",
+        2,
+        {"a": "b", "TAGS": "t", "REAL_TOPIC": "orders", "REAL_QID": "2"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +85,9 @@ def test_parking_and_releasing_restore_target_and_properties() -> None:
         {"REAL_TOPIC": "a", "REAL_QID": "x"},
     ],
 )
-def test_a_parked_message_without_a_lawful_target_is_not_released(properties: dict[str, str]) -> None:
+def test_a_parked_message_without_a_lawful_target_is_not_released(
+    properties: dict[str, str],
+) -> None:
     assert release(properties) is None
 
 

@@ -16,7 +16,9 @@ PAID, REFUND = 2598919, 77
 
 
 @pytest.mark.seed("S4-138")
-def test_a_pull_that_found_nothing_is_parked_under_its_topic_and_queue_until_a_message_arrives() -> None:
+def test_a_pull_that_found_nothing_is_parked_under_its_topic_and_queue_until_a_message_arrives() -> (
+    None
+):
     table = HoldTable()
     assert table.park(1, ORDERS_0, 10, 15_000, None, max_offset=10) == []
     assert table.arrived(ORDERS_1, 11, None) == []
@@ -76,7 +78,9 @@ def test_a_pull_wakes_at_its_deadline_and_not_before() -> None:
 
 
 @pytest.mark.seed("S4-130", "S4-140")
-def test_the_scan_compares_every_queue_with_its_greatest_offset_and_wakes_what_is_behind_whatever_its_tags() -> None:
+def test_the_scan_compares_every_queue_with_its_greatest_offset_and_wakes_what_is_behind_whatever_its_tags() -> (
+    None
+):
     table = HoldTable()
     table.park(1, ORDERS_0, 10, 15_000, frozenset({PAID}), max_offset=10)
     table.park(2, ORDERS_1, 10, 15_000, None, max_offset=10)
@@ -120,7 +124,9 @@ def test_beyond_the_limit_a_pull_is_refused_and_the_parked_ones_stay() -> None:
     assert table.arrived(ORDERS_0, 11, None) == [1]
 
 
-def test_nothing_is_kept_about_queues_without_parked_pulls_nor_about_deadlines_of_woken_ones() -> None:
+def test_nothing_is_kept_about_queues_without_parked_pulls_nor_about_deadlines_of_woken_ones() -> (
+    None
+):
     table = HoldTable()
     for n in range(10_000):
         table.park(n, ("t", n), 0, 15_000 + n, None, max_offset=0)
@@ -164,24 +170,38 @@ class HoldTableModel(RuleBasedStateMachine):
         heard_here = any(place[0] == queue for place in self.parked.values())
         from_offset = max(0, len(log) - back)
         token, self.next_token = self.next_token, self.next_token + 1
-        tell = tell or not heard_here  # without parked pulls on the queue only the broker's word says where it ends
-        woken = self.table.park(token, queue, from_offset, self.now_ms + wait, codes, len(log) if tell else None)
+        tell = (
+            tell or not heard_here
+        )  # without parked pulls on the queue only the broker's word says where it ends
+        woken = self.table.park(
+            token, queue, from_offset, self.now_ms + wait, codes, len(log) if tell else None
+        )
         assert woken == ([token] if from_offset < len(log) else [])
         if not woken:
             self.parked[token] = (queue, from_offset, self.now_ms + wait, codes)
 
-    @rule(queue=st.sampled_from(QUEUES), codes=st.lists(st.sampled_from(CODES), min_size=1, max_size=3), known=st.booleans())
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        codes=st.lists(st.sampled_from(CODES), min_size=1, max_size=3),
+        known=st.booleans(),
+    )
     def arrive(self, queue, codes, known) -> None:
         self.logs[queue] += codes
         end = len(self.logs[queue])
-        must = {token for token, place in self.parked.items() if place[0] == queue and place[1] < end and self.wants(token, codes if known else None)}
+        must = {
+            token
+            for token, place in self.parked.items()
+            if place[0] == queue and place[1] < end and self.wants(token, codes if known else None)
+        }
         woken = self.table.arrived(queue, end, codes if known else None)
         assert set(woken) == must
         self.wake(woken)
 
     @rule()
     def scan(self) -> None:
-        must = {token for token, place in self.parked.items() if place[1] < len(self.logs[place[0]])}
+        must = {
+            token for token, place in self.parked.items() if place[1] < len(self.logs[place[0]])
+        }
         woken = self.table.scan([(queue, len(log)) for queue, log in self.logs.items()])
         assert set(woken) == must
         self.wake(woken)
@@ -212,7 +232,9 @@ class HoldTableModel(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         assert len(self.table) == len(self.parked)
         assert self.table.queue_count == len({place[0] for place in self.parked.values()})
-        assert self.table.next_deadline_ms() == min((place[2] for place in self.parked.values()), default=None)
+        assert self.table.next_deadline_ms() == min(
+            (place[2] for place in self.parked.values()), default=None
+        )
 
 
 TestHoldTableModel = HoldTableModel.TestCase

@@ -1,4 +1,6 @@
-"""PopTable: leases, receipts, deadlines and the commit offset of popped queues; random histories against a model of single messages."""
+"""PopTable: leases, receipts, deadlines and the commit offset of popped queues; random histories
+against a model of single messages.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from rmq_ray.protocol.pop import DEADLINES_MIN, FINISHED_MAX, Event, EventKind, Key, PopQueue, PopTable, bits, grant_event, mask_bytes
+from rmq_ray.protocol.pop import (
+    DEADLINES_MIN,
+    FINISHED_MAX,
+    Event,
+    EventKind,
+    Key,
+    PopQueue,
+    PopTable,
+    bits,
+    grant_event,
+    mask_bytes,
+)
 
 KEY: Key = ("workers", "jobs", 0)
 
@@ -20,7 +33,9 @@ def popped(*grants: tuple[int, int], deadline_ms: int = 1_000) -> tuple[PopTable
     table.apply((EventKind.RESET, *KEY, 0))
     for lease_id, count in grants:
         first = table.queues[KEY].next_offset
-        table.apply(grant_event(KEY, lease_id, deadline_ms, -1, range(first, first + count), first + count))
+        table.apply(
+            grant_event(KEY, lease_id, deadline_ms, -1, range(first, first + count), first + count)
+        )
     return table, table.queues[KEY]
 
 
@@ -163,10 +178,16 @@ def test_memory_is_bounded_by_what_is_out() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        (), (99, *KEY, 1), (EventKind.ACK, *KEY, 1, b"\x01"), (EventKind.GRANT, *KEY, 1, 0, -1, 0, 0, 0, 0), (EventKind.GRANT, *KEY, 1, 0, -1, [1], 2, 9, 0),
-        (EventKind.RESET, *KEY), (EventKind.RESET, "g", "t", "x", 1), (EventKind.GRANT, *KEY, 1, 0, -1, 5, 2, 6, 0),
+        (),
+        (99, *KEY, 1),
+        (EventKind.ACK, *KEY, 1, b"\x01"),
+        (EventKind.GRANT, *KEY, 1, 0, -1, 0, 0, 0, 0),
+        (EventKind.GRANT, *KEY, 1, 0, -1, [1], 2, 9, 0),
+        (EventKind.RESET, *KEY),
+        (EventKind.RESET, "g", "t", "x", 1),
+        (EventKind.GRANT, *KEY, 1, 0, -1, 5, 2, 6, 0),
     ],
-)  # fmt: skip
+)
 def test_an_event_that_no_table_writes_is_refused(event: Event) -> None:
     table = PopTable()
     if event[:1] == (EventKind.GRANT,):
@@ -188,7 +209,9 @@ class Modelled:
 
 
 class Histories(RuleBasedStateMachine):
-    """The table against a plain map of messages. Each event is replayed into a second table; snapshots are, too."""
+    """The table against a plain map of messages. Each event is replayed into a second table;
+    snapshots are, too.
+    """
 
     leases: Bundle[int] = Bundle("leases")
 
@@ -210,7 +233,12 @@ class Histories(RuleBasedStateMachine):
     def of(self, lease: int, mask: int) -> list[Modelled]:
         return [m for m in self.messages.values() if m.lease == lease and mask >> m.index & 1]
 
-    @rule(target=leases, gaps=st.lists(st.integers(1, 3), min_size=1, max_size=6), tail=st.integers(0, 2), invisible=st.integers(1, 20))
+    @rule(
+        target=leases,
+        gaps=st.lists(st.integers(1, 3), min_size=1, max_size=6),
+        tail=st.integers(0, 2),
+        invisible=st.integers(1, 20),
+    )
     def grant(self, gaps: list[int], tail: int, invisible: int) -> int:
         self.last += 1
         offsets, at = [], self.queue.next_offset - 1
@@ -238,14 +266,27 @@ class Histories(RuleBasedStateMachine):
         touched = [m for m in self.of(lease, mask) if not m.done and not m.moving]
         assert self.queue.openable(lease, mask) == sum(1 << m.index for m in touched)
         if touched:
-            self.apply((EventKind.CHANGE, *KEY, lease, mask_bytes(self.queue.openable(lease, mask)), self.now_ms + delay, 0))
+            self.apply(
+                (
+                    EventKind.CHANGE,
+                    *KEY,
+                    lease,
+                    mask_bytes(self.queue.openable(lease, mask)),
+                    self.now_ms + delay,
+                    0,
+                )
+            )
         for m in touched:
             m.deadline_ms = self.now_ms + delay
 
     @rule(passed=st.integers(0, 15), limit=st.integers(1, 5), durable=st.booleans())
     def time_passes(self, passed: int, limit: int, durable: bool) -> None:
         self.now_ms += passed
-        due = {offset for offset, m in self.messages.items() if not m.done and not m.moving and m.deadline_ms <= self.now_ms}
+        due = {
+            offset
+            for offset, m in self.messages.items()
+            if not m.done and not m.moving and m.deadline_ms <= self.now_ms
+        }
         found = self.table.expired(self.now_ms, limit)
         assert {one.offset for one in found} <= due
         assert len(found) == min(limit, len(due))
@@ -287,7 +328,16 @@ class Histories(RuleBasedStateMachine):
 def state(table: PopTable) -> object:
     """What counts of a table; what is moving counts as open."""
     queue = table.queues[KEY]
-    leases = [(lease.id, tuple(lease.offsets), lease.open, lease.moved, [lease.deadline_of(i) for i in bits(lease.open)]) for lease in queue.leases()]
+    leases = [
+        (
+            lease.id,
+            tuple(lease.offsets),
+            lease.open,
+            lease.moved,
+            [lease.deadline_of(i) for i in bits(lease.open)],
+        )
+        for lease in queue.leases()
+    ]
     return queue.commit_offset, queue.in_flight, leases
 
 

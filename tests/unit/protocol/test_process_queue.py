@@ -13,7 +13,9 @@ from rmq_ray.protocol.process_queue import Batch, ProcessQueue
 
 def filled(*ranges: tuple[int, int], start: int = 0) -> tuple[ProcessQueue, list[Batch]]:
     queue = ProcessQueue(start, 1_000)
-    batches = [Batch(first, last, last - first + 1, 10 * (last - first + 1)) for first, last in ranges]
+    batches = [
+        Batch(first, last, last - first + 1, 10 * (last - first + 1)) for first, last in ranges
+    ]
     for batch in batches:
         queue.put(batch)
     return queue, batches
@@ -73,7 +75,9 @@ def test_a_batch_is_begun_once_it_is_live_and_not_after_a_drop() -> None:
     assert not queue.begin(b, 6_000)
 
 
-def test_batches_that_a_listener_has_for_too_long_are_overdue_oldest_first_up_to_sixteen_messages() -> None:
+def test_batches_that_a_listener_has_for_too_long_are_overdue_oldest_first_up_to_sixteen_messages() -> (
+    None
+):
     minute = 60_000
     queue, batches = filled(*[(10 * i, 10 * i + 9) for i in range(4)])
     for batch in batches[:3]:
@@ -105,8 +109,13 @@ def test_clearing_forgets_everything() -> None:
     assert (queue.count, queue.body_bytes, queue.holds(a)) == (0, 0, False)
 
 
-@given(shapes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=30), choices=st.randoms(use_true_random=False))
-def test_the_commit_offset_never_passes_an_unfinished_offset_and_never_falls(shapes: list[tuple[int, int]], choices: Random) -> None:
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=30),
+    choices=st.randoms(use_true_random=False),
+)
+def test_the_commit_offset_never_passes_an_unfinished_offset_and_never_falls(
+    shapes: list[tuple[int, int]], choices: Random
+) -> None:
     queue = ProcessQueue(0, 0)
     live: dict[int, tuple[Batch, set[int]]] = {}
     at, committed = 0, 0

@@ -12,10 +12,15 @@ from rmq_ray.protocol.pull_status import response_code, suggested_broker
 @pytest.mark.parametrize(
     ("status", "code"),
     [
-        (Status.FOUND, 0), (Status.NO_MATCHED_MESSAGE, 20), (Status.MESSAGE_WAS_REMOVING, 20), (Status.OFFSET_FOUND_NULL, 19),
-        (Status.OFFSET_OVERFLOW_ONE, 19), (Status.OFFSET_OVERFLOW_BADLY, 21), (Status.OFFSET_TOO_SMALL, 21),
+        (Status.FOUND, 0),
+        (Status.NO_MATCHED_MESSAGE, 20),
+        (Status.MESSAGE_WAS_REMOVING, 20),
+        (Status.OFFSET_FOUND_NULL, 19),
+        (Status.OFFSET_OVERFLOW_ONE, 19),
+        (Status.OFFSET_OVERFLOW_BADLY, 21),
+        (Status.OFFSET_TOO_SMALL, 21),
     ],
-)  # fmt: skip
+)
 def test_each_status_has_its_code_whatever_the_offset(status: Status, code: int) -> None:
     assert response_code(status, 0) == response_code(status, 7) == code
 
@@ -35,7 +40,12 @@ def test_nine_statuses_become_four_codes() -> None:
         0: {Status.FOUND},
         19: {Status.OFFSET_FOUND_NULL, Status.OFFSET_OVERFLOW_ONE},
         20: {Status.NO_MATCHED_MESSAGE, Status.MESSAGE_WAS_REMOVING},
-        21: {Status.NO_MATCHED_LOGIC_QUEUE, Status.NO_MESSAGE_IN_QUEUE, Status.OFFSET_OVERFLOW_BADLY, Status.OFFSET_TOO_SMALL},
+        21: {
+            Status.NO_MATCHED_LOGIC_QUEUE,
+            Status.NO_MESSAGE_IN_QUEUE,
+            Status.OFFSET_OVERFLOW_BADLY,
+            Status.OFFSET_TOO_SMALL,
+        },
     }
 
 

@@ -52,7 +52,11 @@ def test_only_the_holder_unlocks() -> None:
 def test_each_change_of_hands_has_an_epoch_of_its_own_and_ends_the_one_before() -> None:
     locks = QueueLocks()
     first = epoch(locks.lock("g", "one", [A], 0))
-    assert locks.admits("g", A, first) and not locks.admits("g", B, first) and not locks.admits("h", A, first)
+    assert (
+        locks.admits("g", A, first)
+        and not locks.admits("g", B, first)
+        and not locks.admits("h", A, first)
+    )
     second = epoch(locks.lock("g", "two", [A], 60_001, {}))
     assert second > first and locks.admits("g", A, second) and not locks.admits("g", A, first)
     locks.unlock("g", "two", [A])
@@ -66,8 +70,12 @@ def test_a_late_refresh_takes_no_queue_back() -> None:
     locks.unlock("g", "one", [A])
     assert locks.lock("g", "one", [A], 1, {A: first}) == [] and not len(locks)
     second = epoch(locks.lock("g", "two", [A], 2))
-    assert locks.lock("g", "one", [A], 100_000, {A: first}) == [], "not even when the next holder is silent, too"
-    assert locks.unlock("g", "two", [A], {A: first}) == [] and locks.unlock("g", "two", [A], {A: second}) == [A]
+    assert locks.lock("g", "one", [A], 100_000, {A: first}) == [], (
+        "not even when the next holder is silent, too"
+    )
+    assert locks.unlock("g", "two", [A], {A: first}) == [] and locks.unlock(
+        "g", "two", [A], {A: second}
+    ) == [A]
 
 
 def test_a_client_id_that_does_not_know_its_epoch_is_another_life_of_that_client() -> None:
@@ -75,7 +83,9 @@ def test_a_client_id_that_does_not_know_its_epoch_is_another_life_of_that_client
     first = epoch(locks.lock("g", "one", [A], 0, {A: 0}))
     second = epoch(locks.lock("g", "one", [A], 1, {A: 0}))
     assert second > first and not locks.admits("g", A, first)
-    assert locks.lock("g", "one", [A], 2) == [Grant(A, second, False)], "RocketMQ's own clients know no epochs"
+    assert locks.lock("g", "one", [A], 2) == [Grant(A, second, False)], (
+        "RocketMQ's own clients know no epochs"
+    )
 
 
 def test_a_lock_that_ran_out_unnoticed_still_admits_its_holder_and_is_refreshed() -> None:
@@ -108,7 +118,13 @@ def test_after_a_restart_the_holders_keep_their_queues_and_epochs_go_on() -> Non
 def test_the_table_has_a_limit_and_takes_no_names_without_end() -> None:
     locks = QueueLocks()
     long = "x" * (queue_locks.NAME_LENGTH_MAX + 1)
-    assert locks.lock(long, "one", [A], 0) == locks.lock("g", long, [A], 0) == locks.lock("g", "", [A], 0) == locks.lock("", "one", [A], 0) == []
+    assert (
+        locks.lock(long, "one", [A], 0)
+        == locks.lock("g", long, [A], 0)
+        == locks.lock("g", "", [A], 0)
+        == locks.lock("", "one", [A], 0)
+        == []
+    )
     assert locks.lock("g", "one", [MessageQueue(long, "b", 0), MessageQueue("t", long, 0)], 0) == []
     many = [MessageQueue("t", "b", number) for number in range(queue_locks.LOCKS_MAX)]
     assert len(locks.lock("g", "one", many, 0)) == queue_locks.LOCKS_MAX

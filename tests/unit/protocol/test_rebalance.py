@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely, AveragelyByCircle, ConsistentHash
+from rmq_ray.protocol.allocation.strategies import (
+    AllocationStrategy,
+    Averagely,
+    AveragelyByCircle,
+    ConsistentHash,
+)
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.rebalance import (
     AllotmentOutcome,
@@ -30,7 +35,11 @@ IDS = ["192.168.0.6@15956", "192.168.0.7@15957", "172.16.20.246@7832"]
 IDLE_MS = 120_000
 
 
-def member(client_id: str = IDS[0], model: MessageModel = MessageModel.CLUSTERING, strategy: AllocationStrategy | None = None) -> Membership:
+def member(
+    client_id: str = IDS[0],
+    model: MessageModel = MessageModel.CLUSTERING,
+    strategy: AllocationStrategy | None = None,
+) -> Membership:
     return Membership("g", client_id, model, strategy or Averagely())
 
 
@@ -44,7 +53,9 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, list[MessageQueue], list[str]]] = []
 
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+    def allocate(
+        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
         self.calls.append((group, client_id, list(queues), list(client_ids)))
         return list(queues)[:1]
 
@@ -52,7 +63,9 @@ class Recording:
 class Broken:
     name = "BROKEN"
 
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+    def allocate(
+        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
         raise ZeroDivisionError("no")
 
 
@@ -87,7 +100,10 @@ def test_broadcasting_allots_every_queue_without_asking_for_consumers() -> None:
 @pytest.mark.seed("S1-025", "S4-151")
 def test_a_missing_queue_list_or_consumer_list_allots_nothing_and_says_so() -> None:
     assert allot(member(), None, IDS).outcome is AllotmentOutcome.NO_QUEUES
-    assert allot(member(model=MessageModel.BROADCASTING), [], None).outcome is AllotmentOutcome.NO_QUEUES
+    assert (
+        allot(member(model=MessageModel.BROADCASTING), [], None).outcome
+        is AllotmentOutcome.NO_QUEUES
+    )
     assert allot(member(), QUEUES, None).outcome is AllotmentOutcome.NO_CONSUMERS
     assert allot(member(), QUEUES, []).outcome is AllotmentOutcome.NO_CONSUMERS
 
@@ -95,7 +111,10 @@ def test_a_missing_queue_list_or_consumer_list_allots_nothing_and_says_so() -> N
 @pytest.mark.seed("S0-068", "S1-029")
 def test_a_failing_strategy_changes_nothing_and_is_not_balanced() -> None:
     allotted = allot(member(strategy=Broken()), QUEUES, IDS)
-    assert (allotted.outcome, type(allotted.error)) == (AllotmentOutcome.STRATEGY_FAILED, ZeroDivisionError)
+    assert (allotted.outcome, type(allotted.error)) == (
+        AllotmentOutcome.STRATEGY_FAILED,
+        ZeroDivisionError,
+    )
     assert not is_balanced(allotted, [])
 
 
@@ -117,10 +136,17 @@ def test_queues_no_longer_allotted_are_dropped_and_new_ones_added() -> None:
 
 
 @pytest.mark.seed("S1-033", "S4-163")
-def test_a_queue_without_pulls_for_two_minutes_is_dropped_and_added_anew_by_push_consumers_only() -> None:
+def test_a_queue_without_pulls_for_two_minutes_is_dropped_and_added_anew_by_push_consumers_only() -> (
+    None
+):
     mine = held(QUEUES[0]) | held(QUEUES[1], at_ms=1)
     steps = plan(QUEUES[:2], mine, IDLE_MS + 1, IDLE_MS)
-    assert (steps.keep, steps.drop, steps.add, steps.expired) == ((QUEUES[1],), (QUEUES[0],), (QUEUES[0],), (QUEUES[0],))
+    assert (steps.keep, steps.drop, steps.add, steps.expired) == (
+        (QUEUES[1],),
+        (QUEUES[0],),
+        (QUEUES[0],),
+        (QUEUES[0],),
+    )
     passive = plan(QUEUES[:2], mine, IDLE_MS + 1, IDLE_MS, passive=False)
     assert (passive.drop, passive.add, passive.changed) == ((), (), False)
 
@@ -148,7 +174,9 @@ def test_last_offset_starts_at_the_end_but_never_skips_retries() -> None:
 def test_first_offset_starts_at_the_minimum_and_timestamp_searches_but_skips_old_retries() -> None:
     assert first_offset_rule(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, "T") is StartRule.MINIMUM
     assert first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "T") is StartRule.TIMESTAMP
-    assert first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "%RETRY%g") is StartRule.MAXIMUM
+    assert (
+        first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "%RETRY%g") is StartRule.MAXIMUM
+    )
 
 
 def test_a_topic_threshold_is_divided_by_the_queues_held() -> None:
@@ -156,8 +184,14 @@ def test_a_topic_threshold_is_divided_by_the_queues_held() -> None:
     assert divided_threshold(-1, 3, 7) == 7
 
 
-@given(wanted=st.sets(st.sampled_from(QUEUES)), mine=st.sets(st.sampled_from(QUEUES)), idle=st.sets(st.sampled_from(QUEUES)))
-def test_carrying_a_plan_out_always_leaves_exactly_the_allotted_queues(wanted: set[MessageQueue], mine: set[MessageQueue], idle: set[MessageQueue]) -> None:
+@given(
+    wanted=st.sets(st.sampled_from(QUEUES)),
+    mine=st.sets(st.sampled_from(QUEUES)),
+    idle=st.sets(st.sampled_from(QUEUES)),
+)
+def test_carrying_a_plan_out_always_leaves_exactly_the_allotted_queues(
+    wanted: set[MessageQueue], mine: set[MessageQueue], idle: set[MessageQueue]
+) -> None:
     processes = {queue: ProcessQueue(0, 0 if queue in idle else 100) for queue in mine}
     steps = plan(wanted, processes, 1_050, 1_000)
     assert (mine - set(steps.drop)) | set(steps.add) == wanted
@@ -165,7 +199,9 @@ def test_carrying_a_plan_out_always_leaves_exactly_the_allotted_queues(wanted: s
     assert steps.changed == bool(mine != wanted or mine & wanted & idle)
 
 
-@pytest.mark.parametrize("answer", [None, 5, [None], [MessageQueue("other", "b", 0)], [MessageQueue("t", "b", 99)]])
+@pytest.mark.parametrize(
+    "answer", [None, 5, [None], [MessageQueue("other", "b", 0)], [MessageQueue("t", "b", 99)]]
+)
 def test_a_strategy_that_answers_nonsense_changes_nothing(answer: object) -> None:
     class Wrong:
         name = "WRONG"
@@ -175,14 +211,33 @@ def test_a_strategy_that_answers_nonsense_changes_nothing(answer: object) -> Non
 
     member = Membership("g", "c1", MessageModel.CLUSTERING, Wrong())  # type: ignore[arg-type]
     found = allot(member, [MessageQueue("t", "b", i) for i in range(4)], ["c1"])
-    assert found.outcome is AllotmentOutcome.STRATEGY_FAILED and found.error is not None and not found.queues
+    assert (
+        found.outcome is AllotmentOutcome.STRATEGY_FAILED
+        and found.error is not None
+        and not found.queues
+    )
 
 
-@pytest.mark.parametrize("strategy", [Averagely(), AveragelyByCircle(), ConsistentHash()], ids=lambda strategy: strategy.name)
-@given(before=st.sets(st.integers(0, 12), min_size=1), after=st.sets(st.integers(0, 12), min_size=1), me=st.integers(0, 12))
-def test_a_queue_that_need_not_move_is_neither_dropped_nor_taken_anew(strategy: AllocationStrategy, before: set[int], after: set[int], me: int) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [Averagely(), AveragelyByCircle(), ConsistentHash()],
+    ids=lambda strategy: strategy.name,
+)
+@given(
+    before=st.sets(st.integers(0, 12), min_size=1),
+    after=st.sets(st.integers(0, 12), min_size=1),
+    me=st.integers(0, 12),
+)
+def test_a_queue_that_need_not_move_is_neither_dropped_nor_taken_anew(
+    strategy: AllocationStrategy, before: set[int], after: set[int], me: int
+) -> None:
     ids = f"10.0.0.{me}@1"
-    old, new = (allot(member(ids, strategy=strategy), QUEUES, [f"10.0.0.{n}@1" for n in members | {me}]).queues for members in (before, after))
+    old, new = (
+        allot(
+            member(ids, strategy=strategy), QUEUES, [f"10.0.0.{n}@1" for n in members | {me}]
+        ).queues
+        for members in (before, after)
+    )
     steps = plan(new, held(*old), now_ms=1, pull_idle_ms=IDLE_MS)
     assert set(steps.keep) == old & new
     assert set(steps.drop) == old - new and set(steps.add) == new - old

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.model.topics import GroupConfig
-from rmq_ray.protocol.redelivery import Redelivery, copy_properties, decide, group_of_retry_topic, max_times
+from rmq_ray.protocol.redelivery import (
+    Redelivery,
+    copy_properties,
+    decide,
+    group_of_retry_topic,
+    max_times,
+)
 
 GROUP = GroupConfig("billing")
 
@@ -37,7 +43,9 @@ def test_the_clients_limit_is_used_and_else_the_groups() -> None:
 
 @pytest.mark.seed("S4-205", "S4-210")
 def test_the_copy_keeps_its_first_topic_and_first_message_id() -> None:
-    first = copy_properties({"KEYS": "k", "DELAY": "3", "WAIT": "true"}, "orders", "OFFSETID", "UNIQUE")
+    first = copy_properties(
+        {"KEYS": "k", "DELAY": "3", "WAIT": "true"}, "orders", "OFFSETID", "UNIQUE"
+    )
     assert first == {"KEYS": "k", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "UNIQUE"}
     assert copy_properties(first, "%RETRY%billing", "OTHER", "OTHER") == first
     assert copy_properties({}, "orders", "OFFSETID", None)["ORIGIN_MESSAGE_ID"] == "OFFSETID"

@@ -1,4 +1,6 @@
-"""The table of ``protocol.retry``: what each kind of failure leads to, and how sends end (protocol-behaviour 8)."""
+"""The table of ``protocol.retry``: what each kind of failure leads to, and how sends end
+(protocol-behaviour 8).
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,29 @@ from rmq_ray.errors import (
     TopicNotWritable,
 )
 from rmq_ray.model.message import SendStatus
-from rmq_ray.protocol.retry import RETRIED_CODES, STATUS_OF_CODE, TRANSIENT_CODES, Decision, Failure, SendAttempts, Step, refusal
+from rmq_ray.protocol.retry import (
+    RETRIED_CODES,
+    STATUS_OF_CODE,
+    TRANSIENT_CODES,
+    Decision,
+    Failure,
+    SendAttempts,
+    Step,
+    refusal,
+)
 
 
-def attempts(*, alone: bool = False, idempotent: bool = False, retries: int = 2, timeout_ms: float = 3000, codes_retried: bool = True) -> SendAttempts:
-    return SendAttempts(0, timeout_ms, retries, alone=alone, idempotent=idempotent, codes_retried=codes_retried)
+def attempts(
+    *,
+    alone: bool = False,
+    idempotent: bool = False,
+    retries: int = 2,
+    timeout_ms: float = 3000,
+    codes_retried: bool = True,
+) -> SendAttempts:
+    return SendAttempts(
+        0, timeout_ms, retries, alone=alone, idempotent=idempotent, codes_retried=codes_retried
+    )
 
 
 @pytest.mark.seed("S3-028", "S3-036", "S3-077", "S3-037")
@@ -50,10 +70,14 @@ def test_other_refusals_end_the_send(code: int) -> None:
 
 
 @pytest.mark.seed("S3-029")
-def test_an_asynchronous_send_hands_refusals_to_the_caller_but_repeats_what_was_not_answered() -> None:
+def test_an_asynchronous_send_hands_refusals_to_the_caller_but_repeats_what_was_not_answered() -> (
+    None
+):
     assert attempts(codes_retried=False).failed(Failure.REFUSED, 1, 1).step is Step.GIVE_UP
     assert attempts(codes_retried=False).failed(Failure.NOT_SENT, 0, 1).step is Step.ELSEWHERE
-    assert attempts(codes_retried=False, alone=True).failed(Failure.REFUSED, 20002, 1) == Decision(Step.REPEAT, 10)
+    assert attempts(codes_retried=False, alone=True).failed(Failure.REFUSED, 20002, 1) == Decision(
+        Step.REPEAT, 10
+    )
 
 
 @pytest.mark.parametrize("code", sorted(TRANSIENT_CODES))
@@ -75,13 +99,17 @@ def test_with_one_broker_refused_connections_pause_until_the_time_out_and_end_de
     assert type(error) is BrokerUnreachable and error.retriable
 
 
-def test_an_unknown_outcome_is_repeated_on_the_same_broker_when_it_is_the_only_one_or_idempotence_is_asked_for() -> None:
+def test_an_unknown_outcome_is_repeated_on_the_same_broker_when_it_is_the_only_one_or_idempotence_is_asked_for() -> (
+    None
+):
     assert attempts(alone=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
     assert attempts(idempotent=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
     assert attempts(idempotent=True).failed(Failure.NOT_SENT, 0, 1) == Decision(Step.ELSEWHERE)
 
 
-def test_an_idempotent_send_that_may_be_stored_stays_with_its_broker_whatever_happens_there() -> None:
+def test_an_idempotent_send_that_may_be_stored_stays_with_its_broker_whatever_happens_there() -> (
+    None
+):
     send = attempts(idempotent=True)
     send.failed(Failure.UNKNOWN, 0, 1)
     assert send.failed(Failure.NOT_SENT, 0, 2) == Decision(Step.REPEAT, 20)
@@ -111,14 +139,27 @@ def test_the_error_names_attempts_cost_topic_and_brokers() -> None:
     for _ in range(3):
         send.failed(Failure.UNKNOWN, 0, 10)
     error = send.error(Failure.UNKNOWN, 10002, "connection lost", "orders", ["a", "b", "a"], 42)
-    assert str(error).startswith("Send [3] times, still failed, cost [42]ms, Topic: orders, BrokersSent: [a, b, a]")
+    assert str(error).startswith(
+        "Send [3] times, still failed, cost [42]ms, Topic: orders, BrokersSent: [a, b, a]"
+    )
     assert type(error) is SendUnknown and error.code == 10002
 
 
-def test_the_error_of_many_attempts_counts_them_by_broker_and_says_once_that_nothing_was_sent() -> None:
-    error = attempts().error(Failure.NOT_SENT, 0, "cannot connect to a:1: refused; nothing was sent", "orders", ["a", "b"] * 20, 42)
+def test_the_error_of_many_attempts_counts_them_by_broker_and_says_once_that_nothing_was_sent() -> (
+    None
+):
+    error = attempts().error(
+        Failure.NOT_SENT,
+        0,
+        "cannot connect to a:1: refused; nothing was sent",
+        "orders",
+        ["a", "b"] * 20,
+        42,
+    )
     assert "BrokersSent: [a (20 times), b (20 times)]: cannot connect" in str(error)
-    assert str(error).count("nothing was sent") == 1 and str(error).endswith("check that the broker runs")
+    assert str(error).count("nothing was sent") == 1 and str(error).endswith(
+        "check that the broker runs"
+    )
 
 
 @pytest.mark.seed("S3-044")
@@ -126,7 +167,11 @@ def test_every_error_of_a_send_has_the_code_of_its_cause() -> None:
     send = attempts()
     assert send.error(Failure.NOT_SENT, 0, "refused", "T", ["a"], 1).code == 10001, "no connection"
     send.failed(Failure.UNKNOWN, 0, 1)
-    assert send.error(Failure.UNKNOWN, 0, "lost", "T", ["a"], 1).code == send.error(Failure.UNKNOWN, 0, "slow", "T", ["a"], 9_999).code == 10002, "no answer"
+    assert (
+        send.error(Failure.UNKNOWN, 0, "lost", "T", ["a"], 1).code
+        == send.error(Failure.UNKNOWN, 0, "slow", "T", ["a"], 9_999).code
+        == 10002
+    ), "no answer"
     assert (ClientError.code, NoNameServer.code, NoRoute.code) == (10003, 10004, 10005)
 
 
@@ -163,14 +208,23 @@ def test_refusals_have_types() -> None:
 
 
 def test_four_codes_mean_stored() -> None:
-    assert STATUS_OF_CODE == {0: SendStatus.SEND_OK, 10: SendStatus.FLUSH_DISK_TIMEOUT, 11: SendStatus.SLAVE_NOT_AVAILABLE, 12: SendStatus.FLUSH_SLAVE_TIMEOUT}
+    assert STATUS_OF_CODE == {
+        0: SendStatus.SEND_OK,
+        10: SendStatus.FLUSH_DISK_TIMEOUT,
+        11: SendStatus.SLAVE_NOT_AVAILABLE,
+        12: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    }
 
 
 @pytest.mark.parametrize("codes_retried", [True, False], ids=["waiting", "asynchronous"])
-def test_busy_brokers_are_left_at_once_then_with_growing_pauses_and_never_counted(codes_retried: bool) -> None:
+def test_busy_brokers_are_left_at_once_then_with_growing_pauses_and_never_counted(
+    codes_retried: bool,
+) -> None:
     attempts = SendAttempts(0.0, 1_000.0, 2, alone=False, codes_retried=codes_retried)
     decisions = [attempts.failed(Failure.REFUSED, 2, float(n)) for n in range(6)]
     assert {decision.step for decision in decisions} == {Step.ELSEWHERE} and attempts.attempts == 1
     assert [decision.delay_ms for decision in decisions] == [0.0, 10.0, 20.0, 40.0, 80.0, 160.0]
     assert attempts.failed(Failure.REFUSED, 2, 900.0).step is Step.GIVE_UP
-    assert isinstance(attempts.error(Failure.REFUSED, 2, "busy", "T", ["a", "b"], 900.0), BrokerBusy)
+    assert isinstance(
+        attempts.error(Failure.REFUSED, 2, "busy", "T", ["a", "b"], 900.0), BrokerBusy
+    )

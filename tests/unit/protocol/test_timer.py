@@ -10,14 +10,26 @@ import pytest
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.due_window import HEAP_MAX, DueWindow, nearest
-from rmq_ray.protocol.timer import RecallHandle, asked_due_ms, is_timed, park_until, release_timed, rolled
+from rmq_ray.protocol.timer import (
+    RecallHandle,
+    asked_due_ms,
+    is_timed,
+    park_until,
+    release_timed,
+    rolled,
+)
 
 NOW = 1_700_000_000_000
 YEAR = 365 * 86_400_000
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "due"), [("TIMER_DELIVER_MS", str(NOW + 5), NOW + 5), ("TIMER_DELAY_MS", "5", NOW + 5), ("TIMER_DELAY_SEC", "5", NOW + 5_000)]
+    ("name", "value", "due"),
+    [
+        ("TIMER_DELIVER_MS", str(NOW + 5), NOW + 5),
+        ("TIMER_DELAY_MS", "5", NOW + 5),
+        ("TIMER_DELAY_SEC", "5", NOW + 5_000),
+    ],
 )
 def test_the_three_ways_to_ask_for_a_time(name: str, value: str, due: int) -> None:
     assert is_timed({name: value}) and asked_due_ms({name: value}, NOW, YEAR) == due
@@ -37,14 +49,20 @@ def test_a_time_beyond_the_limit_is_refused_with_the_limit() -> None:
 
 def test_parked_and_released_a_message_is_what_it_was() -> None:
     user = {"TAGS": "paid", "UNIQ_KEY": "K" * 32, "a": "b"}
-    topic, queue_id, parked = park_until("orders", 3, NOW + 5, {**user, "TIMER_DELAY_MS": "5", "DELAY": "3", "WAIT": "true"})
+    topic, queue_id, parked = park_until(
+        "orders", 3, NOW + 5, {**user, "TIMER_DELAY_MS": "5", "DELAY": "3", "WAIT": "true"}
+    )
     assert (topic, queue_id, parked["TIMER_OUT_MS"]) == (TIMER_TOPIC, 0, str(NOW + 5))
     assert release_timed(parked) == ("orders", 3, user)
     again = rolled(rolled(parked, 7), 9)
-    assert (again["TIMER_ROLL_TIMES"], again["RMQ_TIMER_CANCELS"]) == ("2", "9") and release_timed(again) == ("orders", 3, user)
+    assert (again["TIMER_ROLL_TIMES"], again["RMQ_TIMER_CANCELS"]) == ("2", "9") and release_timed(
+        again
+    ) == ("orders", 3, user)
 
 
-@pytest.mark.parametrize("topic", ["", TIMER_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"])
+@pytest.mark.parametrize(
+    "topic", ["", TIMER_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"]
+)
 def test_nothing_is_released_into_a_system_topic(topic: str) -> None:
     assert release_timed({"REAL_TOPIC": topic, "REAL_QID": "0"}) is None
 
@@ -81,7 +99,11 @@ def test_messages_come_by_due_time_then_by_offset_and_never_early() -> None:
 def test_a_full_window_drops_the_latest_and_its_end_comes_nearer() -> None:
     window = DueWindow(3)
     window.extend(rows((10, 0), (20, 1), (30, 2), (40, 3), (50, 4)), 100)
-    assert len(window) == 3 and window.end_ms == 40 and drain(window, 1_000) == [(10, 0), (20, 1), (30, 2)]
+    assert (
+        len(window) == 3
+        and window.end_ms == 40
+        and drain(window, 1_000) == [(10, 0), (20, 1), (30, 2)]
+    )
 
 
 def test_messages_of_one_millisecond_stay_together_even_beyond_the_limit() -> None:
@@ -105,10 +127,14 @@ def test_a_window_delivers_what_a_sorted_list_would() -> None:
             if window.end_ms <= now + 20:
                 start = window.end_ms
                 target = now + rng.randrange(20, 80)
-                window.extend(rows(*[due for due in everything if start <= due[0] < target]), target)
+                window.extend(
+                    rows(*[due for due in everything if start <= due[0] < target]), target
+                )
             now = min(now + rng.randrange(8), window.end_ms)
             taken += drain(window, now - 1)
-        assert taken == sorted(due for due in everything if due[0] <= max((t[0] for t in taken), default=-1)), seed
+        assert taken == sorted(
+            due for due in everything if due[0] <= max((t[0] for t in taken), default=-1)
+        ), seed
 
 
 def test_many_arrivals_leave_the_heap() -> None:

@@ -1,4 +1,6 @@
-"""Rules of transactional messages: properties, checks, and the window that knows what became of each half."""
+"""Rules of transactional messages: properties, checks, and the window that knows what became of
+each half.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,48 @@ NOW = 1_700_000_000_000
 
 
 def test_a_half_keeps_its_target_and_group_and_loses_what_only_a_broker_may_write() -> None:
-    topic, half = as_half("orders", 3, {"TAGS": "paid", "WAIT": "true", "DELAY": "3", "RMQ_HALF_FROM": "7", "TRANSACTION_CHECK_TIMES": "9"}, "web")
+    topic, half = as_half(
+        "orders",
+        3,
+        {
+            "TAGS": "paid",
+            "WAIT": "true",
+            "DELAY": "3",
+            "RMQ_HALF_FROM": "7",
+            "TRANSACTION_CHECK_TIMES": "9",
+        },
+        "web",
+    )
     assert topic == HALF_TOPIC
-    assert half == {"TAGS": "paid", "TRAN_MSG": "true", "REAL_TOPIC": "orders", "REAL_QID": "3", "PGROUP": "web"}
+    assert half == {
+        "TAGS": "paid",
+        "TRAN_MSG": "true",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+        "PGROUP": "web",
+    }
     assert real_target(half) == ("orders", 3)
     assert as_half("orders", 3, {"PGROUP": "other"}, "web")[1]["PGROUP"] == "other"
-    assert decode_properties(final_text(copy_for_check(half, 5))) == {"TAGS": "paid", "PGROUP": "web"}
+    assert decode_properties(final_text(copy_for_check(half, 5))) == {
+        "TAGS": "paid",
+        "PGROUP": "web",
+    }
 
 
-@pytest.mark.parametrize("topic", ["", HALF_TOPIC, "RMQ_SYS_TRANS_OP_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"])
+@pytest.mark.parametrize(
+    "topic", ["", HALF_TOPIC, "RMQ_SYS_TRANS_OP_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"]
+)
 def test_a_half_never_becomes_a_message_of_a_system_topic(topic: str) -> None:
     assert real_target({"REAL_TOPIC": topic, "REAL_QID": "0"}) is None
 
 
-def verdict(age_ms: int, properties: dict[str, str] | None = None, *, stored_ms: int = 0, round_ms: int = NOW) -> Verdict:
+def verdict(
+    age_ms: int,
+    properties: dict[str, str] | None = None,
+    *,
+    stored_ms: int = 0,
+    round_ms: int = NOW,
+) -> Verdict:
     return judge(RULES, properties or {}, (NOW - age_ms, stored_ms), round_ms, NOW)
 
 
@@ -66,7 +96,9 @@ def verdict(age_ms: int, properties: dict[str, str] | None = None, *, stored_ms:
         (5_999, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "soon"}, Verdict.STOP),
     ],
 )
-def test_what_a_check_does_with_a_half(age_ms: int, properties: dict[str, str], expected: Verdict) -> None:
+def test_what_a_check_does_with_a_half(
+    age_ms: int, properties: dict[str, str], expected: Verdict
+) -> None:
     assert verdict(age_ms, properties) is expected
 
 
@@ -84,7 +116,14 @@ def test_copies_count_checks_and_remember_where_they_come_from() -> None:
 
 
 @pytest.mark.parametrize(
-    "op", [Op(7, EndState.COMMITTED), Op(0, EndState.ROLLED_BACK), Op(3, EndState.DISCARDED), Op(1, EndState.MOVED, 9, 1)], ids=lambda op: op.state.name
+    "op",
+    [
+        Op(7, EndState.COMMITTED),
+        Op(0, EndState.ROLLED_BACK),
+        Op(3, EndState.DISCARDED),
+        Op(1, EndState.MOVED, 9, 1),
+    ],
+    ids=lambda op: op.state.name,
 )
 def test_ops_can_be_read_again(op: Op) -> None:
     assert decode_op(*encode_op(op)) == [op]
@@ -92,7 +131,9 @@ def test_ops_can_be_read_again(op: Op) -> None:
 
 def test_ops_of_apache_rocketmq_say_that_a_half_ended_and_not_how() -> None:
     assert decode_op(b"12", {"TAGS": "d"}) == [Op(12, EndState.ENDED)]
-    assert decode_op(b"12,15", {"TAGS": "d"}) == [Op(12, EndState.ENDED), Op(15, EndState.ENDED)], "RocketMQ 5 joins them"
+    assert decode_op(b"12,15", {"TAGS": "d"}) == [Op(12, EndState.ENDED), Op(15, EndState.ENDED)], (
+        "RocketMQ 5 joins them"
+    )
     assert decode_op(b"\xff what", {}) == []
     assert decode_op(b"3", {"RMQ_OP": "m,x"}) == [Op(3, EndState.ENDED)]
 
@@ -122,13 +163,20 @@ def test_a_window_made_anew_from_the_saved_offsets_knows_what_the_old_one_knew()
         saved = (0, 0)
         for _ in range(rng.randrange(1, 120)):
             half_max += rng.randrange(3)
-            pending = [offset for offset in range(window.start, half_max) if window.state(offset) is EndState.PENDING]
+            pending = [
+                offset
+                for offset in range(window.start, half_max)
+                if window.state(offset) is EndState.PENDING
+            ]
             if pending and rng.random() < 0.8:
                 offset = rng.choice(pending[:4])
                 if rng.random() < 0.3:
                     op, half_max = Op(offset, EndState.MOVED, half_max, offset), half_max + 1
                 else:
-                    op = Op(offset, rng.choice([EndState.COMMITTED, EndState.ROLLED_BACK, EndState.DISCARDED]))
+                    op = Op(
+                        offset,
+                        rng.choice([EndState.COMMITTED, EndState.ROLLED_BACK, EndState.DISCARDED]),
+                    )
                 window.end(op)
                 window.written(max(op.half_offset, op.copy))
                 ops.append(op)
@@ -138,7 +186,10 @@ def test_a_window_made_anew_from_the_saved_offsets_knows_what_the_old_one_knew()
         for op in ops[saved[1] :]:
             again.apply(decode_op(*encode_op(op)))
         for offset in range(saved[0], half_max):
-            assert again.state(offset) is window.state(offset) or window.state(offset) is EndState.FORGOTTEN, (seed, offset)
+            assert (
+                again.state(offset) is window.state(offset)
+                or window.state(offset) is EndState.FORGOTTEN
+            ), (seed, offset)
             if window.state(window.current(offset)) is EndState.PENDING:
                 assert again.current(offset) == window.current(offset), (seed, offset)
         assert again.pending(half_max) == window.pending(half_max), seed
@@ -178,4 +229,8 @@ KEY = f"UNIQ_KEY\x01{7:032X}"
 )
 def test_what_a_half_says_is_what_its_parsed_properties_say(text: str) -> None:
     properties = decode_properties(text)
-    assert half_facts(text) == (properties.get("PGROUP"), real_target(properties), final_text(properties))
+    assert half_facts(text) == (
+        properties.get("PGROUP"),
+        real_target(properties),
+        final_text(properties),
+    )

@@ -30,7 +30,7 @@ from rmq_ray.protocol.validators import (
     check_topic,
     check_wait,
     property_text,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "a|b_c-9", "x" * 127])
@@ -68,7 +68,21 @@ class Level(int, Enum):
     THREE = 3
 
 
-@pytest.mark.parametrize("flag", ["1", None, 1.5, 1 << 31, 1 << 32, -(1 << 31) - 1, np.int64(1 << 31), np.float64(1), pd.NA, np.array([1, 2])])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "1",
+        None,
+        1.5,
+        1 << 31,
+        1 << 32,
+        -(1 << 31) - 1,
+        np.int64(1 << 31),
+        np.float64(1),
+        pd.NA,
+        np.array([1, 2]),
+    ],
+)
 def test_a_flag_is_a_number_of_32_bits(flag: Any) -> None:
     with pytest.raises(MessageIllegal, match="flag is"):
         check_flags([0, flag])
@@ -81,7 +95,12 @@ def test_flags_of_other_kinds_become_plain_numbers() -> None:
 
 
 def test_whether_to_wait_becomes_a_plain_bool() -> None:
-    for yes, no in ((True, False), (1, 0), (np.bool_(True), np.bool_(False)), (np.int64(1), np.int64(0))):
+    for yes, no in (
+        (True, False),
+        (1, 0),
+        (np.bool_(True), np.bool_(False)),
+        (np.int64(1), np.int64(0)),
+    ):
         assert check_wait(yes) is True and check_wait(no) is False
     for wrong in (None, "no", 1.0, pd.NA, np.array([True])):
         with pytest.raises(MessageIllegal, match="wait_store_ok is"):
@@ -130,17 +149,32 @@ def test_reserved_properties_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "keys", "properties"),
     [
-        ("a\x01b", (), {}), ("a\x02", (), {}), (None, ["a\x01"], {}), (None, (), {"a\x02": "b"}), (None, (), {"a": "b\x01"}), (" ", (), {}),
-        (None, ["a b"], {}), (None, [""], {}), (None, (), {"": "x"}), (None, (), {"a": ""}), (None, (), {"a": 5}), (7, (), {}), ("\ud800", (), {}),
+        ("a\x01b", (), {}),
+        ("a\x02", (), {}),
+        (None, ["a\x01"], {}),
+        (None, (), {"a\x02": "b"}),
+        (None, (), {"a": "b\x01"}),
+        (" ", (), {}),
+        (None, ["a b"], {}),
+        (None, [""], {}),
+        (None, (), {"": "x"}),
+        (None, (), {"a": ""}),
+        (None, (), {"a": 5}),
+        (7, (), {}),
+        ("\ud800", (), {}),
     ],
-)  # fmt: skip
-def test_separators_blanks_and_other_types_are_refused(tag: str, keys: list[str], properties: dict[str, str]) -> None:
+)
+def test_separators_blanks_and_other_types_are_refused(
+    tag: str, keys: list[str], properties: dict[str, str]
+) -> None:
     with pytest.raises(MessageIllegal):
         property_text(tag, keys, properties)
 
 
 def test_empty_labels_are_none_and_keys_may_come_in_any_collection() -> None:
-    for tag, keys, properties in itertools.product((None, ""), (None, "", (), [], np.array([])), (None, {})):
+    for tag, keys, properties in itertools.product(
+        (None, ""), (None, "", (), [], np.array([])), (None, {})
+    ):
         assert property_text(tag, keys, properties) == ""  # type: ignore[arg-type]
     for keys in (("a", "b"), np.array(["a", "b"]), iter("ab"), "a b"):
         assert property_text("paid", keys, None) == "KEYS\x01a b\x02TAGS\x01paid\x02"  # type: ignore[arg-type]
@@ -168,8 +202,12 @@ def test_an_error_of_the_senders_own_keys_reaches_the_sender() -> None:
 
 
 @pytest.mark.parametrize("wrong", [pd.NA, np.array(["a", "b"]), pd.Series(["a", "b"])])
-@pytest.mark.parametrize("before", [("paid", {"region": "eu"}), (None, {"region": "us"}), ("paid", None)])
-def test_what_refuses_to_be_compared_is_refused_whatever_was_sent_before(wrong: Any, before: tuple[str | None, dict[str, str] | None]) -> None:
+@pytest.mark.parametrize(
+    "before", [("paid", {"region": "eu"}), (None, {"region": "us"}), ("paid", None)]
+)
+def test_what_refuses_to_be_compared_is_refused_whatever_was_sent_before(
+    wrong: Any, before: tuple[str | None, dict[str, str] | None]
+) -> None:
     for tag, keys, properties in (
         (wrong, ["o-1"], before[1]),
         (before[0], ["o-1"], {"region": wrong}),
@@ -178,7 +216,9 @@ def test_what_refuses_to_be_compared_is_refused_whatever_was_sent_before(wrong: 
     ):
         for _ in range(2):
             property_text(before[0], ["o-1"], before[1])
-        with pytest.raises(MessageIllegal, match="must be a string|must be strings|must be a mapping"):
+        with pytest.raises(
+            MessageIllegal, match="must be a string|must be strings|must be a mapping"
+        ):
             property_text(tag, keys, properties)
 
 
@@ -201,7 +241,10 @@ def test_properties_that_change_while_they_are_judged_are_remembered_as_they_wer
     properties: dict[str, str] = {"region": "eu", "shop": Meddling("7")}
     for _ in range(2):
         property_text(None, (), properties)
-    assert property_text(None, ["o-1"], {"region": "us", "shop": "7"}) == "KEYS\x01o-1\x02region\x01us\x02shop\x017\x02"
+    assert (
+        property_text(None, ["o-1"], {"region": "us", "shop": "7"})
+        == "KEYS\x01o-1\x02region\x01us\x02shop\x017\x02"
+    )
     assert property_text(None, (), {"region": "eu", "shop": "7"}) == "region\x01eu\x02shop\x017\x02"
     assert property_text(None, (), MappingProxyType({"region": "eu"})) == "region\x01eu\x02"
 
@@ -215,9 +258,9 @@ def test_properties_fit_a_record_with_its_mark_and_key() -> None:
         property_text(None, (), {"n": "ä" * (USER_PROPERTIES_BYTES_MAX // 2 + 1)})
 
 
-NAMES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8).filter(
-    lambda name: name not in RESERVED_PROPERTIES
-)
+NAMES = st.text(
+    st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8
+).filter(lambda name: name not in RESERVED_PROPERTIES)
 
 
 @given(
@@ -225,9 +268,15 @@ NAMES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=
     st.lists(NAMES.filter(lambda key: " " not in key), max_size=3),
     st.dictionaries(NAMES, NAMES, max_size=4),
 )
-def test_what_is_written_reads_back_the_same(tag: str | None, keys: list[str], properties: dict[str, str]) -> None:
+def test_what_is_written_reads_back_the_same(
+    tag: str | None, keys: list[str], properties: dict[str, str]
+) -> None:
     text = property_text(tag, keys, properties)
-    wanted = dict(properties) | ({"TAGS": tag} if tag else {}) | ({"KEYS": " ".join(keys)} if keys else {})
+    wanted = (
+        dict(properties)
+        | ({"TAGS": tag} if tag else {})
+        | ({"KEYS": " ".join(keys)} if keys else {})
+    )
     assert decode_properties(text) == wanted
     assert not text or text.endswith("\x02")
 
@@ -243,8 +292,14 @@ WORDS = st.one_of(st.none(), st.text("ab\x01\x02 é", max_size=3), st.just(5))
 
 
 @settings(deadline=None, max_examples=300)
-@given(WORDS, st.lists(WORDS, max_size=2), st.dictionaries(st.sampled_from(["region", "KEYS", "", "a\x01", "é"]), WORDS, max_size=2))
-def test_the_quick_way_says_what_every_rule_one_after_the_other_says(tag: Any, keys: Any, properties: Any) -> None:
+@given(
+    WORDS,
+    st.lists(WORDS, max_size=2),
+    st.dictionaries(st.sampled_from(["region", "KEYS", "", "a\x01", "é"]), WORDS, max_size=2),
+)
+def test_the_quick_way_says_what_every_rule_one_after_the_other_says(
+    tag: Any, keys: Any, properties: Any
+) -> None:
     def outcome(way: Callable[[Any, Any, Any], str]) -> object:
         try:
             return way(tag, keys, properties)
@@ -268,7 +323,10 @@ def test_properties_that_changed_since_the_last_message_are_not_taken_from_memor
 def test_labels_like_the_last_ones_are_written_and_judged_like_new_ones() -> None:
     properties = {"region": "eu"}
     for key in ("o-1", "o-2", "ö-3"):
-        assert property_text("paid", [key], properties) == f"KEYS\x01{key}\x02TAGS\x01paid\x02region\x01eu\x02"
+        assert (
+            property_text("paid", [key], properties)
+            == f"KEYS\x01{key}\x02TAGS\x01paid\x02region\x01eu\x02"
+        )
     for bad in ("o 1", "o\x011", "o\x021"):
         with pytest.raises(MessageIllegal):
             property_text("paid", [bad], properties)
@@ -277,4 +335,7 @@ def test_labels_like_the_last_ones_are_written_and_judged_like_new_ones() -> Non
     assert property_text(None, ["o-1"], properties) == "KEYS\x01o-1\x02region\x01eu\x02"
     assert property_text("paid", (), properties) == "TAGS\x01paid\x02region\x01eu\x02"
     properties["region"] = "us"
-    assert property_text("paid", ["o-1"], properties) == "KEYS\x01o-1\x02TAGS\x01paid\x02region\x01us\x02"
+    assert (
+        property_text("paid", ["o-1"], properties)
+        == "KEYS\x01o-1\x02TAGS\x01paid\x02region\x01us\x02"
+    )

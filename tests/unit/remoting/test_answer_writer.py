@@ -1,4 +1,6 @@
-"""Frames of one turn leave together, and nothing that is written later depends on buffers that are used again."""
+"""Frames of one turn leave together, and nothing that is written later depends on buffers that are
+used again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The handshake without a wire: both ends prove that they know the secret, and every deviation is refused."""
+"""The handshake without a wire: both ends prove that they know the secret, and every deviation is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import HandshakeFailed
+from rmq_ray.remoting.handshake import (
+    FRAME_BYTES_MAX,
+    ClientHandshake,
+    Credentials,
+    ServerHandshake,
+    ServerState,
+)
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
-from rmq_ray.remoting.handshake import FRAME_BYTES_MAX, ClientHandshake, Credentials, ServerHandshake, ServerState
 
 OURS = Credentials("orders", "broker", b"secret")
 CLIENT_NONCE, SERVER_NONCE = b"c" * 32, b"s" * 32
@@ -42,12 +50,16 @@ def test_two_ends_with_the_same_secret_trust_each_other() -> None:
         (replace(OURS, secret=b""), "wrong secret"),
     ],
 )
-def test_a_client_with_other_credentials_is_refused_with_the_reason(theirs: Credentials, reason: str) -> None:
+def test_a_client_with_other_credentials_is_refused_with_the_reason(
+    theirs: Credentials, reason: str
+) -> None:
     server = ServerHandshake(OURS, SERVER_NONCE)
     with pytest.raises(HandshakeFailed, match=reason) as caught:
         shake(ClientHandshake(theirs, CLIENT_NONCE), server)
     assert server.state is ServerState.FAILED and reason in server.fault
-    assert b"secret" not in repr(caught.value).encode().replace(b"wrong secret", b"").replace(b"its secret", b"")
+    assert b"secret" not in repr(caught.value).encode().replace(b"wrong secret", b"").replace(
+        b"its secret", b""
+    )
 
 
 def test_a_server_without_a_secret_trusts_nobody() -> None:
@@ -91,9 +103,17 @@ def test_nothing_but_prove_may_follow_hello() -> None:
 
 HELLO = [1, "orders", "broker", CLIENT_NONCE]
 NOT_HELLO = [
-    [], HELLO[:3], [*HELLO, 5], {"a": 1}, 7, [2, *HELLO[1:]], [1, ["orders"], "broker", CLIENT_NONCE],
-    [1, "orders", "broker", b"short"], [1, "orders", "broker", "c" * 32], [1, "orders", "broker", None],
-]  # fmt: skip
+    [],
+    HELLO[:3],
+    [*HELLO, 5],
+    {"a": 1},
+    7,
+    [2, *HELLO[1:]],
+    [1, ["orders"], "broker", CLIENT_NONCE],
+    [1, "orders", "broker", b"short"],
+    [1, "orders", "broker", "c" * 32],
+    [1, "orders", "broker", None],
+]
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", *[msgpack.packb(value) for value in NOT_HELLO]])

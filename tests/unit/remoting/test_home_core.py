@@ -1,4 +1,6 @@
-"""A thread wakes on the core of those who run, with its own affinity; nothing is changed where that does not pay."""
+"""A thread wakes on the core of those who run, with its own affinity; nothing is changed where that
+does not pay.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,19 @@ from typing import Any
 import pytest
 
 from rmq_ray.remoting import home_core
-from rmq_ray.remoting.home_core import FOLLOW_MS, FREE_ENOUGH, NARROW_MAX, STAY_MS, HomeCore, Sleeper, on_core
+from rmq_ray.remoting.home_core import (
+    FOLLOW_MS,
+    FREE_ENOUGH,
+    NARROW_MAX,
+    STAY_MS,
+    HomeCore,
+    Sleeper,
+    on_core,
+)
 
-pytestmark = pytest.mark.skipif(HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed")
+pytestmark = pytest.mark.skipif(
+    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
+)
 ALL = os.sched_getaffinity(0)
 
 
@@ -75,7 +87,9 @@ def test_a_mask_that_the_thread_was_given_is_kept(placed: list[set[int]]) -> Non
     assert {min(ALL)} not in placed
 
 
-def test_a_core_that_was_taken_from_the_process_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_was_taken_from_the_process_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(pid: int, mask: Iterable[int]) -> None:
         raise OSError(22, "Invalid argument")
 
@@ -97,7 +111,9 @@ def test_home_is_a_core_of_the_thread_and_nothing_with_one_core() -> None:
     assert in_a_thread(work) is None
 
 
-def test_a_crowd_stays_a_second_and_goes_where_it_was_moved_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_stays_a_second_and_goes_where_it_was_moved_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = [min(ALL)]
     monkeypatch.setattr(home_core, "_current_cpu", lambda: here[0])
     home = HomeCore()
@@ -107,7 +123,9 @@ def test_a_crowd_stays_a_second_and_goes_where_it_was_moved_then(monkeypatch: py
     assert home.of_crowd(STAY_MS + 1) == max(ALL)
 
 
-def test_a_crowd_moves_round_the_cores_of_the_process_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_moves_round_the_cores_of_the_process_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(home_core, "_current_cpu", lambda: 3)
     monkeypatch.setattr(home_core.os, "sched_getaffinity", lambda pid: {3, 5, 9})
     home = HomeCore()
@@ -123,7 +141,9 @@ def test_a_crowd_moves_round_the_cores_of_the_process_and_back(monkeypatch: pyte
     assert seen == [5, 9, 3]
 
 
-def test_a_crowd_without_a_home_or_with_one_core_moves_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_without_a_home_or_with_one_core_moves_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     home = HomeCore()
     home.move(0.0)
     assert home.of_reader(0.0) is None
@@ -153,7 +173,9 @@ def test_a_thread_that_wakes_at_home_keeps_its_own_mask(monkeypatch: pytest.Monk
     assert not any(sleeps(Sleeper(), [0] * 100, monkeypatch))
 
 
-def test_a_thread_that_woke_elsewhere_sleeps_narrow_once_and_then_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_woke_elsewhere_sleeps_narrow_once_and_then_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sleeper = Sleeper()
     for expected in (1, 1, 2, 4, 8):  # the first time it had not slept yet
         assert sleeps(sleeper, [1] + [0] * (expected - 1), monkeypatch) == [True] * expected
@@ -170,7 +192,9 @@ def test_many_sleeps_that_end_at_home_are_believed(monkeypatch: pytest.MonkeyPat
     assert sleeps(sleeper, [1] + [0] * 3, monkeypatch) == [True, True, False, False]
 
 
-def test_a_thread_at_home_is_not_placed(placed: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_at_home_is_not_placed(
+    placed: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(home_core, "_current_cpu", lambda: min(ALL))
     assert in_a_thread(lambda: on_core(min(ALL), Sleeper(), mask)) == ALL
     assert placed == []

@@ -1,4 +1,6 @@
-"""The loop around a user's function: order of its steps, restarts, errors, brokers that are away. No Spark: frames are numbers."""
+"""The loop around a user's function: order of its steps, restarts, errors, brokers that are away.
+No Spark: frames are numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NOW = Trigger(0, available_now=True)
 
 
 class Rows:
-    """What ``Batches`` does, over a queue of ``high`` messages, ``step`` a batch. ``faults`` are raised by the next calls of ``frame``."""
+    """What ``Batches`` does, over a queue of ``high`` messages, ``step`` a batch. ``faults`` are
+    raised by the next calls of ``frame``.
+    """
 
     rows_lost = 0
 
@@ -35,7 +39,9 @@ class Rows:
     def ends(self) -> dict[MessageQueue, int]:
         return {QUEUE: self.high}
 
-    def next(self, before: StreamPosition, target: dict[MessageQueue, int] | None = None) -> StreamPosition:
+    def next(
+        self, before: StreamPosition, target: dict[MessageQueue, int] | None = None
+    ) -> StreamPosition:
         end = min(self.high, before.offsets[QUEUE] + self.step)
         return before if end == before.offsets[QUEUE] else StreamPosition({QUEUE: end})
 
@@ -67,10 +73,15 @@ def test_every_row_comes_once_in_numbered_batches_and_the_group_follows() -> Non
     assert running.await_termination(20) and not running.is_active and running.exception is None
     assert seen == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9])]
     assert rows.committed == [0, 4, 8, 10] and rows.closed
-    assert running.last_progress is not None and (running.last_progress.batch, running.last_progress.rows) == (2, 2)
+    assert running.last_progress is not None and (
+        running.last_progress.batch,
+        running.last_progress.rows,
+    ) == (2, 2)
 
 
-def test_a_batch_whose_function_failed_comes_again_with_its_number_and_rows_though_more_came_in() -> None:
+def test_a_batch_whose_function_failed_comes_again_with_its_number_and_rows_though_more_came_in() -> (
+    None
+):
     rows, directory, seen = Rows(high=3), InMemory(), []
 
     def failing(frame: range, number: int) -> None:
@@ -80,7 +91,9 @@ def test_a_batch_whose_function_failed_comes_again_with_its_number_and_rows_thou
     with pytest.raises(ValueError, match="the sink is full"):
         query(rows, directory, failing).await_termination(20)
     rows = Rows(high=10)
-    query(rows, directory, lambda frame, number: seen.append((number, list(frame)))).await_termination(20)
+    query(
+        rows, directory, lambda frame, number: seen.append((number, list(frame)))
+    ).await_termination(20)
     assert seen == [(0, [0, 1, 2]), (0, [0, 1, 2]), (1, [3, 4, 5, 6]), (2, [7, 8, 9])]
     assert rows.committed == [0, 3, 7, 10]
 
@@ -115,7 +128,14 @@ def test_a_query_without_an_end_goes_on_until_it_is_stopped() -> None:
 
 def test_a_function_may_stop_its_own_query() -> None:
     rows, running = Rows(high=100), []
-    running.append(BatchQuery(rows, Checkpoint(InMemory(), ["orders"], rows.begin), lambda frame, number: running[0].stop(), Trigger(0)))
+    running.append(
+        BatchQuery(
+            rows,
+            Checkpoint(InMemory(), ["orders"], rows.begin),
+            lambda frame, number: running[0].stop(),
+            Trigger(0),
+        )
+    )
     assert running[0].start().await_termination(20) and rows.committed == [0, 4]
 
 

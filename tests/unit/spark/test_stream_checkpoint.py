@@ -1,4 +1,6 @@
-"""What a stream remembers: which batch runs again after a restart at each step. The directory is a dictionary here."""
+"""What a stream remembers: which batch runs again after a restart at each step. The directory is a
+dictionary here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class InMemory:
         self.files[name] = text
 
     def numbers(self, folder: str) -> list[int]:
-        return sorted(int(name.partition("/")[2]) for name in self.files if name.startswith(f"{folder}/"))
+        return sorted(
+            int(name.partition("/")[2]) for name in self.files if name.startswith(f"{folder}/")
+        )
 
     def delete(self, name: str) -> None:
         self.files.pop(name, None)
@@ -48,7 +52,11 @@ def test_a_stream_begins_where_it_began_the_first_time() -> None:
     directory = InMemory()
     first = opened(directory, begin=5)
     again = opened(directory, begin=99)
-    assert again.position == first.position == at(5) and again.id == first.id and again.pending() is None
+    assert (
+        again.position == first.position == at(5)
+        and again.id == first.id
+        and again.pending() is None
+    )
 
 
 def test_a_planned_batch_comes_again_until_it_is_done() -> None:
@@ -56,7 +64,11 @@ def test_a_planned_batch_comes_again_until_it_is_done() -> None:
     planned = opened(directory).plan(at(10))
     for _ in range(2):
         found = opened(directory).pending()
-        assert found == planned and found is not None and (found.number, found.before, found.end) == (0, at(0), at(10))
+        assert (
+            found == planned
+            and found is not None
+            and (found.number, found.before, found.end) == (0, at(0), at(10))
+        )
     opened(directory).done(planned)
     later = opened(directory)
     assert later.pending() is None and later.position == at(10) and later.plan(at(12)).number == 1
@@ -91,7 +103,9 @@ def test_directories_of_other_streams_and_broken_ones_are_refused() -> None:
     directory.files["plans/0000000000"] = "half a fi"
     with pytest.raises(ClientError, match="cannot be read"):
         opened(directory)
-    directory.files["stream.json"] = json.dumps({"format": 9, "topics": ["orders"], "id": "x", "begin": {"offsets": {}}})
+    directory.files["stream.json"] = json.dumps(
+        {"format": 9, "topics": ["orders"], "id": "x", "begin": {"offsets": {}}}
+    )
     with pytest.raises(SparkError, match="has format 9"):
         opened(directory)
     directory.files["stream.json"] = "{"

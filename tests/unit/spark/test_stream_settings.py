@@ -1,4 +1,6 @@
-"""Wrong settings of streams and writes are told before anything is asked or started. The sessions are no sessions."""
+"""Wrong settings of streams and writes are told before anything is asked or started. The sessions
+are no sessions.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,41 @@ WHERE = {"name_servers": "127.0.0.1:1"}
         ((), {}, SparkError, "give a topic"),
         ("bad topic", {}, ClientError, "bad topic"),
         ("orders", {"group": "bad group"}, ClientError, "bad group"),
-        ("orders", {"max_rows_per_trigger": 0}, SparkError, "max_rows_per_trigger must be at least 1, not 0"),
+        (
+            "orders",
+            {"max_rows_per_trigger": 0},
+            SparkError,
+            "max_rows_per_trigger must be at least 1, not 0",
+        ),
         ("orders", {"splits": 0}, SparkError, "splits must be at least 1"),
         ("orders", {"start": "tomorrow"}, ClientError, "'tomorrow'"),
         ("orders", {"start": '{"orders": {"broker-a": 5}}'}, ClientError, "must be a mapping"),
         ("orders", {"columns": ["value"]}, SparkError, "unknown column 'value'"),
-        ("orders", {"columns": ["body"], "kafka_compat": True}, SparkError, "choose among them with select"),
+        (
+            "orders",
+            {"columns": ["body"], "kafka_compat": True},
+            SparkError,
+            "choose among them with select",
+        ),
         ("orders", {"columns": "body"}, SparkError, "list of different names, not 'body'"),
-        ("orders", {"key": 5}, SparkError, "key must be one of the messages' keys, a string, not 5"),
+        (
+            "orders",
+            {"key": 5},
+            SparkError,
+            "key must be one of the messages' keys, a string, not 5",
+        ),
         ("orders", {"key": ""}, SparkError, "a string, not ''"),
-        ("orders", {"tags": ["a"]}, ClientError, "tags must be an expression like 'paid || refund'"),
+        (
+            "orders",
+            {"tags": ["a"]},
+            ClientError,
+            "tags must be an expression like 'paid || refund'",
+        ),
     ],
 )
-def test_wrong_settings_of_a_stream_are_told_by_read_stream(topic: Any, settings: dict[str, Any], error: type[RmqError], told: str) -> None:
+def test_wrong_settings_of_a_stream_are_told_by_read_stream(
+    topic: Any, settings: dict[str, Any], error: type[RmqError], told: str
+) -> None:
     with pytest.raises(error, match=told):
         read_stream(SESSION, topic, **WHERE, **settings)
 
@@ -48,8 +72,14 @@ def test_sessions_without_a_jvm_and_other_versions_are_told() -> None:
 
 def test_what_is_no_running_session_is_told() -> None:
     stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
-    for session, told in (("orders", "not 'orders'"), (None, "not None"), (stopped, "not one that was stopped")):
-        with pytest.raises(SparkError, match=f"must be a running SparkSession of this process.*{told}"):
+    for session, told in (
+        ("orders", "not 'orders'"),
+        (None, "not None"),
+        (stopped, "not one that was stopped"),
+    ):
+        with pytest.raises(
+            SparkError, match=f"must be a running SparkSession of this process.*{told}"
+        ):
             read_topic(session, "orders", **WHERE)  # type: ignore[arg-type]
         with pytest.raises(SparkError, match=told), batch(session, "orders", group="g", **WHERE):  # type: ignore[arg-type]
             pass
@@ -71,7 +101,9 @@ def test_names_and_numbers_of_a_write_are_checked() -> None:
         with pytest.raises(SparkError, match="counts once needs a name"):
             Once(write, partitions)
     fields = [SimpleNamespace(name="body", dataType=SimpleNamespace(simpleString=lambda: "string"))]
-    df: Any = SimpleNamespace(columns=["body"], schema=SimpleNamespace(fields=fields), isStreaming=False)
+    df: Any = SimpleNamespace(
+        columns=["body"], schema=SimpleNamespace(fields=fields), isStreaming=False
+    )
     with pytest.raises(SparkError, match="timeout must be"):
         write_topic(df, "orders", timeout=0, **WHERE)
     with pytest.raises(SparkError, match="progress must be a function"):
@@ -83,7 +115,13 @@ def test_names_and_numbers_of_a_write_are_checked() -> None:
     with pytest.raises(SparkError, match="takes a streaming DataFrame"):
         write_stream_topic(df, "orders", checkpoint="x", **WHERE)
     for wrong in ([1, 2], "rows", None):
-        with pytest.raises(SparkError, match=f"takes a Spark DataFrame, not a .*{type(wrong).__name__}"):
+        with pytest.raises(
+            SparkError, match=f"takes a Spark DataFrame, not a .*{type(wrong).__name__}"
+        ):
             write_topic(wrong, "orders", **WHERE)  # type: ignore[arg-type]
     with pytest.raises(SparkError, match="2 columns of that name"):
-        write_topic(SimpleNamespace(columns=["body", "body"], schema=SimpleNamespace(fields=fields * 2)), "orders", **WHERE)  # type: ignore[arg-type]
+        write_topic(
+            SimpleNamespace(columns=["body", "body"], schema=SimpleNamespace(fields=fields * 2)),
+            "orders",
+            **WHERE,
+        )  # type: ignore[arg-type]

@@ -31,7 +31,13 @@ def test_a_session_starts_this_daemon_unless_another_is_asked_for() -> None:
 
 def test_the_jar_of_sparks_core_is_not_searched_and_everything_else_is() -> None:
     jar = "/a/pyspark/jars/spark-core_2.12-3.5.7.jar"
-    others = ["", "/a/python/pyspark.zip", "/mine/spark-core_notes", "/mine/my-spark-core_2.jar", "/a/lib"]
+    others = [
+        "",
+        "/a/python/pyspark.zip",
+        "/mine/spark-core_notes",
+        "/mine/my-spark-core_2.jar",
+        "/a/lib",
+    ]
     assert without_jar([others[0], jar, *others[1:], f"{jar}/org"]) == others
 
 
@@ -40,9 +46,23 @@ def test_workers_find_the_reader_loaded_and_frozen_and_no_jar_on_their_path(tmp_
     with zipfile.ZipFile(jar, "w") as made:
         made.writestr("org/apache/spark/Nothing.class", b"")
     path = os.pathsep.join([str(jar), *filter(None, sys.path)])
-    ran = subprocess.run([sys.executable, "-c", PROBE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=True)
-    assert '"reader": true' in ran.stdout and '"pandas": true' in ran.stdout and '"versions": true' in ran.stdout and '"jar": []' in ran.stdout, ran.stdout
-    assert '"frozen": 0' not in ran.stdout and '"close": "rmq_ray.spark.workers"' in ran.stdout, ran.stdout
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (
+        '"reader": true' in ran.stdout
+        and '"pandas": true' in ran.stdout
+        and '"versions": true' in ran.stdout
+        and '"jar": []' in ran.stdout
+    ), ran.stdout
+    assert '"frozen": 0' not in ran.stdout and '"close": "rmq_ray.spark.workers"' in ran.stdout, (
+        ran.stdout
+    )
 
 
 def test_little_of_what_a_worker_has_written_waits_for_the_jvm() -> None:
@@ -52,6 +72,9 @@ def test_little_of_what_a_worker_has_written_waits_for_the_jvm() -> None:
         seen.append((connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), authenticated))
         return 7
 
-    with socket.create_server(("127.0.0.1", 0)) as jvm, socket.create_connection(jvm.getsockname()) as connection:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as jvm,
+        socket.create_connection(jvm.getsockname()) as connection,
+    ):
         assert close_behind(serve)(connection, True) == 7
     assert SEND_BUFFER_BYTES <= seen[0][0] <= 4 * SEND_BUFFER_BYTES and seen[0][1] is True

@@ -1,4 +1,6 @@
-"""What people see of a broker's copies, made from statuses: roles, ids, lag, who is in sync, and when there are too few."""
+"""What people see of a broker's copies, made from statuses: roles, ids, lag, who is in sync, and
+when there are too few.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +15,90 @@ from rmq_ray.config import BrokerConfig
 
 def plan(**changes: Any) -> list[tuple[str, BrokerConfig]]:
     made: ClusterPlan = make_plan(
-        "c", brokers=1, name_servers=1, store_path="/s", flush="async", foreign="closed", host="h", ports=(0, 0), secret=b"", **changes
+        "c",
+        brokers=1,
+        name_servers=1,
+        store_path="/s",
+        flush="async",
+        foreign="closed",
+        host="h",
+        ports=(0, 0),
+        secret=b"",
+        **changes,
     )
     return list(made.all_copies())
 
 
 def master(slaves: dict[int, bool], **changes: Any) -> dict[str, Any]:
     told = {number: {"in_sync": in_sync, "lag_bytes": 5} for number, in_sync in slaves.items()}
-    return {"state": "serving", "broker_id": 0, "address": "h:1", "epoch": 4, "error": None, "replication": {"slaves": told}} | changes
+    return {
+        "state": "serving",
+        "broker_id": 0,
+        "address": "h:1",
+        "epoch": 4,
+        "error": None,
+        "replication": {"slaves": told},
+    } | changes
 
 
 def slave(number: int, **replica: Any) -> dict[str, Any]:
     told = {"lag_bytes": 7, "lag_ms": 30, "fault": None} | replica
-    return {"state": "serving", "broker_id": number, "address": f"h:{number + 1}", "epoch": 4, "error": None, "replica": told}
+    return {
+        "state": "serving",
+        "broker_id": number,
+        "address": f"h:{number + 1}",
+        "epoch": 4,
+        "error": None,
+        "replica": told,
+    }
 
 
 def test_a_broker_without_slaves_is_one_row() -> None:
     found = copies.rows(plan(), {"broker-a/0": master({})}, {})
     assert found == [
-        {"broker": "broker-a", "replica": 0, "id": 0, "role": "master", "address": "h:1", "epoch": 4, "in_sync": True, "lag_bytes": 0, "lag_ms": 0,
-         "state": "serving", "error": None},
-    ]  # fmt: skip
+        {
+            "broker": "broker-a",
+            "replica": 0,
+            "id": 0,
+            "role": "master",
+            "address": "h:1",
+            "epoch": 4,
+            "in_sync": True,
+            "lag_bytes": 0,
+            "lag_ms": 0,
+            "state": "serving",
+            "error": None,
+        },
+    ]
     assert list(copies.too_few(plan(), found)) == []
 
 
 def test_numbers_stay_and_ids_follow_the_roles() -> None:
-    statuses = {"broker-a/0": slave(1, fault="LogDiverged: foreign"), "broker-a/1": master({1: True, 2: False}), "broker-a/2": slave(2, lag_ms=None)}
-    found = copies.rows(plan(replicas=2), statuses, {"broker-a": {"master": 1, "sync_state_set": [0, 1]}})
-    assert [(row["replica"], row["id"], row["role"], row["in_sync"], row["lag_bytes"], row["lag_ms"]) for row in found] == [
-        (0, 1, "slave", True, 7, 30), (1, 0, "master", True, 0, 0), (2, 2, "slave", False, 7, None),
-    ]  # fmt: skip
+    statuses = {
+        "broker-a/0": slave(1, fault="LogDiverged: foreign"),
+        "broker-a/1": master({1: True, 2: False}),
+        "broker-a/2": slave(2, lag_ms=None),
+    }
+    found = copies.rows(
+        plan(replicas=2), statuses, {"broker-a": {"master": 1, "sync_state_set": [0, 1]}}
+    )
+    assert [
+        (row["replica"], row["id"], row["role"], row["in_sync"], row["lag_bytes"], row["lag_ms"])
+        for row in found
+    ] == [
+        (0, 1, "slave", True, 7, 30),
+        (1, 0, "master", True, 0, 0),
+        (2, 2, "slave", False, 7, None),
+    ]
     assert found[0]["error"] == "LogDiverged: foreign"
 
 
 def test_without_a_controllers_word_the_master_says_who_is_in_sync() -> None:
-    found = copies.rows(plan(replicas=2), {"broker-a/0": master({1: True, 2: False}), "broker-a/1": slave(1), "broker-a/2": slave(2)}, {})
+    found = copies.rows(
+        plan(replicas=2),
+        {"broker-a/0": master({1: True, 2: False}), "broker-a/1": slave(1), "broker-a/2": slave(2)},
+        {},
+    )
     assert [row["in_sync"] for row in found] == [True, True, False]
 
 
@@ -55,7 +106,12 @@ def test_without_a_controllers_word_the_master_says_who_is_in_sync() -> None:
     ("replication", "statuses", "in_set", "said"),
     [
         ("async", [master({}), slave(1)], [0, 1], []),
-        ("async", [master({}), {"state": "missing"}], [0, 1], ["1 of 2 copies in sync: none to take over"]),
+        (
+            "async",
+            [master({}), {"state": "missing"}],
+            [0, 1],
+            ["1 of 2 copies in sync: none to take over"],
+        ),
         ("async", [master({}), slave(1)], [0], ["1 of 2 copies in sync: none to take over"]),
         ("async", [{"state": "not answering", "error": "x"}, slave(1)], [0, 1], ["no master"]),
         ("sync", [master({}), slave(1)], [0, 1], []),
@@ -63,14 +119,32 @@ def test_without_a_controllers_word_the_master_says_who_is_in_sync() -> None:
         ("sync", [slave(2) | {"broker_id": -1}, slave(1)], [0, 1], ["no master"]),
     ],
 )
-def test_too_few_copies_are_told(replication: str, statuses: list[dict[str, Any]], in_set: list[int], said: list[str]) -> None:
+def test_too_few_copies_are_told(
+    replication: str, statuses: list[dict[str, Any]], in_set: list[int], said: list[str]
+) -> None:
     brokers = plan(replicas=1, replication=replication)
-    found = copies.rows(brokers, {f"broker-a/{number}": status for number, status in enumerate(statuses)}, {"broker-a": {"sync_state_set": in_set}})
+    found = copies.rows(
+        brokers,
+        {f"broker-a/{number}": status for number, status in enumerate(statuses)},
+        {"broker-a": {"sync_state_set": in_set}},
+    )
     assert [text for _, text in copies.too_few(brokers, found)] == said
 
 
 def test_a_replica_without_an_id_yet_waits_and_one_that_does_not_answer_has_no_role() -> None:
-    statuses = {"broker-a/0": master({}, state="starting", broker_id=-1, error="StoreMissing: /s is empty")}
+    statuses = {
+        "broker-a/0": master({}, state="starting", broker_id=-1, error="StoreMissing: /s is empty")
+    }
     first, second = copies.rows(plan(replicas=1), statuses, {})
-    assert (first["role"], first["id"], first["error"], first["in_sync"]) == ("waiting", None, "StoreMissing: /s is empty", False)
-    assert (second["role"], second["id"], second["state"], second["lag_bytes"]) == (None, None, "missing", None)
+    assert (first["role"], first["id"], first["error"], first["in_sync"]) == (
+        "waiting",
+        None,
+        "StoreMissing: /s is empty",
+        False,
+    )
+    assert (second["role"], second["id"], second["state"], second["lag_bytes"]) == (
+        None,
+        None,
+        "missing",
+        None,
+    )

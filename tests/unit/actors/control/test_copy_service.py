@@ -1,4 +1,6 @@
-"""What is stopped on purpose stays stopped, what is started again is tried until it is there, and nobody stops the copy that the others need."""
+"""What is stopped on purpose stays stopped, what is started again is tried until it is there, and
+nobody stops the copy that the others need.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control import controller
-from rmq_ray.actors.control import copy_service
+from rmq_ray.actors.control import controller, copy_service
 from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.copy_service import CopyService
 from rmq_ray.actors.control.elections import Elections
@@ -25,7 +26,9 @@ BROKER = "broker-a"
 
 @dataclass
 class Actors:
-    """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is killed; ``slow``: set while a creation waits for it."""
+    """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
+    killed; ``slow``: set while a creation waits for it.
+    """
 
     alive: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -33,7 +36,9 @@ class Actors:
     slow: dict[str, asyncio.Event] = field(default_factory=dict)
     told: list[tuple[str, str]] = field(default_factory=list)
 
-    async def create_in_thread(self, shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> str:
+    async def create_in_thread(
+        self, shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None
+    ) -> str:
         if name in self.slow:
             await self.slow[name].wait()
         if name in self.refused:
@@ -44,7 +49,9 @@ class Actors:
     async def find_again(self, name: str) -> str | None:
         return name if name in self.alive else None
 
-    async def call_async(self, handle: str, method: str, *_arguments: Any, timeout_s: float = 0.0) -> Any:
+    async def call_async(
+        self, handle: str, method: str, *_arguments: Any, timeout_s: float = 0.0
+    ) -> Any:
         if handle not in self.alive:
             raise ClusterError(f"actor {handle} died", handle)
         self.told.append((handle, method))
@@ -83,7 +90,9 @@ class Election:
         return tuple(number for number in self.sync_state_set if number != replica)
 
     async def promote(self, _replica: int | None, _force: bool) -> None:
-        self.serving_master = next(number for number in self.sync_state_set if number != self.serving_master)
+        self.serving_master = next(
+            number for number in self.sync_state_set if number != self.serving_master
+        )
 
 
 class Decided:
@@ -98,9 +107,18 @@ class Decided:
 
 def trio(replication: str = "sync", replicas: int = 2) -> ClusterPlan:
     return make_plan(
-        "c", brokers=1, name_servers=1, store_path="/x", flush="async", foreign="closed", host="127.0.0.1", ports=(0, 0), secret=b"s" * 32,
-        replicas=replicas, replication=replication,
-    )  # fmt: skip
+        "c",
+        brokers=1,
+        name_servers=1,
+        store_path="/x",
+        flush="async",
+        foreign="closed",
+        host="127.0.0.1",
+        ports=(0, 0),
+        secret=b"s" * 32,
+        replicas=replicas,
+        replication=replication,
+    )
 
 
 async def built(election: Election, plan: ClusterPlan | None = None) -> tuple[Crew, CopyService]:
@@ -123,7 +141,9 @@ async def supervised(crew: Crew) -> None:
         await crew.look_after(member)
 
 
-def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopped(actors: Actors) -> None:
+def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopped(
+    actors: Actors,
+) -> None:
     async def work() -> None:
         crew, service = await built(Election(0))
         await service.stop(BROKER, 1, False)
@@ -132,7 +152,10 @@ def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopp
             await service.start(BROKER, 1)
         assert crew.histories()[copy(1)]["stopped"]
         actors.refused.clear()
-        assert await service.start(BROKER, 1) == {"was": "stopped", "address": f"address of {copy(1)}"}
+        assert await service.start(BROKER, 1) == {
+            "was": "stopped",
+            "address": f"address of {copy(1)}",
+        }
         assert not crew.histories()[copy(1)]["stopped"]
         actors.kill(copy(1))
         await supervised(crew)
@@ -145,7 +168,10 @@ def test_while_nobody_reigns_a_copy_is_stopped_with_force_only(actors: Actors) -
     async def work() -> None:
         for replication in ("sync", "async"):
             _, service = await built(Election(None), trio(replication))
-            with pytest.raises(PromotionRefused, match=r"nobody takes sends of broker-a now.*broker list.*with force"):
+            with pytest.raises(
+                PromotionRefused,
+                match=r"nobody takes sends of broker-a now.*broker list.*with force",
+            ):
                 await service.stop(BROKER, 1, False)
             assert copy(1) in actors.alive
             assert (await service.stop(BROKER, 1, True))["was"] == "running"
@@ -154,12 +180,16 @@ def test_while_nobody_reigns_a_copy_is_stopped_with_force_only(actors: Actors) -
     run(work())
 
 
-def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(actors: Actors) -> None:
+def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(
+    actors: Actors,
+) -> None:
     async def work() -> None:
         _, service = await built(Election(0))
         assert (await service.stop(BROKER, 0, False))["master"] == 1
         for replica in (1, 2):
-            with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync, 2 are needed"):
+            with pytest.raises(
+                PromotionRefused, match="1 copies of broker-a are in sync, 2 are needed"
+            ):
                 await service.stop(BROKER, replica, False)
         await service.start(BROKER, 0)
         await service.stop(BROKER, 2, False)
@@ -178,22 +208,33 @@ def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors
             assert {copy(1), hold} <= actors.alive
         actors.kept.clear()
         assert (await service.stop(BROKER, 1, False))["was"] == "stopped"
-        assert not {copy(1), hold} & actors.alive and (copy(1), "stop") in actors.told and (hold, "stop") in actors.told
+        assert (
+            not {copy(1), hold} & actors.alive
+            and (copy(1), "stop") in actors.told
+            and (hold, "stop") in actors.told
+        )
         await supervised(crew)
         assert not {copy(1), hold} & actors.alive
 
     run(work())
 
 
-def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fail_are_told(actors: Actors) -> None:
+def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fail_are_told(
+    actors: Actors,
+) -> None:
     async def work() -> None:
         crew, service = await built(Election(0))
         for replica in range(3):
             await service.stop(BROKER, replica, True)
         actors.refused |= {copy(0), copy(1)}
-        with pytest.raises(ClusterError, match=r"2 of 3 stopped copies do not start: .*c/broker-a/0: .*c/broker-a/1: "):
+        with pytest.raises(
+            ClusterError,
+            match=r"2 of 3 stopped copies do not start: .*c/broker-a/0: .*c/broker-a/1: ",
+        ):
             await service.start_all()
-        assert copy(2) in actors.alive and [member.name for member in crew.all_resting() if member.key] == [copy(0), copy(1)]
+        assert copy(2) in actors.alive and [
+            member.name for member in crew.all_resting() if member.key
+        ] == [copy(0), copy(1)]
         actors.refused = {copy(1)}
         with pytest.raises(RmqError, match="control plane does not answer: c/broker-a/1"):
             await service.start_all()
@@ -203,7 +244,9 @@ def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fai
     run(work())
 
 
-def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the_stop_returns(actors: Actors) -> None:
+def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the_stop_returns(
+    actors: Actors,
+) -> None:
     async def work() -> None:
         crew, service = await built(Election(0))
         actors.kill(copy(1))
@@ -225,7 +268,9 @@ def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the
     run(work())
 
 
-def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = trio("async", replicas=0)
     monkeypatch.setattr(controller, "is_restart", lambda: True)
     monkeypatch.setattr(controller, "be_urgent", lambda: None)

@@ -1,4 +1,6 @@
-"""The file that tells a first start from every later one: names are added, never changed, and a damaged file is not taken for an empty one."""
+"""The file that tells a first start from every later one: names are added, never changed, and a
+damaged file is not taken for an empty one.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ from rmq_ray.topology.specs import Topology
 
 @pytest.fixture
 def topology(tmp_path: Path) -> Topology:
-    (tmp_path / "rmq.toml").write_text('[[brokers]]\nname = "broker-a"\nstore = { path = "data" }\n')
+    (tmp_path / "rmq.toml").write_text(
+        '[[brokers]]\nname = "broker-a"\nstore = { path = "data" }\n'
+    )
     return read_topology(tmp_path / "rmq.toml")
 
 
-def test_stores_are_remembered_beside_the_topology_and_the_first_stays(topology: Topology, tmp_path: Path) -> None:
+def test_stores_are_remembered_beside_the_topology_and_the_first_stays(
+    topology: Topology, tmp_path: Path
+) -> None:
     assert known_stores.read(topology) == {}
     known_stores.remember(topology, {"broker-a": "1f"})
     known_stores.remember(topology, {"broker-a": "2e", "broker-b": "3d"})

@@ -1,4 +1,6 @@
-"""What the controller does about a member that does not answer, and that it does nothing where Ray's control plane cannot say."""
+"""What the controller does about a member that does not answer, and that it does nothing where
+Ray's control plane cannot say.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 
 from rmq_ray.actors import gateway
 from rmq_ray.actors.control.members import Crew, Member, others_of
-from rmq_ray.actors.name_server import NameServerShell
 from rmq_ray.actors.control.plan import make_plan
-from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.actors.control.supervise import Ping
+from rmq_ray.actors.name_server import NameServerShell
+from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.errors import ClusterError
 
 MEMBER = Member("c/broker-a/0", ReplicaShell, ("config", b"secret", True, None), None, "broker-a")
@@ -26,7 +28,9 @@ class Ray:
         self.killed: list[Any] = []
         self.pinged: list[Any] = []
 
-        async def create(shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None) -> Any:
+        async def create(
+            shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None
+        ) -> Any:
             self.created.append(arguments)
             return f"handle {len(self.created)}"
 
@@ -56,20 +60,26 @@ def look_after(rounds: int) -> None:
     asyncio.run(run())
 
 
-def test_a_member_that_is_gone_is_created_again_on_its_store_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_gone_is_created_again_on_its_store_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ray = Ray(monkeypatch, Ping.MISSING, None)
     look_after(2)
     assert [arguments[2] for arguments in ray.created] == [True, False]
 
 
-def test_an_actor_that_somebody_else_made_under_the_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_somebody_else_made_under_the_name_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ray = Ray(monkeypatch, Ping.MISSING, "another handle")
     look_after(2)
     assert len(ray.created) == 1
     assert ray.pinged == ["handle 1", "another handle"]
 
 
-def test_while_the_control_plane_cannot_say_nobody_is_created_or_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_control_plane_cannot_say_nobody_is_created_or_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ray = Ray(monkeypatch, Ping.MISSING, ClusterError("no answer"))
     look_after(10)
     assert (len(ray.created), ray.killed) == (1, [])
@@ -83,13 +93,30 @@ def test_a_member_that_hangs_is_killed_by_its_handle(monkeypatch: pytest.MonkeyP
 
 def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
     plan = make_plan(
-        "c", brokers=1, name_servers=1, store_path="/x", flush="async", foreign="closed", host="127.0.0.1", ports=(0, 0), secret=b"s" * 32, replicas=1
+        "c",
+        brokers=1,
+        name_servers=1,
+        store_path="/x",
+        flush="async",
+        foreign="closed",
+        host="127.0.0.1",
+        ports=(0, 0),
+        secret=b"s" * 32,
+        replicas=1,
     )
     found = others_of(plan, {"broker-a/1": "known"}, may_create_stores=True)
-    assert [member.name for member in found] == ["c/broker-a/hold", "c/broker-a/0", "c/broker-a/1/hold", "c/broker-a/1"]
+    assert [member.name for member in found] == [
+        "c/broker-a/hold",
+        "c/broker-a/0",
+        "c/broker-a/1/hold",
+        "c/broker-a/1",
+    ]
     brokers = [member for member in found if member.key]
     assert [member.shell for member in brokers] == [ReplicaShell, ReplicaShell]
-    assert [(member.arguments[2], member.arguments[3]) for member in brokers] == [(True, None), (False, "known")]
+    assert [(member.arguments[2], member.arguments[3]) for member in brokers] == [
+        (True, None),
+        (False, "known"),
+    ]
 
 
 def test_a_name_server_that_is_created_again_looks_for_its_own_port() -> None:

@@ -29,25 +29,37 @@ def plan(**changes: object) -> ClusterPlan:
 def test_brokers_have_names_in_order_and_a_store_each() -> None:
     made = plan(brokers=3, store_path="/stores")
     assert [broker.broker_name for broker in made.brokers] == ["broker-a", "broker-b", "broker-c"]
-    assert [broker.store.path for broker in made.brokers] == ["/stores/broker-a", "/stores/broker-b", "/stores/broker-c"]
+    assert [broker.store.path for broker in made.brokers] == [
+        "/stores/broker-a",
+        "/stores/broker-b",
+        "/stores/broker-c",
+    ]
     assert len({broker.hold_link for broker in made.brokers}) == 3
     assert {broker.broker_id for broker in made.brokers} == {0}
 
 
 @pytest.mark.parametrize("of_a_store", ["commitlog/", "rmq_ray/identity"])
-def test_a_brokers_own_store_is_no_place_for_the_stores_of_a_cluster(tmp_path: Path, of_a_store: str) -> None:
+def test_a_brokers_own_store_is_no_place_for_the_stores_of_a_cluster(
+    tmp_path: Path, of_a_store: str
+) -> None:
     inside = tmp_path / "broker-a" / of_a_store
     (inside if of_a_store.endswith("/") else inside.parent).mkdir(parents=True)
     if not of_a_store.endswith("/"):
         inside.touch()
     with pytest.raises(
-        StoreForeign, match=f"{tmp_path}/broker-a is a broker's own store; store_path .* named broker-a, broker-b and so on: give the one above it"
+        StoreForeign,
+        match=(
+            f"{tmp_path}/broker-a is a broker's own store; store_path .* named broker-a, "
+            f"broker-b and so on: give the one above it"
+        ),
     ):
         plan(store_path=tmp_path / "broker-a")
     assert plan(store_path=tmp_path).brokers[0].store.path == f"{tmp_path}/broker-a"
 
 
-def test_relative_and_home_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_and_home_paths_become_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     assert plan(store_path="data").brokers[0].store.path == f"{tmp_path}/data/broker-a"
@@ -55,14 +67,32 @@ def test_relative_and_home_paths_become_absolute(monkeypatch: pytest.MonkeyPatch
 
 
 def test_name_servers_keep_their_files_beside_the_stores() -> None:
-    assert [server.directory for server in plan(name_servers=2, store_path="/s").name_servers] == ["/s/name-server-0", "/s/name-server-1"]
+    assert [server.directory for server in plan(name_servers=2, store_path="/s").name_servers] == [
+        "/s/name-server-0",
+        "/s/name-server-1",
+    ]
 
 
 def test_settings_reach_brokers_and_stores() -> None:
-    made = plan(flush="sync", foreign="open", ports=(9_876, 10_911), broker_settings={"long_polling": False}, store_settings={"segment_bytes": 1 << 20})
+    made = plan(
+        flush="sync",
+        foreign="open",
+        ports=(9_876, 10_911),
+        broker_settings={"long_polling": False},
+        store_settings={"segment_bytes": 1 << 20},
+    )
     (broker,) = made.brokers
-    assert (broker.store.flush, broker.store.segment_bytes, broker.long_polling) == (FlushMode.SYNC_FLUSH, 1 << 20, False)
-    assert (broker.foreign, broker.port, made.name_servers[0].foreign, made.name_servers[0].port) == (ForeignClients.OPEN, 10_911, ForeignClients.OPEN, 9_876)
+    assert (broker.store.flush, broker.store.segment_bytes, broker.long_polling) == (
+        FlushMode.SYNC_FLUSH,
+        1 << 20,
+        False,
+    )
+    assert (
+        broker.foreign,
+        broker.port,
+        made.name_servers[0].foreign,
+        made.name_servers[0].port,
+    ) == (ForeignClients.OPEN, 10_911, ForeignClients.OPEN, 9_876)
     assert plan(resources={"broker-a": "disk_a"}).resources == {"broker-a": "disk_a"}
 
 
@@ -89,10 +119,19 @@ def test_brokers_are_told_the_name_servers_and_the_plan_travels() -> None:
         ({"replicas": "1"}, "replicas must be 0 to 9, not '1'"),
         ({"replicas": 1, "ports": (0, 10_911)}, "broker_port=10911 serves one actor, but 2"),
         ({"replication": "both"}, "replication must be one of 'async', 'sync'"),
-        ({"replication": "sync"}, r"needs 2 copies \(copies_min\), but there are 1: give replicas=1"),
-        ({"replication": "sync", "replicas": 1, "broker_settings": {"copies_min": 3}}, "give replicas=2"),
+        (
+            {"replication": "sync"},
+            r"needs 2 copies \(copies_min\), but there are 1: give replicas=1",
+        ),
+        (
+            {"replication": "sync", "replicas": 1, "broker_settings": {"copies_min": 3}},
+            "give replicas=2",
+        ),
         ({"flush": "often"}, "flush must be one of 'async', 'sync'"),
-        ({"foreign": "acl"}, "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'"),
+        (
+            {"foreign": "acl"},
+            "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'",
+        ),
         ({"store_settings": 5}, "store_settings must map"),
         ({"broker_settings": ["a"]}, "broker_settings must map"),
         ({"resources": "disk"}, "resources must map"),
@@ -106,7 +145,9 @@ def test_a_wrong_plan_is_refused_with_the_value_and_the_remedy(changes: dict, me
         plan(**changes)
 
 
-def test_the_hold_services_socket_is_the_brokers_own_and_short_enough_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hold_services_socket_is_the_brokers_own_and_short_enough_for_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert hold_socket("/s/broker-a") == hold_socket("/s/broker-a") != hold_socket("/s/broker-b")
     for directory in ("/tmp", "/" + "long/" * 40):
         monkeypatch.setattr("tempfile.gettempdir", lambda directory=directory: directory)
@@ -115,15 +156,31 @@ def test_the_hold_services_socket_is_the_brokers_own_and_short_enough_for_the_ke
 
 def test_slaves_have_stores_beside_their_masters_and_numbers_of_their_own() -> None:
     made = plan(brokers=2, replicas=2, replication="sync", store_path="/stores")
-    assert [key for key, _ in made.all_copies()] == ["broker-a", "broker-a/1", "broker-a/2", "broker-b", "broker-b/1", "broker-b/2"]
-    assert [config.store.path for config in made.copies("broker-a")] == ["/stores/broker-a", "/stores/broker-a.replica-1", "/stores/broker-a.replica-2"]
+    assert [key for key, _ in made.all_copies()] == [
+        "broker-a",
+        "broker-a/1",
+        "broker-a/2",
+        "broker-b",
+        "broker-b/1",
+        "broker-b/2",
+    ]
+    assert [config.store.path for config in made.copies("broker-a")] == [
+        "/stores/broker-a",
+        "/stores/broker-a.replica-1",
+        "/stores/broker-a.replica-2",
+    ]
     assert [config.broker_id for config in made.copies("broker-b")] == [0, 1, 2]
     assert {config.replication for _, config in made.all_copies()} == {ReplicationMode.SYNC_MASTER}
     assert len({config.hold_link for _, config in made.all_copies()}) == 6
     assert made.brokers == tuple(made.copies(name)[0] for name in ("broker-a", "broker-b"))
-    assert {config.name_servers for _, config in made.with_name_servers(("h:1",)).all_copies()} == {("h:1",)}
+    assert {config.name_servers for _, config in made.with_name_servers(("h:1",)).all_copies()} == {
+        ("h:1",)
+    }
 
 
 def test_only_a_cluster_with_slaves_has_a_ledger() -> None:
     assert (plan().ledger, plan().replicas) == (None, {})
-    assert plan(replicas=1, store_path="/s", failover=FailoverConfig(automatic=False)).ledger == "/s/controller"
+    assert (
+        plan(replicas=1, store_path="/s", failover=FailoverConfig(automatic=False)).ledger
+        == "/s/controller"
+    )

@@ -1,4 +1,6 @@
-"""When a member is killed or created again: three silences, a grace period, never while Ray restarts it."""
+"""When a member is killed or created again: three silences, a grace period, never while Ray
+restarts it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def test_answering_within_the_grace_period_starts_the_count_anew() -> None:
         watch.observe(S, second * 1_000)
     assert watch.observe(A, 4_000) is Action.NONE
     later = 3_000 + GRACE_MS
-    assert [watch.observe(S, later + i * 1_000) for i in range(3)] == [Action.NONE, Action.NONE, Action.KILL]
+    assert [watch.observe(S, later + i * 1_000) for i in range(3)] == [
+        Action.NONE,
+        Action.NONE,
+        Action.KILL,
+    ]
 
 
 def test_a_member_that_is_gone_is_created_once_a_grace_period() -> None:

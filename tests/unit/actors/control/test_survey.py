@@ -1,4 +1,6 @@
-"""What ``up`` would do on a Ray cluster of several nodes: nodes are found by resource, and every fault has its line."""
+"""What ``up`` would do on a Ray cluster of several nodes: nodes are found by resource, and every
+fault has its line.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from rmq_ray.actors import gateway
 from rmq_ray.actors.control import survey
 from rmq_ray.actors.control.disks import Disk
-from rmq_ray.actors.gateway import Node
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
+from rmq_ray.actors.gateway import Node
 from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.topology.reader import parse_topology
 
@@ -28,10 +30,16 @@ name = "broker-b"
 resource = "store_b"
 store = { path = "/data/rmq" }
 """
-HEAD, ONE, TWO = Node("10.0.0.1", frozenset()), Node("10.0.0.2", frozenset({"store_a"})), Node("10.0.0.3", frozenset({"store_b"}))
+HEAD, ONE, TWO = (
+    Node("10.0.0.1", frozenset()),
+    Node("10.0.0.2", frozenset({"store_a"})),
+    Node("10.0.0.3", frozenset({"store_b"})),
+)
 
 
-NO_RESOURCE = FILE.replace('resource = "store_b"\n', "").replace('rmq" }\n[[brokers]]', 'a" }\n[[brokers]]')
+NO_RESOURCE = FILE.replace('resource = "store_b"\n', "").replace(
+    'rmq" }\n[[brokers]]', 'a" }\n[[brokers]]'
+)
 
 
 class Cluster:
@@ -43,7 +51,9 @@ class Cluster:
         self.running: ClusterPlan | None = None
         self.looked: list[tuple[str | None, str]] = []
 
-    def run_on(self, resource: str | None, _function: Any, arguments: tuple[str], *, timeout_s: float) -> Disk:
+    def run_on(
+        self, resource: str | None, _function: Any, arguments: tuple[str], *, timeout_s: float
+    ) -> Disk:
         assert timeout_s > 0
         self.looked.append((resource, arguments[0]))
         if isinstance(self.disk, Exception):
@@ -65,26 +75,51 @@ def surveyed(text: str, folder: Path) -> survey.Survey:
     return survey.survey(parse_topology(text, str(folder / "rmq.toml")))
 
 
-def test_each_broker_goes_to_the_node_that_offers_its_resource_and_its_disk_is_looked_at_there(cluster: Cluster, tmp_path: Path) -> None:
+def test_each_broker_goes_to_the_node_that_offers_its_resource_and_its_disk_is_looked_at_there(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     found = surveyed(FILE, tmp_path)
     assert [(step.actor, step.action, step.node) for step in found.steps] == [
-        ("name-server-0", "create", "10.0.0.2"), ("broker-a", "create", "10.0.0.2"), ("broker-b", "create", "10.0.0.3"),
-    ]  # fmt: skip
+        ("name-server-0", "create", "10.0.0.2"),
+        ("broker-a", "create", "10.0.0.2"),
+        ("broker-b", "create", "10.0.0.3"),
+    ]
     assert cluster.looked == [("store_a", "/data/rmq"), ("store_b", "/data/rmq")]
-    assert found.steps[1].store == "made new, 5 GiB free" and "10911 lies among those of Ray's workers" in found.steps[1].note
+    assert (
+        found.steps[1].store == "made new, 5 GiB free"
+        and "10911 lies among those of Ray's workers" in found.steps[1].note
+    )
     found.check()
 
 
 @pytest.mark.parametrize(
     ("text", "nodes", "said", "awaited"),
     [
-        (FILE, [HEAD, ONE], "line 10: no node of this Ray cluster offers the resource 'store_b': offered are store_a", True),
-        (FILE, [HEAD, ONE, TWO, Node("10.0.0.4", frozenset({"store_b"}))], r"line 10: 2 nodes offer 'store_b' \(10.0.0.3, 10.0.0.4\)", True),
+        (
+            FILE,
+            [HEAD, ONE],
+            "line 10: no node of this Ray cluster offers the resource 'store_b': offered are "
+            "store_a",
+            True,
+        ),
+        (
+            FILE,
+            [HEAD, ONE, TWO, Node("10.0.0.4", frozenset({"store_b"}))],
+            r"line 10: 2 nodes offer 'store_b' \(10.0.0.3, 10.0.0.4\)",
+            True,
+        ),
         (NO_RESOURCE, [HEAD, ONE], "line 8: broker-b has no resource", False),
-        (FILE, [Node("10.0.0.2", frozenset({"store_a", "store_b"}))], "line 11: store /data/rmq on 10.0.0.2 is that of line 7", False),
+        (
+            FILE,
+            [Node("10.0.0.2", frozenset({"store_a", "store_b"}))],
+            "line 11: store /data/rmq on 10.0.0.2 is that of line 7",
+            False,
+        ),
     ],
-)  # fmt: skip
-def test_what_ray_does_not_offer_is_refused_with_its_line(cluster: Cluster, tmp_path: Path, text: str, nodes: list[Node], said: str, awaited: bool) -> None:
+)
+def test_what_ray_does_not_offer_is_refused_with_its_line(
+    cluster: Cluster, tmp_path: Path, text: str, nodes: list[Node], said: str, awaited: bool
+) -> None:
     cluster.nodes = nodes
     found = surveyed(text, tmp_path)
     (bad,) = [step for step in found.steps if step.error is not None]
@@ -93,7 +128,9 @@ def test_what_ray_does_not_offer_is_refused_with_its_line(cluster: Cluster, tmp_
         found.check()
 
 
-def test_a_node_that_does_not_answer_refuses_its_brokers_only(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_does_not_answer_refuses_its_brokers_only(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.disk = ClusterError("look on the node with 'store_a' did not end within 30 s")
     found = surveyed(FILE, tmp_path)
     assert [step.action for step in found.steps] == ["create", "refuse", "refuse"]
@@ -101,21 +138,37 @@ def test_a_node_that_does_not_answer_refuses_its_brokers_only(cluster: Cluster, 
         found.check()
 
 
-def test_a_running_cluster_is_compared_with_the_file_and_its_disks_are_left_alone(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_running_cluster_is_compared_with_the_file_and_its_disks_are_left_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.running = plan_of(parse_topology(FILE), b"s", one_node=False)
     same = surveyed(FILE, tmp_path)
-    assert same.running and same.changes == () and {step.action for step in same.steps} == {"attach"} and cluster.looked == []
+    assert (
+        same.running
+        and same.changes == ()
+        and {step.action for step in same.steps} == {"attach"}
+        and cluster.looked == []
+    )
     changed = (
-        FILE.replace("10911", "20911").replace('resource = "store_b"', 'resource = "store_a"').replace('"/data/rmq" }\n[[', '"/data/a", flush = "sync" }\n[[')
+        FILE.replace("10911", "20911")
+        .replace('resource = "store_b"', 'resource = "store_a"')
+        .replace('"/data/rmq" }\n[[', '"/data/a", flush = "sync" }\n[[')
     )
     assert surveyed(changed, tmp_path).changes == (
-        "broker-a: port 10911 -> 20911", "broker-a: path /data/rmq -> /data/a", "broker-a: flush async -> sync",
-        "name-server-0: directory /data/rmq.name-server-0 -> /data/a.name-server-0", "broker-b: resource store_b -> store_a",
-    )  # fmt: skip
+        "broker-a: port 10911 -> 20911",
+        "broker-a: path /data/rmq -> /data/a",
+        "broker-a: flush async -> sync",
+        "name-server-0: directory /data/rmq.name-server-0 -> /data/a.name-server-0",
+        "broker-b: resource store_b -> store_a",
+    )
 
 
-def test_a_file_says_the_same_of_a_cluster_that_listens_on_loopback_or_on_the_nodes_addresses(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_file_says_the_same_of_a_cluster_that_listens_on_loopback_or_on_the_nodes_addresses(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     for one_node in (True, False):
         cluster.running = plan_of(parse_topology(FILE), b"s", one_node=one_node)
         assert surveyed(FILE, tmp_path).changes == ()
-    assert surveyed(FILE.replace("port = 10911", 'port = 10911\nhost = "10.9.9.9"'), tmp_path).changes == ("broker-a: host  -> 10.9.9.9",)
+    assert surveyed(
+        FILE.replace("port = 10911", 'port = 10911\nhost = "10.9.9.9"'), tmp_path
+    ).changes == ("broker-a: host  -> 10.9.9.9",)

@@ -23,14 +23,22 @@ def test_the_decorated_function_can_still_be_called() -> None:
         return len(msg.body)
 
     assert bill(message(b"four")) == 4
-    assert (bill.__name__, bill.__doc__, bill.group, bill.subscriptions) == ("bill", "Bills.", "billing", {"orders": "paid"})
+    assert (bill.__name__, bill.__doc__, bill.group, bill.subscriptions) == (
+        "bill",
+        "Bills.",
+        "billing",
+        {"orders": "paid"},
+    )
     assert "billing" in repr(bill) and "orders" in repr(bill)
 
 
 def test_one_message_a_list_and_the_context_reach_handlers_as_they_ask() -> None:
     messages = [message(b"a"), message(b"b")]
     assert OneByOne(lambda msg: msg.body, (), True)(messages[:1], "ctx") == b"a"
-    assert OneByOne(lambda msg, ctx: (msg.body, ctx), (), True)(messages[:1], "ctx") == (b"a", "ctx")
+    assert OneByOne(lambda msg, ctx: (msg.body, ctx), (), True)(messages[:1], "ctx") == (
+        b"a",
+        "ctx",
+    )
     assert OneByOne(lambda batch: len(batch), (), False)(messages, "ctx") == 2
 
 
@@ -70,16 +78,24 @@ def test_coroutine_functions_are_awaited() -> None:
         ({"topic": "orders", "group": "g", "model": "anycast"}, "anycast"),
     ],
 )
-def test_settings_that_no_consumer_could_have_are_refused_where_they_are_written(settings: dict[str, object], wrong: str) -> None:
+def test_settings_that_no_consumer_could_have_are_refused_where_they_are_written(
+    settings: dict[str, object], wrong: str
+) -> None:
     with pytest.raises(rmq.RmqError, match=wrong):
         rmq.consumer(**settings)
 
 
 def test_arrow_handlers_get_whole_batches_and_a_configuration_counts() -> None:
     columns = consumer("t", group="g", batch="arrow")(lambda batch: None)
-    assert not columns.single and "batch_size" not in columns.settings and "concurrency" not in columns.settings
+    assert (
+        not columns.single
+        and "batch_size" not in columns.settings
+        and "concurrency" not in columns.settings
+    )
     assert consumer("t", group="g")(lambda msg: None).single
-    assert not consumer("t", group="g", config=ConsumerConfig("g", batch_size=32))(lambda messages: None).single
+    assert not consumer("t", group="g", config=ConsumerConfig("g", batch_size=32))(
+        lambda messages: None
+    ).single
 
 
 def test_handlers_of_the_wrong_shape_are_refused() -> None:
@@ -100,4 +116,6 @@ def test_arguments_for_a_function_and_impossible_numbers_are_refused() -> None:
         with pytest.raises(rmq.ConfigError, match="number of actors"):
             app.deploy(actors)
     with pytest.raises(rmq.ConfigError, match="no common lag"):
-        rmq.consumer("orders", group="g", model="broadcasting")(lambda msg: None).deploy(autoscale=rmq.Autoscale(actors_max=3))
+        rmq.consumer("orders", group="g", model="broadcasting")(lambda msg: None).deploy(
+            autoscale=rmq.Autoscale(actors_max=3)
+        )

@@ -1,4 +1,6 @@
-"""Administration without a cluster: what is refused before anything is sent, and which answer is which error."""
+"""Administration without a cluster: what is refused before anything is sent, and which answer is
+which error.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,19 @@ def admin() -> Admin:
         ("message_at", ("00" * 20,)),
     ],
 )
-def test_wrong_values_are_refused_before_anything_is_sent(admin: Admin, call: str, arguments: tuple) -> None:
+def test_wrong_values_are_refused_before_anything_is_sent(
+    admin: Admin, call: str, arguments: tuple
+) -> None:
     with pytest.raises(ClientError):
         getattr(admin, call)(*arguments)
 
 
-@pytest.mark.parametrize("changes", [{"permission": 0}, {"permission": 7}, {"read_queues": 0}, {"write_queues": -1}])
-def test_wrong_topic_settings_are_refused_before_anything_is_sent(admin: Admin, changes: dict) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"permission": 0}, {"permission": 7}, {"read_queues": 0}, {"write_queues": -1}]
+)
+def test_wrong_topic_settings_are_refused_before_anything_is_sent(
+    admin: Admin, changes: dict
+) -> None:
     with pytest.raises(ClientError):
         admin.create_topic("t", **changes)
 
@@ -77,7 +85,9 @@ def test_closing_an_admin_that_asked_nothing_does_nothing(admin: Admin) -> None:
         (ResponseCode.SYSTEM_BUSY, ResponseError),
     ],
 )
-def test_every_refusal_is_a_typed_error_with_the_peers_words(code: int, error: type[Exception]) -> None:
+def test_every_refusal_is_a_typed_error_with_the_peers_words(
+    code: int, error: type[Exception]
+) -> None:
     asked = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     with pytest.raises(error, match="broker-a refused: because"):
         accepted(asked.answer(code, remark="because"), "broker-a refused")
@@ -93,6 +103,15 @@ def test_success_is_handed_through() -> None:
 
 def test_topics_of_the_system_of_brokers_and_of_groups_are_told_apart_from_users() -> None:
     own = {"broker-a", "default"}
-    system = ["TBW102", "SCHEDULE_TOPIC_XXXX", "%RETRY%g", "%DLQ%g", "broker-a", "default", "rmq_sys_anything", "default_REPLY_TOPIC"]
+    system = [
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "%RETRY%g",
+        "%DLQ%g",
+        "broker-a",
+        "default",
+        "rmq_sys_anything",
+        "default_REPLY_TOPIC",
+    ]
     assert [name for name in system if not _is_system(name, own)] == []
     assert [name for name in ("orders", "broker-b", "retry", "TBW") if _is_system(name, own)] == []

@@ -1,4 +1,6 @@
-"""A stop that meets a start, in the thread that starts (a signal handler) and in others: nobody waits for itself, nothing that began goes on."""
+"""A stop that meets a start, in the thread that starts (a signal handler) and in others: nobody
+waits for itself, nothing that began goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.pull import pull_life
-from rmq_ray.client.push import push_consumer
-from rmq_ray.client.pop import simple_consumer
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.client.pop import simple_consumer
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull import pull_life
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push import push_consumer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError
 
@@ -29,7 +31,9 @@ LONG_MS = 600_000
 
 
 def in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """Its outcome, in the future: a thread that waits for itself fails the test, it does not hang it."""
+    """Its outcome, in the future: a thread that waits for itself fails the test, it does not hang
+    it.
+    """
     outcome: Future[Any] = Future()
 
     def run() -> None:
@@ -43,9 +47,13 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
 
 
 class Life(ConsumerLife):
-    """Notes its steps. ``at[step]``: what happens in the midst of it; ``ends``: what ``end`` answers, in turn."""
+    """Notes its steps. ``at[step]``: what happens in the midst of it; ``ends``: what ``end``
+    answers, in turn.
+    """
 
-    def __init__(self, at: dict[str, Callable[[], Any]] | None = None, ends: tuple[bool, ...] = (True,)) -> None:
+    def __init__(
+        self, at: dict[str, Callable[[], Any]] | None = None, ends: tuple[bool, ...] = (True,)
+    ) -> None:
         super().__init__("consumer", "g", SYSTEM_CLOCK, self.end)
         self.steps: list[str] = []
         self.at = at or {}
@@ -63,7 +71,9 @@ class Life(ConsumerLife):
         self.start(lambda: self.step("connect"), lambda: self.step("begin"))
 
 
-@pytest.mark.parametrize(("step", "steps"), [("connect", ["connect", "end"]), ("begin", ["connect", "begin", "end"])])
+@pytest.mark.parametrize(
+    ("step", "steps"), [("connect", ["connect", "end"]), ("begin", ["connect", "begin", "end"])]
+)
 def test_a_stop_in_the_thread_that_starts_is_done_by_the_start(step: str, steps: list[str]) -> None:
     answers: list[bool] = []
     life = Life()
@@ -156,7 +166,7 @@ def test_one_that_was_stopped_before_its_start_does_not_start() -> None:
     assert life.steps == []
 
 
-# --- the consumers and the producer ------------------------------------------------------------------------------------------------------
+# --- the consumers and the producer ---------------------------------------------------------------
 
 
 class Client:
@@ -187,11 +197,22 @@ def engine_of(client: Client) -> Any:
         return True
 
     parts = SimpleNamespace(assigned=SimpleNamespace(snapshot=dict))
-    return SimpleNamespace(end=leave, owns_current_thread=lambda: False, ready=SimpleNamespace(close=lambda: None), parts=parts, client=client)
+    return SimpleNamespace(
+        end=leave,
+        owns_current_thread=lambda: False,
+        ready=SimpleNamespace(close=lambda: None),
+        parts=parts,
+        client=client,
+    )
 
 
 def push() -> PushConsumer:
-    return PushConsumer("g", listener=lambda _messages, _ctx: None, subscriptions={"orders": "*"}, discovery=cast(Any, None))
+    return PushConsumer(
+        "g",
+        listener=lambda _messages, _ctx: None,
+        subscriptions={"orders": "*"},
+        discovery=cast(Any, None),
+    )
 
 
 def pull() -> PullConsumer:
@@ -203,13 +224,17 @@ def simple() -> SimpleConsumer:
 
 
 @pytest.mark.parametrize("make", [push, pull, simple])
-def test_a_consumer_that_is_closed_in_the_midst_of_its_start_has_left_the_group(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> None:
+def test_a_consumer_that_is_closed_in_the_midst_of_its_start_has_left_the_group(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
     client, consumer = Client(), make()
     client.interrupt = consumer.close
     monkeypatch.setattr(ClientInstance, "get_or_create", lambda *_arguments, **_options: client)
     monkeypatch.setattr(push_consumer, "ConsumerEngine", lambda *_parts: engine_of(client))
     monkeypatch.setattr(pull_life, "PullEngine", lambda *_parts: engine_of(client))
-    monkeypatch.setattr(simple_consumer, "BrokerSettler", lambda *_parts: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(
+        simple_consumer, "BrokerSettler", lambda *_parts: SimpleNamespace(close=lambda: None)
+    )
     for module in (push_consumer, pull_life):
         monkeypatch.setattr(module, "check_filters", lambda *_arguments: None)
     with pytest.raises(ClientError, match="was stopped while it started"):
@@ -217,9 +242,15 @@ def test_a_consumer_that_is_closed_in_the_midst_of_its_start_has_left_the_group(
     assert (client.members, consumer.state) == ([], ServiceState.SHUTDOWN_ALREADY)
 
 
-def test_a_poll_that_is_interrupted_by_a_close_returns_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_that_is_interrupted_by_a_close_returns_what_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     consumer, engine = pull(), engine_of(Client())
-    consumer._engine, consumer._assigned, consumer._auto_due_ms = engine, cast(Any, frozenset({"queue"})), LONG_MS * 1e6
+    consumer._engine, consumer._assigned, consumer._auto_due_ms = (
+        engine,
+        cast(Any, frozenset({"queue"})),
+        LONG_MS * 1e6,
+    )
     consumer._life.state, consumer._life._ended = ServiceState.RUNNING, False
     engine.unblock = lambda _works: None
     engine.ready.closed = True
@@ -233,8 +264,12 @@ def test_a_poll_that_is_interrupted_by_a_close_returns_what_it_took(monkeypatch:
     assert consumer.state is ServiceState.SHUTDOWN_ALREADY
 
 
-@pytest.mark.parametrize("first", [Producer.start, lambda producer: producer.send("orders", b"x")], ids=["start", "send"])
-def test_a_producer_that_is_closed_in_the_midst_of_its_start_is_closed(monkeypatch: pytest.MonkeyPatch, first: Callable[[Producer], object]) -> None:
+@pytest.mark.parametrize(
+    "first", [Producer.start, lambda producer: producer.send("orders", b"x")], ids=["start", "send"]
+)
+def test_a_producer_that_is_closed_in_the_midst_of_its_start_is_closed(
+    monkeypatch: pytest.MonkeyPatch, first: Callable[[Producer], object]
+) -> None:
     producer = Producer("g", discovery=cast(Any, None))
     closed: list[str] = []
 

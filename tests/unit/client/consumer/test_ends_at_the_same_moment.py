@@ -1,4 +1,6 @@
-"""Two threads of a client meet: a stop and a start, a reply and the end of its time, two first uses. The order is forced; neither is lost."""
+"""Two threads of a client meet: a stop and a start, a reply and the end of its time, two first
+uses. The order is forced; neither is lost.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,14 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.push import async_listener
-from rmq_ray.client.pull import pull_life
-from rmq_ray.client.push import push_consumer
-from rmq_ray.client.producer import request_reply
-from rmq_ray.client.push.async_listener import LoopListener
-from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.client.producer.request_reply import Requests, requests_of
 from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.producer import request_reply
+from rmq_ray.client.producer.request_reply import Requests, requests_of
+from rmq_ray.client.pull import pull_life
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push import async_listener, push_consumer
+from rmq_ray.client.push.async_listener import LoopListener
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError
 from tests.support.waiting import eventually
@@ -35,7 +36,7 @@ def beside(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-# --- a stop while another thread starts -------------------------------------------------------------------------------------------------
+# --- a stop while another thread starts -----------------------------------------------------------
 
 
 class Engine:
@@ -63,21 +64,33 @@ class Engine:
 
 
 def push(_engine: Engine) -> Any:
-    return PushConsumer("g", listener=lambda _messages, _ctx: None, subscriptions={"orders": "*"}, discovery=cast(Any, None))
+    return PushConsumer(
+        "g",
+        listener=lambda _messages, _ctx: None,
+        subscriptions={"orders": "*"},
+        discovery=cast(Any, None),
+    )
 
 
 def pull(_engine: Engine) -> Any:
     return PullConsumer("g", discovery=cast(Any, None))
 
 
-@pytest.mark.parametrize(("module", "name", "make"), [(push_consumer, "ConsumerEngine", push), (pull_life, "PullEngine", pull)])
-def test_a_stop_ends_a_consumer_that_another_thread_is_starting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "make"),
+    [(push_consumer, "ConsumerEngine", push), (pull_life, "PullEngine", pull)],
+)
+def test_a_stop_ends_a_consumer_that_another_thread_is_starting(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, make: Callable[..., Any]
+) -> None:
     begun, ended = threading.Event(), threading.Event()
     engine = Engine(begun, ended)
     client = SimpleNamespace(register_consumer=lambda _consumer: None, start=lambda: None)
     monkeypatch.setattr(module, name, lambda *_parts: engine)
     monkeypatch.setattr(module, "check_filters", lambda *_arguments: None)
-    monkeypatch.setattr(module.ClientInstance, "get_or_create", lambda *_arguments, **_options: client)
+    monkeypatch.setattr(
+        module.ClientInstance, "get_or_create", lambda *_arguments, **_options: client
+    )
     consumer = make(engine)
 
     def stop() -> None:
@@ -91,11 +104,18 @@ def test_a_stop_ends_a_consumer_that_another_thread_is_starting(monkeypatch: pyt
     assert engine.calls == ["begin", "begun", "end"]
 
 
-# --- a reply and the end of its time ------------------------------------------------------------------------------------------------------
+# --- a reply and the end of its time --------------------------------------------------------------
 
 
 def core_of(clock: ManualClock) -> Any:
-    return SimpleNamespace(clock=clock, requests={}, closers=[], disowners=[], worker=Timers(clock, "worker"), request_reply=None)
+    return SimpleNamespace(
+        clock=clock,
+        requests={},
+        closers=[],
+        disowners=[],
+        worker=Timers(clock, "worker"),
+        request_reply=None,
+    )
 
 
 def test_a_reply_that_is_being_written_down_when_the_time_is_over_is_the_answer() -> None:
@@ -132,7 +152,7 @@ def test_two_first_requests_wait_in_one_table(monkeypatch: pytest.MonkeyPatch) -
     assert found[0] is found[1] and len(core.closers) == 1
 
 
-# --- a listener that is a coroutine function ----------------------------------------------------------------------------------------------
+# --- a listener that is a coroutine function ------------------------------------------------------
 
 
 async def seven(_messages: Any, _ctx: Any) -> int:
@@ -149,7 +169,9 @@ class LateFuture(Future[int]):
         return super().result(timeout)
 
 
-def test_a_listener_that_ends_at_the_end_of_a_slice_has_not_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_ends_at_the_end_of_a_slice_has_not_timed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def late(work: Coroutine[Any, Any, int], _loop: object) -> Future[int]:
         work.close()
         return LateFuture()
@@ -161,7 +183,9 @@ def test_a_listener_that_ends_at_the_end_of_a_slice_has_not_timed_out(monkeypatc
 
 
 def test_a_call_that_a_close_overtakes_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by ``RuntimeError: Event loop is closed``, which would count as the listener's fault, and not after a slice."""
+    """Not by ``RuntimeError: Event loop is closed``, which would count as the listener's fault, and
+    not after a slice.
+    """
     listener = LoopListener(seven, "loop")
     closing: list[threading.Thread] = []
     hand_over = asyncio.run_coroutine_threadsafe
@@ -217,8 +241,13 @@ async def exits_in_a_task(_messages: Any, _ctx: Any) -> int:
     return answer
 
 
-@pytest.mark.parametrize(("fault", "kind"), [(exits, SystemExit), (exits_in_a_task, SystemExit), (interrupted, KeyboardInterrupt)])
-def test_a_coroutine_listener_that_exits_ends_its_call_and_not_its_loop(fault: Callable[..., Any], kind: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(exits, SystemExit), (exits_in_a_task, SystemExit), (interrupted, KeyboardInterrupt)],
+)
+def test_a_coroutine_listener_that_exits_ends_its_call_and_not_its_loop(
+    fault: Callable[..., Any], kind: type[BaseException]
+) -> None:
     """As a plain one: the consuming thread is told, the next call runs."""
 
     async def listen(messages: Any, ctx: Any) -> Any:

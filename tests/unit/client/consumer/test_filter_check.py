@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.consumer.filter_check import FIRST_VERSION_WITH_FILTERS, check_filters
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import ConnectFailed, SubscriptionInvalid
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.filters.subscriptions import parse_subscription, sql
@@ -22,7 +22,9 @@ BY_TAG = parse_subscription("bills", "x", 7)
 class Broker:
     """Answers as told; ``asked`` keeps the bodies."""
 
-    def __init__(self, code: int = 0, version: int = 407, remark: str | None = None, known: bool = True) -> None:
+    def __init__(
+        self, code: int = 0, version: int = 407, remark: str | None = None, known: bool = True
+    ) -> None:
         self.client_id = "me"
         self.asked: list[dict[str, Any]] = []
         self._answer = (code, version, remark)
@@ -50,13 +52,19 @@ def check(broker: Broker) -> list[dict[str, Any]]:
 def test_only_sql_filters_are_checked() -> None:
     (asked,) = check(Broker())
     assert asked["clientId"] == "me" and asked["group"] == "billing"
-    assert (asked["subscriptionData"]["subString"], asked["subscriptionData"]["expressionType"]) == ("a > 1", "SQL92")
+    assert (
+        asked["subscriptionData"]["subString"],
+        asked["subscriptionData"]["expressionType"],
+    ) == ("a > 1", "SQL92")
 
 
 @pytest.mark.seed("S4-081")
 def test_a_broker_that_is_too_old_for_filters_is_refused() -> None:
     assert check(Broker(version=FIRST_VERSION_WITH_FILTERS))
-    for broker in (Broker(version=FIRST_VERSION_WITH_FILTERS - 1), Broker(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)):
+    for broker in (
+        Broker(version=FIRST_VERSION_WITH_FILTERS - 1),
+        Broker(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+    ):
         with pytest.raises(SubscriptionInvalid, match="too old"):
             check(broker)
 

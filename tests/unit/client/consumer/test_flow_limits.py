@@ -64,7 +64,9 @@ def test_other_limits_count_at_once_for_every_topic_and_for_those_to_come() -> N
     process = holding(200)
     assert found.pressure("orders", process) is None
     found.adjust(ConsumerConfig("g", threshold_messages_topic=100, max_span=150))
-    assert found.pressure("orders", process) is Pressure.MESSAGES and limits(found, "orders")[0] == 50
+    assert (
+        found.pressure("orders", process) is Pressure.MESSAGES and limits(found, "orders")[0] == 50
+    )
     found.adjust(ConsumerConfig("g", max_span=150))
     assert found.pressure("orders", process) is Pressure.SPAN
     assert found.pressure("never divided", process) is Pressure.SPAN

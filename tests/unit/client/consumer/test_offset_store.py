@@ -33,7 +33,9 @@ def test_an_offset_only_rises_unless_it_is_said_otherwise() -> None:
 
 
 @pytest.mark.seed("S4-215", "S4-222")
-def test_reading_looks_in_memory_at_the_broker_or_in_both_and_remembers_what_the_broker_said() -> None:
+def test_reading_looks_in_memory_at_the_broker_or_in_both_and_remembers_what_the_broker_said() -> (
+    None
+):
     offsets, client, (queue, other, *_) = store()
     client.answer(QUERY, lambda command, _address: command.answer(fields={"offset": "33"}))
     assert offsets.read(queue, ReadOffset.MEMORY) == -1
@@ -43,7 +45,11 @@ def test_reading_looks_in_memory_at_the_broker_or_in_both_and_remembers_what_the
     assert offsets.read(queue, ReadOffset.MEMORY_FIRST) == 33
     assert len(client.requests(QUERY)) == 1
     assert offsets.read(other, ReadOffset.MEMORY_FIRST) == 33
-    assert client.requests(QUERY)[0].fields == {"consumerGroup": "g", "topic": "orders", "queueId": "0"}
+    assert client.requests(QUERY)[0].fields == {
+        "consumerGroup": "g",
+        "topic": "orders",
+        "queueId": "0",
+    }
 
 
 @pytest.mark.seed("S4-222")
@@ -67,7 +73,13 @@ def test_persisting_all_tells_the_broker_one_way_and_forgets_queues_that_are_not
     offsets.persist_all(queues[1:])
     told = client.requests(UPDATE)
     assert [command.is_oneway for command in told] == [True, True]
-    assert told[0].fields == {"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "1", "rmqClient": client.client_id}
+    assert told[0].fields == {
+        "consumerGroup": "g",
+        "topic": "orders",
+        "queueId": "1",
+        "commitOffset": "1",
+        "rmqClient": client.client_id,
+    }
     assert offsets.clone() == {queues[1]: 1, queues[2]: 2}
 
 

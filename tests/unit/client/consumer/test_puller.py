@@ -23,7 +23,9 @@ def test_a_pull_says_group_queue_offset_limits_flags_version_and_no_expression()
     assert subscription is not None
     pull = rig.pull(work)
     assert pull.command.code == RequestCode.PULL_RECORDS
-    assert pull.request == PullRecords("g", "orders", 0, 42, 256, 1 << 20, SUSPEND, 0, 15_000, subscription.version, "TAG", None, 0)
+    assert pull.request == PullRecords(
+        "g", "orders", 0, 42, 256, 1 << 20, SUSPEND, 0, 15_000, subscription.version, "TAG", None, 0
+    )
     assert pull.timeout_ms == 30_000
 
 
@@ -34,7 +36,13 @@ def test_a_known_offset_travels_with_the_pull_under_the_commit_flag() -> None:
     rig.parts.offsets.update(work.queue, 17)
     request = rig.pull(work).request
     assert (request.commit_offset, request.sys_flag) == (17, COMMIT | SUSPEND)
-    assert (COMMIT, SUSPEND, int(PullSysFlag.SUBSCRIPTION), int(PullSysFlag.CLASS_FILTER), int(PullSysFlag.LITE_PULL)) == (1, 2, 4, 8, 16)
+    assert (
+        COMMIT,
+        SUSPEND,
+        int(PullSysFlag.SUBSCRIPTION),
+        int(PullSysFlag.CLASS_FILTER),
+        int(PullSysFlag.LITE_PULL),
+    ) == (1, 2, 4, 8, 16)
 
 
 @pytest.mark.seed("S4-078", "S4-079", "S4-082")
@@ -47,7 +55,10 @@ def test_the_suggested_slave_is_asked_next_and_gets_no_commit_flag() -> None:
     assert (rig.client.pulls[-1].address, rig.client.pulls[-1].request.sys_flag) == (SLAVE, SUSPEND)
     rig.client.pulls[-1].reply(19, 9, suggested=0)
     rig.advance(0)
-    assert (rig.client.pulls[-1].address, rig.client.pulls[-1].request.sys_flag) == (ADDRESS, COMMIT | SUSPEND)
+    assert (rig.client.pulls[-1].address, rig.client.pulls[-1].request.sys_flag) == (
+        ADDRESS,
+        COMMIT | SUSPEND,
+    )
 
 
 @pytest.mark.seed("S4-065", "S4-066")
@@ -171,7 +182,11 @@ def test_found_messages_go_on_in_batches_of_the_size_asked() -> None:
     work = rig.take()
     rig.pull(work)
     batches = rig.found(work, range(8))
-    assert [(batch.first, batch.last, batch.count) for batch in batches] == [(0, 2, 3), (3, 5, 3), (6, 7, 2)]
+    assert [(batch.first, batch.last, batch.count) for batch in batches] == [
+        (0, 2, 3),
+        (3, 5, 3),
+        (6, 7, 2),
+    ]
     assert (work.process.count, work.process.next_offset, work.process.body_bytes) == (8, 8, 32)
 
 
@@ -203,11 +218,18 @@ def test_a_pull_interval_delays_the_next_pull() -> None:
     work = rig.take()
     rig.pull(work)
     rig.found(work, [0])
-    assert (len(rig.client.pulls), rig.advance(199), rig.advance(1), len(rig.client.pulls)) == (1, 0, 1, 2)
+    assert (len(rig.client.pulls), rig.advance(199), rig.advance(1), len(rig.client.pulls)) == (
+        1,
+        0,
+        1,
+        2,
+    )
 
 
 @pytest.mark.seed("S4-120")
-def test_offsets_below_what_was_asked_are_reported_and_not_delivered_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_offsets_below_what_was_asked_are_reported_and_not_delivered_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rig = ConsumerRig()
     work = rig.take(offset=5)
     rig.pull(work)
@@ -265,7 +287,12 @@ def test_any_other_code_is_a_failure_that_is_tried_again_after_a_second() -> Non
     rig = ConsumerRig()
     work = rig.take()
     rig.pull(work).refuse(1)
-    assert (len(rig.client.pulls), rig.advance(999), rig.advance(1), len(rig.client.pulls)) == (1, 0, 1, 2)
+    assert (len(rig.client.pulls), rig.advance(999), rig.advance(1), len(rig.client.pulls)) == (
+        1,
+        0,
+        1,
+        2,
+    )
 
 
 def test_flow_control_of_the_broker_is_tried_again_after_twenty_ms() -> None:

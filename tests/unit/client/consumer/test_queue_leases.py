@@ -1,4 +1,6 @@
-"""Locks of queues as a consumer asks for them: before it takes a queue, every 20 s, and when it gives one away."""
+"""Locks of queues as a consumer asks for them: before it takes a queue, every 20 s, and when it
+gives one away.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,31 @@ from tests.support.clients.orderly_rig import OrderlyRig
 from tests.support.clients.scripted_client import ADDRESS
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
-IDS, QUERY, UPDATE = RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
+IDS, QUERY, UPDATE = (
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+)
 
 
 def asked(command: Command) -> tuple[list[int], list[int] | None]:
     """(queue ids, epochs) of a request."""
     body: Any = command.body
-    return [queue.queue_id for queue in bodies.decode_lock(body)[2]], bodies.decode_lock_epochs(body)
+    return [queue.queue_id for queue in bodies.decode_lock(body)[2]], bodies.decode_lock_epochs(
+        body
+    )
 
 
 def joined(*others: str) -> OrderlyRig:
     """A consumer that may rebalance: the group's members are it and ``others``, offsets are 10."""
     rig = OrderlyRig()
     rig.client.add_topic("orders", 4)
-    rig.client.answer(IDS, lambda command, _address: command.answer(body=encode_consumer_ids([rig.client.client_id, *others])))
+    rig.client.answer(
+        IDS,
+        lambda command, _address: command.answer(
+            body=encode_consumer_ids([rig.client.client_id, *others])
+        ),
+    )
     rig.client.answer(QUERY, lambda command, _address: command.answer(fields={"offset": "10"}))
     return rig
 
@@ -49,7 +62,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq_ray.client.consumer.queue_leases.LEAVE_WAIT_MS", 1)
 
 
-# --- the lease -----------------------------------------------------------------------------------------------------------
+# --- the lease ------------------------------------------------------------------------------------
 
 
 def test_a_lock_is_trusted_for_thirty_seconds_from_the_moment_it_was_asked_for() -> None:
@@ -64,11 +77,15 @@ def test_a_lock_is_trusted_for_thirty_seconds_from_the_moment_it_was_asked_for()
 
 def test_clients_trust_a_lock_for_less_long_than_brokers_keep_it() -> None:
     config = ConsumerConfig("g")
-    assert (config.lock_refresh_ms, config.lock_trusted_ms, config.lock_retry_ms) == (20_000, 30_000, 3_000)
+    assert (config.lock_refresh_ms, config.lock_trusted_ms, config.lock_retry_ms) == (
+        20_000,
+        30_000,
+        3_000,
+    )
     assert BrokerConfig(StoreConfig("x")).queue_lock_ms == 60_000
 
 
-# --- taking --------------------------------------------------------------------------------------------------------------
+# --- taking ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.seed("S1-035", "S1-046")
@@ -77,7 +94,9 @@ def test_a_queue_is_locked_before_its_offset_is_asked_for_and_before_it_is_pulle
     assert rig.balance.rebalance()
     assert held(rig) == [0, 1, 2, 3]
     interesting = [code for code in codes(rig) if code in (LOCK, QUERY, RequestCode.PULL_RECORDS)]
-    assert interesting == [LOCK, *[QUERY] * 4, *[RequestCode.PULL_RECORDS] * 4], "one request for all queues of a broker"
+    assert interesting == [LOCK, *[QUERY] * 4, *[RequestCode.PULL_RECORDS] * 4], (
+        "one request for all queues of a broker"
+    )
     assert asked(rig.client.requests(LOCK)[0]) == ([0, 1, 2, 3], [0, 0, 0, 0])
 
 
@@ -90,7 +109,9 @@ def test_a_new_queue_begins_with_fresh_offset_process_queue_and_lock() -> None:
     work = rig.parts.assigned.get(queue)
     assert work is not None and work.lease is not None
     assert work.process.next_offset == rig.offset(queue) == 10
-    assert rig.locks.admits("g", queue, work.lease.epoch) and work.lease.is_held(rig.clock.monotonic_ms())
+    assert rig.locks.admits("g", queue, work.lease.epoch) and work.lease.is_held(
+        rig.clock.monotonic_ms()
+    )
 
 
 @pytest.mark.seed("S1-035", "S1-040")
@@ -108,7 +129,9 @@ def test_queues_whose_lock_is_refused_are_left_and_tried_again_in_half_a_second(
 
 
 @pytest.mark.seed("S1-040")
-def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused_and_after_one_when_something_else_is_missing() -> None:
+def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused_and_after_one_when_something_else_is_missing() -> (
+    None
+):
     rig = joined()
     rig.locks.lock("g", "other", [MessageQueue("orders", "broker-a", 2)], rig.clock.monotonic_ms())
     dues: list[float] = []
@@ -117,7 +140,9 @@ def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused_and
         dues.append(due_ms - rig.clock.monotonic_ms())
         rig.clock.advance_ms(max(0.0, dues[-1]))
         if len(dues) == 3:
-            rig.client.answer(IDS, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR))
+            rig.client.answer(
+                IDS, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR)
+            )
         return len(dues) < 5
 
     rig.balance._wait_until = wait_until  # type: ignore[method-assign]
@@ -137,21 +162,35 @@ def test_a_queue_that_was_locked_but_has_no_known_offset_is_given_back() -> None
     rig = joined()
     rig.client.answer(QUERY, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR))
     assert not rig.balance.rebalance()
-    assert held(rig) == [] and len(rig.locks) == 0 and asked(rig.client.requests(UNLOCK)[0])[0] == [0, 1, 2, 3]
+    assert (
+        held(rig) == []
+        and len(rig.locks) == 0
+        and asked(rig.client.requests(UNLOCK)[0])[0] == [0, 1, 2, 3]
+    )
 
 
-# --- keeping -------------------------------------------------------------------------------------------------------------
+# --- keeping --------------------------------------------------------------------------------------
 
 
 def test_all_queues_of_a_broker_are_refreshed_in_one_request_that_names_their_epochs() -> None:
     rig = joined()
     rig.balance.rebalance()
-    epochs = [work.lease.epoch for _, work in sorted(rig.parts.assigned.snapshot().items()) if work.lease is not None]
+    epochs = [
+        work.lease.epoch
+        for _, work in sorted(rig.parts.assigned.snapshot().items())
+        if work.lease is not None
+    ]
     rig.clock.advance_ms(25_000)
     rig.leases.refresh()
-    assert asked(rig.client.requests(LOCK)[-1]) == ([0, 1, 2, 3], epochs) and len(rig.client.requests(LOCK)) == 2
+    assert (
+        asked(rig.client.requests(LOCK)[-1]) == ([0, 1, 2, 3], epochs)
+        and len(rig.client.requests(LOCK)) == 2
+    )
     rig.clock.advance_ms(25_000)
-    assert all(work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms()) for work in rig.parts.assigned.snapshot().values())
+    assert all(
+        work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms())
+        for work in rig.parts.assigned.snapshot().values()
+    )
 
 
 def test_the_refreshing_thread_asks_after_one_second_and_then_every_twenty() -> None:
@@ -184,8 +223,13 @@ def test_however_long_an_answer_takes_a_lock_is_as_old_as_the_question() -> None
     asked_ms = rig.clock.monotonic_ms()
     rig.balance.rebalance()
     for _ in range(2):
-        leases = [work.lease for work in rig.parts.assigned.snapshot().values() if work.lease is not None]
-        assert len(leases) == 4 and all(lease.is_held(asked_ms + 30_000) and not lease.is_held(asked_ms + 30_001) for lease in leases)
+        leases = [
+            work.lease for work in rig.parts.assigned.snapshot().values() if work.lease is not None
+        ]
+        assert len(leases) == 4 and all(
+            lease.is_held(asked_ms + 30_000) and not lease.is_held(asked_ms + 30_001)
+            for lease in leases
+        )
         asked_ms = rig.clock.monotonic_ms()
         rig.leases.refresh()
 
@@ -197,7 +241,10 @@ def test_a_refresh_that_gets_no_answer_changes_nothing_but_the_age() -> None:
     rig.clock.advance_ms(30_001)
     rig.leases.refresh()
     assert rig.gone == [] and held(rig) == [0, 1, 2, 3]
-    assert not any(work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms()) for work in rig.parts.assigned.snapshot().values())
+    assert not any(
+        work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms())
+        for work in rig.parts.assigned.snapshot().values()
+    )
 
 
 def test_a_queue_that_somebody_else_has_had_is_lost_and_the_others_stay() -> None:
@@ -209,15 +256,26 @@ def test_a_queue_that_somebody_else_has_had_is_lost_and_the_others_stay() -> Non
     rig.locks.unlock("g", "other", [queue])
     rig.leases.refresh()
     assert [work.queue for work in rig.gone] == [queue], "also when it is free again by now"
-    assert sum(work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms()) for work in rig.parts.assigned.snapshot().values()) == 3
+    assert (
+        sum(
+            work.lease is not None and work.lease.is_held(rig.clock.monotonic_ms())
+            for work in rig.parts.assigned.snapshot().values()
+        )
+        == 3
+    )
 
 
-# --- leaving -------------------------------------------------------------------------------------------------------------
+# --- leaving --------------------------------------------------------------------------------------
 
 
 def shared(rig: OrderlyRig) -> None:
     """Another consumer joined: queues 2 and 3 are its."""
-    rig.client.answer(IDS, lambda command, _address: command.answer(body=encode_consumer_ids([rig.client.client_id, "zzz"])))
+    rig.client.answer(
+        IDS,
+        lambda command, _address: command.answer(
+            body=encode_consumer_ids([rig.client.client_id, "zzz"])
+        ),
+    )
 
 
 @pytest.mark.seed("S4-162")
@@ -229,8 +287,16 @@ def test_a_queue_that_is_given_away_is_unlocked_after_its_offset_was_told() -> N
     rig.client.sent.clear()
     shared(rig)
     assert rig.balance.rebalance() and held(rig) == [0, 1]
-    assert [code for code in codes(rig) if code in (UPDATE, UNLOCK)] == [UPDATE, UNLOCK, UPDATE, UNLOCK]
-    assert [(command.fields or {})["commitOffset"] for command in rig.client.requests(UPDATE)] == ["22", "23"]
+    assert [code for code in codes(rig) if code in (UPDATE, UNLOCK)] == [
+        UPDATE,
+        UNLOCK,
+        UPDATE,
+        UNLOCK,
+    ]
+    assert [(command.fields or {})["commitOffset"] for command in rig.client.requests(UPDATE)] == [
+        "22",
+        "23",
+    ]
     assert all((command.fields or {})["rmqLockEpoch"] for command in rig.client.requests(UPDATE))
     assert {lock.queue.queue_id for lock in rig.locks.held()} == {0, 1}
 
@@ -261,7 +327,10 @@ def test_a_queue_that_was_to_leave_and_is_ours_again_goes_on() -> None:
     shared(rig)
     work.lease.gate.acquire()
     rig.balance.rebalance()
-    rig.client.answer(IDS, lambda command, _address: command.answer(body=encode_consumer_ids([rig.client.client_id])))
+    rig.client.answer(
+        IDS,
+        lambda command, _address: command.answer(body=encode_consumer_ids([rig.client.client_id])),
+    )
     assert rig.balance.rebalance() and not work.lease.leaving
     work.lease.gate.release()
     assert rig.parts.assigned.get(work.queue) is work
@@ -276,7 +345,9 @@ def test_the_gate_of_a_queue_is_one_for_all_its_stays() -> None:
     rig.balance.rebalance()
     new = rig.parts.assigned.get(old.queue)
     assert new is not None and new is not old and new.lease is not None
-    assert new.lease.gate is old.lease.gate and new.lease.epoch > old.lease.epoch, "no two listeners at once, no commit of the old one"
+    assert new.lease.gate is old.lease.gate and new.lease.epoch > old.lease.epoch, (
+        "no two listeners at once, no commit of the old one"
+    )
 
 
 def test_at_the_end_every_lock_is_given_back_but_those_whose_listener_runs() -> None:

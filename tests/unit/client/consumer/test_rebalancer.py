@@ -15,8 +15,16 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from tests.support.clients.consumer_rig import ConsumerRig
 
-IDS, QUERY, UPDATE = RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
-FIRST, LAST, TIMESTAMP = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+IDS, QUERY, UPDATE = (
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+)
+FIRST, LAST, TIMESTAMP = (
+    ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+)
 
 
 def members(rig: ConsumerRig, *others: str) -> None:
@@ -25,11 +33,20 @@ def members(rig: ConsumerRig, *others: str) -> None:
 
 
 def stored(rig: ConsumerRig, offset: int | None) -> None:
-    rig.client.answer(QUERY, lambda command, _address: command.answer(22) if offset is None else command.answer(fields={"offset": str(offset)}))
+    rig.client.answer(
+        QUERY,
+        lambda command, _address: (
+            command.answer(22) if offset is None else command.answer(fields={"offset": str(offset)})
+        ),
+    )
 
 
 def rig_of(
-    queues: int = 4, *others: str, offset: int | None = 10, brokers: Sequence[str] = ("broker-a",), **settings: Any
+    queues: int = 4,
+    *others: str,
+    offset: int | None = 10,
+    brokers: Sequence[str] = ("broker-a",),
+    **settings: Any,
 ) -> tuple[ConsumerRig, list[MessageQueue]]:
     rig = ConsumerRig(**settings)
     found = rig.client.add_topic("orders", queues, brokers)
@@ -47,12 +64,17 @@ def test_a_first_rebalance_takes_the_share_of_the_cached_queues_and_pulls_each_o
     rig, queues = rig_of(4, "zzz")
     assert rig.rebalancer.rebalance()
     assert held(rig) == queues[:2]
-    assert [(pull.request.queue_id, pull.request.offset) for pull in rig.client.pulls] == [(0, 10), (1, 10)]
+    assert [(pull.request.queue_id, pull.request.offset) for pull in rig.client.pulls] == [
+        (0, 10),
+        (1, 10),
+    ]
     assert rig.client.requests(IDS)[0].fields == {"consumerGroup": "g"}
 
 
 @pytest.mark.seed("S1-017", "S1-020")
-def test_balanced_is_the_conjunction_over_all_topics_and_one_failing_topic_leaves_the_others_alone() -> None:
+def test_balanced_is_the_conjunction_over_all_topics_and_one_failing_topic_leaves_the_others_alone() -> (
+    None
+):
     rig, queues = rig_of()
     rig.parts.subscriptions.put("absent", "*", 1)
     assert not rig.rebalancer.rebalance()
@@ -85,7 +107,9 @@ def test_unsubscribing_drops_the_queues_of_the_topic() -> None:
 
 
 @pytest.mark.seed("S1-034", "S1-045", "S4-162")
-def test_a_queue_that_moves_away_is_dropped_and_its_offset_handed_over_before_it_is_forgotten() -> None:
+def test_a_queue_that_moves_away_is_dropped_and_its_offset_handed_over_before_it_is_forgotten() -> (
+    None
+):
     rig, queues = rig_of(2)
     rig.rebalancer.rebalance()
     work = rig.parts.assigned.snapshot()[queues[1]]
@@ -94,7 +118,13 @@ def test_a_queue_that_moves_away_is_dropped_and_its_offset_handed_over_before_it
     assert rig.rebalancer.rebalance()
     assert held(rig) == queues[:1]
     assert work.process.dropped
-    told = {"consumerGroup": "g", "topic": "orders", "queueId": "1", "commitOffset": "25", "rmqClient": rig.client.client_id}
+    told = {
+        "consumerGroup": "g",
+        "topic": "orders",
+        "queueId": "1",
+        "commitOffset": "25",
+        "rmqClient": rig.client.client_id,
+    }
     assert [command.fields for command in rig.client.requests(UPDATE)] == [told]
     assert rig.offset(queues[1]) is None
 
@@ -118,7 +148,11 @@ def test_a_queue_whose_offset_cannot_be_read_is_taken_by_a_later_rebalance() -> 
     rig, queues = rig_of(2)
 
     def second_only(command: Command, _address: Address) -> Command | RemotingError:
-        return RequestTimeout("slow", "a") if (command.fields or {})["queueId"] == "0" else command.answer(fields={"offset": "3"})
+        return (
+            RequestTimeout("slow", "a")
+            if (command.fields or {})["queueId"] == "0"
+            else command.answer(fields={"offset": "3"})
+        )
 
     rig.client.answer(QUERY, second_only)
     assert not rig.rebalancer.rebalance()
@@ -129,10 +163,15 @@ def test_a_queue_whose_offset_cannot_be_read_is_taken_by_a_later_rebalance() -> 
 
 
 @pytest.mark.seed("S1-027", "S4-151")
-def test_without_consumer_ids_or_route_everything_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_consumer_ids_or_route_everything_stays_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rig, queues = rig_of()
     rig.rebalancer.rebalance()
-    for broken in (lambda command, _address: command.answer(1), lambda _command, _address: ConnectFailed("away", "a")):
+    for broken in (
+        lambda command, _address: command.answer(1),
+        lambda _command, _address: ConnectFailed("away", "a"),
+    ):
         rig.client.answer(IDS, broken)
         rig.rebalancer.runs = 0  # every sixtieth round says it
         caplog.clear()
@@ -142,7 +181,9 @@ def test_without_consumer_ids_or_route_everything_stays_as_it_is(caplog: pytest.
 
 
 @pytest.mark.seed("S1-039", "S1-049", "S4-059")
-def test_a_queue_taken_carries_its_process_queue_and_next_offset_and_is_pulled_for_the_group() -> None:
+def test_a_queue_taken_carries_its_process_queue_and_next_offset_and_is_pulled_for_the_group() -> (
+    None
+):
     rig, (queue,) = rig_of(1, offset=8)
     rig.rebalancer.rebalance()
     work = rig.parts.assigned.snapshot()[queue]
@@ -153,7 +194,12 @@ def test_a_queue_taken_carries_its_process_queue_and_next_offset_and_is_pulled_f
 def test_a_broker_that_does_not_know_the_consumer_is_told_before_its_list_counts() -> None:
     rig, (queue,) = rig_of(1)
     complete = rig.client.answers[IDS]
-    rig.client.answer(IDS, lambda command, address: complete(command, address) if rig.client.heartbeats else command.answer(1))
+    rig.client.answer(
+        IDS,
+        lambda command, address: (
+            complete(command, address) if rig.client.heartbeats else command.answer(1)
+        ),
+    )
     assert rig.rebalancer.rebalance()
     assert held(rig) == [queue]
 
@@ -178,7 +224,13 @@ def test_a_strategy_that_raises_changes_nothing_and_is_not_balanced() -> None:
         name = "BREAKING"
         broken = False
 
-        def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+        def allocate(
+            self,
+            group: str,
+            client_id: str,
+            queues: Sequence[MessageQueue],
+            client_ids: Sequence[str],
+        ) -> list[MessageQueue]:
             if self.broken:
                 raise ZeroDivisionError
             return list(queues[:1])
@@ -219,7 +271,9 @@ def test_without_a_stored_offset_the_broker_is_asked_for_end_minimum_or_time() -
         (FIRST, RequestCode.GET_MIN_OFFSET, {}),
         (TIMESTAMP, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": "1699999999999"}),
     ):
-        rig, (queue,) = rig_of(1, offset=None, start_from=rule, consume_timestamp_ms=1_699_999_999_999)
+        rig, (queue,) = rig_of(
+            1, offset=None, start_from=rule, consume_timestamp_ms=1_699_999_999_999
+        )
         rig.client.answer(code, lambda command, _address: command.answer(fields={"offset": "55"}))
         assert rig.rebalancer.first_offset(queue) == 55
         assert rig.client.requests(code)[0].fields == {"topic": "orders", "queueId": "0"} | extra
@@ -227,7 +281,10 @@ def test_without_a_stored_offset_the_broker_is_asked_for_end_minimum_or_time() -
 
 def test_the_default_time_to_start_from_is_half_an_hour_ago() -> None:
     rig, (queue,) = rig_of(1, offset=None, start_from=TIMESTAMP)
-    rig.client.answer(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda command, _address: command.answer(fields={"offset": "1"}))
+    rig.client.answer(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        lambda command, _address: command.answer(fields={"offset": "1"}),
+    )
     rig.rebalancer.first_offset(queue)
     asked = rig.client.requests(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)[0].fields or {}
     assert int(asked["timestamp"]) == rig.clock.now_ms() - 1_800_000
@@ -249,11 +306,13 @@ def test_an_offset_that_the_broker_refuses_is_no_offset() -> None:
     assert held(rig) == []
 
 
-# --- the thread's loop ---------------------------------------------------------------------------------------------------------
+# --- the thread's loop ----------------------------------------------------------------------------
 
 
 class SteppingWake:
-    """In place of the rebalancer's condition: waiting moves the clock on at once, and after ``duration_ms`` the rebalancer stops."""
+    """In place of the rebalancer's condition: waiting moves the clock on at once, and after
+    ``duration_ms`` the rebalancer stops.
+    """
 
     def __init__(self, rig: ConsumerRig, duration_ms: float) -> None:
         self._rig = rig
@@ -268,31 +327,49 @@ class SteppingWake:
         self._rig.rebalancer._stopping = self._rig.clock.monotonic_ms() > self._end_ms
 
 
-def run_for(rig: ConsumerRig, duration_ms: float, monkeypatch: pytest.MonkeyPatch, balanced: bool = True) -> tuple[list[float], list[float]]:
-    """The loop of the thread in this one: when it rebalanced, and when it looked for overdue messages (ms since its begin)."""
+def run_for(
+    rig: ConsumerRig, duration_ms: float, monkeypatch: pytest.MonkeyPatch, balanced: bool = True
+) -> tuple[list[float], list[float]]:
+    """The loop of the thread in this one: when it rebalanced, and when it looked for overdue
+    messages (ms since its begin).
+    """
     begin = rig.clock.monotonic_ms()
     rounds: list[float] = []
     cleanings: list[float] = []
-    monkeypatch.setattr(rig.rebalancer, "rebalance", lambda: (rounds.append(rig.clock.monotonic_ms() - begin), balanced)[1])
-    monkeypatch.setattr(rig.rebalancer, "_clean", lambda: (cleanings.append(rig.clock.monotonic_ms() - begin), 0)[1])
+    monkeypatch.setattr(
+        rig.rebalancer,
+        "rebalance",
+        lambda: (rounds.append(rig.clock.monotonic_ms() - begin), balanced)[1],
+    )
+    monkeypatch.setattr(
+        rig.rebalancer, "_clean", lambda: (cleanings.append(rig.clock.monotonic_ms() - begin), 0)[1]
+    )
     monkeypatch.setattr(rig.rebalancer, "_wake", SteppingWake(rig, duration_ms))
     rig.rebalancer._run()
     return rounds, cleanings
 
 
 @pytest.mark.seed("S0-062", "S1-018", "S1-019", "S4-019")
-@pytest.mark.parametrize(("settings", "interval_ms"), [({}, 20_000), ({"rebalance_ms": 7_000}, 7_000)])
-def test_the_loop_waits_and_rebalances_for_ever(settings: dict[str, int], interval_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "interval_ms"), [({}, 20_000), ({"rebalance_ms": 7_000}, 7_000)]
+)
+def test_the_loop_waits_and_rebalances_for_ever(
+    settings: dict[str, int], interval_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds, _ = run_for(ConsumerRig(**settings), 10 * interval_ms, monkeypatch)
     assert rounds == [n * interval_ms for n in range(11)]
 
 
-def test_while_not_balanced_the_loop_tries_again_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_not_balanced_the_loop_tries_again_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rounds, _ = run_for(ConsumerRig(), 5_000, monkeypatch, balanced=False)
     assert rounds == [0, 1_000, 2_000, 3_000, 4_000, 5_000]
 
 
 @pytest.mark.seed("S4-168")
-def test_the_loop_looks_for_overdue_messages_every_fifteen_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_looks_for_overdue_messages_every_fifteen_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, cleanings = run_for(ConsumerRig(), 46 * 60_000, monkeypatch)
     assert cleanings == [15 * 60_000, 30 * 60_000, 45 * 60_000]

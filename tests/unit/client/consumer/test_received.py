@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_ray.client.consumer.received import INFLATED_BYTES_MAX, Page
+from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SysFlag, decode_properties
-from rmq_ray.codec.record import Record, encode_record
 from tests.support.clients.scripted_client import record
 
 QUEUE = MessageQueue("orders", "broker-a", 2)
@@ -29,19 +29,40 @@ def page(*records: bytes, queue: MessageQueue = QUEUE, bounds: tuple[int, int] =
 
 
 def test_every_field_is_read_from_the_record() -> None:
-    properties = f"RMQ_FRAME\x01{'0' * 72}\x02KEYS\x01o-1 o-2\x02TAGS\x01paid\x02region\x01eu\x02UNIQ_KEY\x01{KEY}"
-    (message,) = page(record(QUEUE, 7, b"hello", properties, flag=5, reconsume_times=2, prepared_offset=11)).messages()
-    assert (message.topic, message.queue, message.queue_offset, message.log_offset) == ("orders", QUEUE, 7, 1_700)
-    assert (message.body, message.tag, message.keys, message.message_id) == (b"hello", "paid", ["o-1", "o-2"], KEY)
+    properties = (
+        f"RMQ_FRAME\x01{'0' * 72}\x02KEYS\x01o-1 "
+        f"o-2\x02TAGS\x01paid\x02region\x01eu\x02UNIQ_KEY\x01{KEY}"
+    )
+    (message,) = page(
+        record(QUEUE, 7, b"hello", properties, flag=5, reconsume_times=2, prepared_offset=11)
+    ).messages()
+    assert (message.topic, message.queue, message.queue_offset, message.log_offset) == (
+        "orders",
+        QUEUE,
+        7,
+        1_700,
+    )
+    assert (message.body, message.tag, message.keys, message.message_id) == (
+        b"hello",
+        "paid",
+        ["o-1", "o-2"],
+        KEY,
+    )
     assert message.properties == {"region": "eu"}
     assert (message.flag, message.reconsume_times, message.prepared_offset) == (5, 2, 11)
     assert message.born_ts == datetime.fromtimestamp(1_700_000_000, UTC)
-    assert (message.store_ms, message.born_host, message.store_host) == (1_700_000_000_005, Address("192.168.0.10", 51000), Address("10.0.0.1", 10911))
+    assert (message.store_ms, message.born_host, message.store_host) == (
+        1_700_000_000_005,
+        Address("192.168.0.10", 51000),
+        Address("10.0.0.1", 10911),
+    )
     assert message.offset_message_id == "0A00000100002A9F00000000000006A4"
 
 
 def test_the_frame_mark_is_hidden_and_the_queue_bounds_are_added() -> None:
-    (message,) = page(record(QUEUE, 0, properties=f"RMQ_FRAME\x01{'0' * 72}\x02a\x01b\x02")).messages()
+    (message,) = page(
+        record(QUEUE, 0, properties=f"RMQ_FRAME\x01{'0' * 72}\x02a\x01b\x02")
+    ).messages()
     assert message.all_properties == {"a": "b", "MIN_OFFSET": "3", "MAX_OFFSET": "99"}
 
 
@@ -54,7 +75,9 @@ def test_messages_handed_to_a_listener_carry_the_time_it_got_them() -> None:
 
 def test_a_retried_message_has_its_original_topic_again() -> None:
     retry = MessageQueue("%RETRY%g", "broker-a", 0)
-    messages = page(record(retry, 0, properties="RETRY_TOPIC\x01orders"), record(retry, 1), queue=retry).messages()
+    messages = page(
+        record(retry, 0, properties="RETRY_TOPIC\x01orders"), record(retry, 1), queue=retry
+    ).messages()
     assert [message.topic for message in messages] == ["orders", "%RETRY%g"]
     assert messages[0].queue == retry
 
@@ -68,7 +91,10 @@ def test_a_message_without_unique_key_is_known_by_where_it_lies() -> None:
 
 def test_compressed_bodies_are_inflated() -> None:
     plain = b"x" * 5_000
-    messages = page(record(QUEUE, 0, zlib.compress(plain), sys_flag=SysFlag.COMPRESSED), record(QUEUE, 1, b"plain")).messages()
+    messages = page(
+        record(QUEUE, 0, zlib.compress(plain), sys_flag=SysFlag.COMPRESSED),
+        record(QUEUE, 1, b"plain"),
+    ).messages()
     assert [message.body for message in messages] == [plain, b"plain"]
     assert messages[0].stored_body == zlib.compress(plain)
 
@@ -77,7 +103,12 @@ def test_a_body_that_is_not_what_its_flags_say_is_a_typed_error() -> None:
     lz4 = SysFlag.COMPRESSED | 1 << 8
     cut = zlib.compress(b"y" * 500)[:-3]
     bomb = zlib.compress(bytes(INFLATED_BYTES_MAX + 1))
-    for body, flags in ((b"not zlib", SysFlag.COMPRESSED), (b"lz4", lz4), (cut, SysFlag.COMPRESSED), (bomb, SysFlag.COMPRESSED)):
+    for body, flags in (
+        (b"not zlib", SysFlag.COMPRESSED),
+        (b"lz4", lz4),
+        (cut, SysFlag.COMPRESSED),
+        (bomb, SysFlag.COMPRESSED),
+    ):
         (message,) = page(record(QUEUE, 0, body, sys_flag=flags)).messages()
         with pytest.raises(ConsumeError):
             _ = message.body
@@ -85,11 +116,36 @@ def test_a_body_that_is_not_what_its_flags_say_is_a_typed_error() -> None:
 
 @pytest.mark.parametrize("more", [0, 40])
 def test_records_with_sixteen_byte_hosts_are_read_too(more: int) -> None:
-    long = encode_record(Record("orders", 2, b"six", "TAGS\x01a", 0, 1, 5, 0, 9, ("2001:db8::1", 1), 10, ("2001:db8::2", 2), 4, 6))
-    messages = page(record(QUEUE, 0, b"four"), long, *[record(QUEUE, 2 + i, b"four") for i in range(more)]).messages()
+    long = encode_record(
+        Record(
+            "orders",
+            2,
+            b"six",
+            "TAGS\x01a",
+            0,
+            1,
+            5,
+            0,
+            9,
+            ("2001:db8::1", 1),
+            10,
+            ("2001:db8::2", 2),
+            4,
+            6,
+        )
+    )
+    messages = page(
+        record(QUEUE, 0, b"four"), long, *[record(QUEUE, 2 + i, b"four") for i in range(more)]
+    ).messages()
     assert [message.body for message in messages] == [b"four", b"six"] + [b"four"] * more
     six = messages[1]
-    assert (six.born_host, six.store_host, six.store_ms, six.reconsume_times, six.prepared_offset) == (
+    assert (
+        six.born_host,
+        six.store_host,
+        six.store_ms,
+        six.reconsume_times,
+        six.prepared_offset,
+    ) == (
         Address("2001:db8::1", 1),
         Address("2001:db8::2", 2),
         10,
@@ -129,7 +185,9 @@ def test_bytes_that_are_no_records_make_no_page(spoil: str, count: int) -> None:
     elif spoil == "tiny":
         sizes[:2] += np.array([20 - sizes[0], sizes[0] - 20], ">i4")
     elif spoil == "hosts":
-        raw[39 - len(raw) // count] |= SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6  # of the last record
+        raw[39 - len(raw) // count] |= (
+            SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+        )  # of the last record
     else:
         raw[84:88] = (1 << 20).to_bytes(4)
     with pytest.raises(ConsumeError):
@@ -147,7 +205,13 @@ def test_a_pickled_message_is_one_record_of_plain_values() -> None:
     packed = pickle.dumps(messages[4])
     assert len(packed) < 1_500
     back = pickle.loads(packed)
-    assert (back.body, back.queue, back.queue_offset, back.reconsume_times, back.consume_start_ms) == (b"4" * 500, QUEUE, 4, 1, 9)
+    assert (
+        back.body,
+        back.queue,
+        back.queue_offset,
+        back.reconsume_times,
+        back.consume_start_ms,
+    ) == (b"4" * 500, QUEUE, 4, 1, 9)
     assert back.all_properties["MAX_OFFSET"] == "99"
 
 
@@ -177,9 +241,30 @@ def test_bodies_come_out_as_they_went_in_whatever_their_lengths(bodies: list[byt
 
 
 @given(
-    st.lists(st.sampled_from(["a\x01b", "KEYS\x01x y", "", "\x01v", "name\x01", "\x01vv", "no separator", "a\x01b\x01c", "é\x01ü"]), max_size=6), st.booleans()
+    st.lists(
+        st.sampled_from(
+            [
+                "a\x01b",
+                "KEYS\x01x y",
+                "",
+                "\x01v",
+                "name\x01",
+                "\x01vv",
+                "no separator",
+                "a\x01b\x01c",
+                "é\x01ü",
+            ]
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
 )
-def test_properties_are_parsed_as_the_format_says_whatever_is_broken_in_them(segments: list[str], ended: bool) -> None:
+def test_properties_are_parsed_as_the_format_says_whatever_is_broken_in_them(
+    segments: list[str], ended: bool
+) -> None:
     text = "\x02".join(segments) + ("\x02" if ended else "")
     (message,) = page(record(QUEUE, 0, properties=text)).messages()
-    assert message.all_properties == decode_properties(text) | {"MIN_OFFSET": "3", "MAX_OFFSET": "99"}
+    assert message.all_properties == decode_properties(text) | {
+        "MIN_OFFSET": "3",
+        "MAX_OFFSET": "99",
+    }

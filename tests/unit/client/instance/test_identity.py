@@ -26,7 +26,9 @@ def test_keys_of_one_millisecond_and_of_two_producers_differ() -> None:
     assert {len(key) for key in keys} == {32}
 
 
-def test_an_unresolved_frame_holds_back_the_ones_that_would_push_it_out_of_the_brokers_window() -> None:
+def test_an_unresolved_frame_holds_back_the_ones_that_would_push_it_out_of_the_brokers_window() -> (
+    None
+):
     identity = ProducerIdentity("127.0.0.1")
     oldest = identity.take(10)
     with pytest.raises(BrokerBusy, match="unanswered while"):

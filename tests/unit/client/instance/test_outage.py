@@ -1,4 +1,6 @@
-"""What passes by itself is asked again until the patience is over; everything else comes out at once."""
+"""What passes by itself is asked again until the patience is over; everything else comes out at
+once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ import pytest
 
 from rmq_ray.client.instance.outage import PAUSE_MS, ask_patiently
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, MalformedFrame, RemotingError, RequestTimeout, ResponseError
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    HandshakeFailed,
+    MalformedFrame,
+    RemotingError,
+    RequestTimeout,
+    ResponseError,
+)
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
@@ -30,18 +40,32 @@ def scripted(*outcomes: Command | RemotingError) -> Callable[[int], Command]:
 
 @pytest.mark.parametrize(
     "passing",
-    [Command(ResponseCode.SYSTEM_BUSY), Command(ResponseCode.SERVICE_NOT_AVAILABLE), Command(ResponseCode.STILL_RECOVERING)]
+    [
+        Command(ResponseCode.SYSTEM_BUSY),
+        Command(ResponseCode.SERVICE_NOT_AVAILABLE),
+        Command(ResponseCode.STILL_RECOVERING),
+    ]
     + [error("x") for error in (ConnectFailed, ConnectionLost, RequestTimeout)],
     ids=str,
 )
-def test_a_broker_that_is_away_or_busy_is_asked_again_after_a_pause(passing: Command | RemotingError) -> None:
+def test_a_broker_that_is_away_or_busy_is_asked_again_after_a_pause(
+    passing: Command | RemotingError,
+) -> None:
     clock = ManualClock()
     answer = Command(ResponseCode.SUCCESS)
     assert ask_patiently(scripted(passing, passing, answer), clock, 10_000) is answer
     assert clock.monotonic_ms() == 2 * PAUSE_MS
 
 
-@pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED, ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_ERROR])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_OFFSET_MOVED,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.SYSTEM_ERROR,
+    ],
+)
 def test_any_other_answer_is_the_callers(code: int) -> None:
     clock = ManualClock()
     answer = Command(code)
@@ -62,5 +86,7 @@ def test_when_the_patience_is_over_the_last_reason_is_raised() -> None:
         ask_patiently(scripted(ConnectionLost("first"), ConnectFailed("refused")), clock, 1_000)
     assert clock.monotonic_ms() == 1_000
     with pytest.raises(ResponseError, match="reads its disk") as caught:
-        ask_patiently(scripted(Command(ResponseCode.STILL_RECOVERING, remark="reads its disk")), clock, 0)
+        ask_patiently(
+            scripted(Command(ResponseCode.STILL_RECOVERING, remark="reads its disk")), clock, 0
+        )
     assert caught.value.response_code == ResponseCode.STILL_RECOVERING

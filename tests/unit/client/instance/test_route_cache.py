@@ -1,4 +1,6 @@
-"""Routes are looked up, compared, kept and dropped as RocketMQ's client does (protocol-behaviour 6, 7)."""
+"""Routes are looked up, compared, kept and dropped as RocketMQ's client does (protocol-behaviour 6,
+7).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,15 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
 
 
-def route(*brokers: str, queues: int = 2, port: int = 10911, ids: tuple[int, ...] = (0,)) -> TopicRoute:
+def route(
+    *brokers: str, queues: int = 2, port: int = 10911, ids: tuple[int, ...] = (0,)
+) -> TopicRoute:
     return TopicRoute(
         tuple(QueueData(name, queues, queues, 6) for name in brokers),
-        tuple(BrokerData("c", name, {number: f"{name}.host:{port + number}" for number in ids}) for name in brokers),
+        tuple(
+            BrokerData("c", name, {number: f"{name}.host:{port + number}" for number in ids})
+            for name in brokers
+        ),
     )
 
 
@@ -50,7 +57,9 @@ def test_a_topic_is_looked_up_once_and_then_known() -> None:
 def test_an_unknown_topic_takes_the_templates_route_with_fewer_queues() -> None:
     server = NameServer(TBW102=route("a", queues=8))
     cache = RouteCache(server)
-    assert cache.find_publish("new").queues == tuple(MessageQueue("new", "a", number) for number in range(4))
+    assert cache.find_publish("new").queues == tuple(
+        MessageQueue("new", "a", number) for number in range(4)
+    )
     assert server.asked == ["new", "TBW102"]
     assert len(RouteCache(server).find_publish("new", 2).queues) == 2
 
@@ -74,12 +83,22 @@ def test_unreachable_name_servers_are_another_error_than_a_missing_topic() -> No
 
 
 def closed(found: TopicRoute, permission: int = 4) -> TopicRoute:
-    return replace(found, queues=tuple(replace(data, permission=permission) for data in found.queues))
+    return replace(
+        found, queues=tuple(replace(data, permission=permission) for data in found.queues)
+    )
 
 
 def test_a_topic_that_its_own_permission_closes_is_told_from_one_without_a_broker() -> None:
-    server = NameServer(orders=closed(route("a", "b", queues=3)), a=route("a"), b=route("b"), TBW102=route("a", "b"))
-    with pytest.raises(TopicNotWritable, match=r"permission 4 and 3 write queues on a, .* on b.*rmq-ray topic create orders --queues 3 --perm 6") as caught:
+    server = NameServer(
+        orders=closed(route("a", "b", queues=3)), a=route("a"), b=route("b"), TBW102=route("a", "b")
+    )
+    with pytest.raises(
+        TopicNotWritable,
+        match=(
+            r"permission 4 and 3 write queues on a, .* on b.*rmq-ray topic create orders "
+            r"--queues 3 --perm 6"
+        ),
+    ) as caught:
         RouteCache(server).find_publish("orders")
     assert (caught.value.args[1], caught.value.code) == ("orders", 16)
     assert "TBW102" not in server.asked, "the topic exists"
@@ -97,7 +116,10 @@ def test_a_topic_is_not_taken_for_closed_while_a_broker_of_its_may_take_messages
     without_master = NameServer(orders=closed(route("a", ids=(1,))), a=route("a"))
     foreign = NameServer(orders=closed(route("a")))
     for server in (drained, away, without_master, foreign):
-        wanted, server.routes["orders"] = server.routes["orders"], route("a", "b") if server is away else route("a")
+        wanted, server.routes["orders"] = (
+            server.routes["orders"],
+            route("a", "b") if server is away else route("a"),
+        )
         cache = RouteCache(server)
         cache.find_publish("orders")
         server.routes["orders"] = wanted
@@ -113,7 +135,13 @@ def test_who_took_a_topics_messages_before_is_named_while_nobody_does() -> None:
     cache.find_publish("orders")
     server.routes["orders"] = closed(route("a"))
     cache.refresh("orders")
-    with pytest.raises(NoRoute, match="for writing now, a, b did before: start what is away, end a drain, or give the topic permission 6") as caught:
+    with pytest.raises(
+        NoRoute,
+        match=(
+            "for writing now, a, b did before: start what is away, end a drain, or give the "
+            "topic permission 6"
+        ),
+    ) as caught:
         cache.find_publish("orders")
     assert caught.type is NoRoute and "create it" not in str(caught.value)
 
@@ -181,7 +209,9 @@ def test_only_a_different_route_is_a_change_and_a_change_reaches_every_table() -
     server = NameServer(orders=route("a", "b"))
     cache = RouteCache(server, changes.append)
     assert cache.refresh("orders") and changes == ["orders"]
-    server.routes["orders"] = TopicRoute(server.routes["orders"].queues[::-1], server.routes["orders"].brokers[::-1])
+    server.routes["orders"] = TopicRoute(
+        server.routes["orders"].queues[::-1], server.routes["orders"].brokers[::-1]
+    )
     assert not cache.refresh("orders") and changes == ["orders"]
     server.routes["orders"] = route("a", "b", queues=3, port=20911)
     assert cache.refresh("orders") and changes == ["orders", "orders"]
@@ -208,7 +238,9 @@ def test_addresses_that_no_route_names_are_dropped() -> None:
     server.routes["orders"] = route("b")
     cache.refresh("orders")
     assert cache.drop_offline() == [Address("a.host", 10911)]
-    assert cache.broker_address("a") is None and cache.all_addresses(masters_only=True) == [Address("b.host", 10911)]
+    assert cache.broker_address("a") is None and cache.all_addresses(masters_only=True) == [
+        Address("b.host", 10911)
+    ]
 
 
 def test_reading_may_fall_back_to_other_ids_but_writing_never_does() -> None:
@@ -219,7 +251,10 @@ def test_reading_may_fall_back_to_other_ids_but_writing_never_does() -> None:
     assert cache.subscribe_address("a", 5) == (0, Address("a.host", 10911))
     assert cache.subscribe_address("a", 5, only_this=True) is None
     assert cache.broker_address("a", 1) is None and cache.subscribe_address("ghost") is None
-    assert cache.all_addresses(masters_only=False) == [Address("a.host", 10911), Address("a.host", 10913)]
+    assert cache.all_addresses(masters_only=False) == [
+        Address("a.host", 10911),
+        Address("a.host", 10913),
+    ]
 
 
 @pytest.mark.seed("S0-027")
@@ -248,12 +283,17 @@ def test_a_master_that_another_one_took_the_place_of_is_told_once() -> None:
     replaced: list[Address] = []
     cache = RouteCache(server, on_replaced=replaced.append)
     cache.refresh("orders")
-    server.routes["orders"] = TopicRoute(server.routes["orders"].queues, (BrokerData("c", "a", {1: "a.host:10912"}),))
+    server.routes["orders"] = TopicRoute(
+        server.routes["orders"].queues, (BrokerData("c", "a", {1: "a.host:10912"}),)
+    )
     cache.refresh("orders")
     assert not replaced, "away, not replaced: it may come back there"
     server.routes["orders"] = route("a", ids=(0, 1))
     cache.refresh("orders")
-    server.routes["orders"] = TopicRoute(server.routes["orders"].queues, (BrokerData("c", "a", {0: "a.host:10912", 1: "a.host:10911"}),))
+    server.routes["orders"] = TopicRoute(
+        server.routes["orders"].queues,
+        (BrokerData("c", "a", {0: "a.host:10912", 1: "a.host:10911"}),),
+    )
     cache.refresh("orders")
     cache.refresh("orders")
     assert replaced == [Address("a.host", 10911)]
@@ -263,16 +303,29 @@ def test_a_topic_is_found_whose_broker_has_copies() -> None:
     cache = RouteCache(NameServer(orders=route("a", ids=(0, 1)), alone=route("b", port=20000)))
     cache.refresh("orders")
     cache.refresh("alone")
-    assert cache.topic_of_copies(Address("a.host", 10911)) == cache.topic_of_copies(Address("a.host", 10912)) == "orders"
-    assert cache.topic_of_copies(Address("b.host", 20000)) is None and cache.topic_of_copies(Address("c.host", 1)) is None
+    assert (
+        cache.topic_of_copies(Address("a.host", 10911))
+        == cache.topic_of_copies(Address("a.host", 10912))
+        == "orders"
+    )
+    assert (
+        cache.topic_of_copies(Address("b.host", 20000)) is None
+        and cache.topic_of_copies(Address("c.host", 1)) is None
+    )
 
 
-def test_an_outage_of_name_servers_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_of_name_servers_is_logged_once_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = NameServer(orders=route("a"), paid=route("a"))
     cache = RouteCache(server)
     cache.find_publish("orders")
     with caplog.at_level(logging.WARNING, logger="rmq_ray.client.routes"):
         for server.down in (True, True, True, False, False, True):
             cache.refresh_all({"orders", "paid"})
-    assert [message.partition(" refreshed")[0] for message in caplog.messages] == ["route of orders not", "route of orders", "route of orders not"]
+    assert [message.partition(" refreshed")[0] for message in caplog.messages] == [
+        "route of orders not",
+        "route of orders",
+        "route of orders not",
+    ]
     assert cache.publish("orders") is not None

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.interceptors.consume_hooks import (
+    ConsumeHook,
+    ConsumeHookContext,
+    ConsumeStatus,
+    check_hooks,
+    with_hooks,
+)
 from rmq_ray.client.push.async_listener import LoopListener, is_async
-from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus, check_hooks, with_hooks
 from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ConfigError
@@ -29,16 +35,28 @@ class Keeping(ConsumeHook):
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        (None, ConsumeStatus.SUCCESS), (SUCCESS, ConsumeStatus.SUCCESS), (RECONSUME_LATER, ConsumeStatus.FAILED), (Reject, ConsumeStatus.FAILED),
-        (True, ConsumeStatus.FAILED), (COMMIT.COMMIT, ConsumeStatus.SUCCESS), (COMMIT.ROLLBACK, ConsumeStatus.FAILED),
+        (None, ConsumeStatus.SUCCESS),
+        (SUCCESS, ConsumeStatus.SUCCESS),
+        (RECONSUME_LATER, ConsumeStatus.FAILED),
+        (Reject, ConsumeStatus.FAILED),
+        (True, ConsumeStatus.FAILED),
+        (COMMIT.COMMIT, ConsumeStatus.SUCCESS),
+        (COMMIT.ROLLBACK, ConsumeStatus.FAILED),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_answer_decides_the_status_and_is_passed_on(answer: Any, status: ConsumeStatus) -> None:
     hook = Keeping()
-    assert with_hooks(lambda _messages, _ctx: answer, [hook], ManualClock(), 1_000)(["m"], CONTEXT) is answer
+    assert (
+        with_hooks(lambda _messages, _ctx: answer, [hook], ManualClock(), 1_000)(["m"], CONTEXT)
+        is answer
+    )
     (context,) = hook.seen
-    assert (context.status, context.messages, context.success) == (status, ["m"], status is ConsumeStatus.SUCCESS)
+    assert (context.status, context.messages, context.success) == (
+        status,
+        ["m"],
+        status is ConsumeStatus.SUCCESS,
+    )
 
 
 def test_a_call_that_takes_too_long_is_timed_out_whatever_it_answers() -> None:
@@ -54,7 +72,9 @@ def test_what_the_listener_raises_goes_on_and_is_told() -> None:
     hook = Keeping()
     with pytest.raises(SystemExit):
         with_hooks(fail, [hook], ManualClock(), 1_000)([], CONTEXT)
-    assert hook.seen[0].status is ConsumeStatus.EXCEPTION and isinstance(hook.seen[0].error, SystemExit)
+    assert hook.seen[0].status is ConsumeStatus.EXCEPTION and isinstance(
+        hook.seen[0].error, SystemExit
+    )
 
 
 def test_without_hooks_the_listener_is_called_as_it_is() -> None:

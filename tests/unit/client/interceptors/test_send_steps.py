@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, RmqError
@@ -39,8 +39,12 @@ class Witness:
             raise RuntimeError("a hook's own fault")
 
 
-def steps(hooks: Any = (), checks: Any = (), clock: ManualClock | None = None, **settings: Any) -> SendSteps:
-    made = SendSteps.of(ProducerConfig(group="web", **settings), hooks, checks, clock or ManualClock())
+def steps(
+    hooks: Any = (), checks: Any = (), clock: ManualClock | None = None, **settings: Any
+) -> SendSteps:
+    made = SendSteps.of(
+        ProducerConfig(group="web", **settings), hooks, checks, clock or ManualClock()
+    )
     assert made is not None
     return made
 
@@ -60,7 +64,16 @@ def test_hooks_run_around_the_send_and_in_reverse_order_after_it() -> None:
         ctx.result = RESULT
     assert log == [("1", "before"), ("2", "before"), ("send", ""), ("2", "after"), ("1", "after")]
     seen = first.seen[0]
-    assert (seen.group, seen.topic, seen.mode, seen.tag, seen.keys, seen.body_bytes, seen.cost_ms, seen.result) == (
+    assert (
+        seen.group,
+        seen.topic,
+        seen.mode,
+        seen.tag,
+        seen.keys,
+        seen.body_bytes,
+        seen.cost_ms,
+        seen.result,
+    ) == (
         "web",
         "orders",
         "sync",
@@ -73,9 +86,13 @@ def test_hooks_run_around_the_send_and_in_reverse_order_after_it() -> None:
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])
-def test_a_hook_that_raises_changes_nothing_and_one_that_never_began_does_not_end(fail: str) -> None:
+def test_a_hook_that_raises_changes_nothing_and_one_that_never_began_does_not_end(
+    fail: str,
+) -> None:
     log: list[tuple[str, str]] = []
-    with steps([Witness("1", log, fail), Witness("2", log)]).around(Outgoing("orders", b"x", ""), "sync") as ctx:
+    with steps([Witness("1", log, fail), Witness("2", log)]).around(
+        Outgoing("orders", b"x", ""), "sync"
+    ) as ctx:
         ctx.result = RESULT
     assert (("1", "after") in log) is (fail == "after") and ("2", "after") in log
 
@@ -84,7 +101,10 @@ def test_a_failed_send_tells_its_hooks_why() -> None:
     witness = Witness("1", [])
     with pytest.raises(BrokerBusy), steps([witness]).around(Outgoing("orders", b"x", ""), "sync"):
         raise BrokerBusy("full")
-    assert isinstance(witness.seen[0].error, BrokerBusy) and witness.log == [("1", "before"), ("1", "after")]
+    assert isinstance(witness.seen[0].error, BrokerBusy) and witness.log == [
+        ("1", "before"),
+        ("1", "after"),
+    ]
 
 
 def test_an_asynchronous_send_ends_with_its_future() -> None:
@@ -102,13 +122,24 @@ def test_an_asynchronous_send_ends_with_its_future() -> None:
     assert isinstance(witness.seen[1].error, BrokerBusy)
 
 
-@pytest.mark.parametrize(("raised", "expected"), [(ClientError("not on Sundays"), "not on Sundays"), (ValueError("no"), "forbids this send.*nothing was sent")])
-def test_a_check_that_raises_forbids_the_send_before_any_hook(raised: Exception, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (ClientError("not on Sundays"), "not on Sundays"),
+        (ValueError("no"), "forbids this send.*nothing was sent"),
+    ],
+)
+def test_a_check_that_raises_forbids_the_send_before_any_hook(
+    raised: Exception, expected: str
+) -> None:
     def check(ctx: SendContext) -> None:
         raise raised
 
     witness = Witness("1", [])
-    with pytest.raises(RmqError, match=expected), steps([witness], [check]).around(Outgoing("orders", b"x", ""), "sync"):
+    with (
+        pytest.raises(RmqError, match=expected),
+        steps([witness], [check]).around(Outgoing("orders", b"x", ""), "sync"),
+    ):
         raise AssertionError("the block ran")
     assert witness.log == []
 
@@ -127,7 +158,10 @@ def test_a_hook_may_add_properties_and_the_senders_own_stay() -> None:
         def before(self, ctx: SendContext) -> None:
             ctx.add_property("KEYS", "mine")
 
-    with pytest.raises(MessageIllegal), steps([Bad("1", [])]).around(Outgoing("orders", b"x", ""), "sync"):
+    with (
+        pytest.raises(MessageIllegal),
+        steps([Bad("1", [])]).around(Outgoing("orders", b"x", ""), "sync"),
+    ):
         raise AssertionError("the block ran")
 
 
@@ -139,10 +173,21 @@ def test_a_frame_of_a_batch_is_one_context_and_each_message_gets_what_hooks_add(
 
     hook = Adding("1", [])
     long = b"long " * 2_000
-    with steps([hook], compression="zlib").around_frame("orders", QUEUE, ([b"a", long], ["", "k\x01v\x02"], None)) as (ctx, (bodies, texts, words)):
+    with steps([hook], compression="zlib").around_frame(
+        "orders", QUEUE, ([b"a", long], ["", "k\x01v\x02"], None)
+    ) as (ctx, (bodies, texts, words)):
         ctx.result = RESULT
-    assert (hook.seen[0].count, hook.seen[0].body_bytes, hook.seen[0].queue) == (2, 1 + len(long), QUEUE)
-    assert texts == ["p\x011\x02", "p\x011\x02k\x01v\x02"] and len(bodies[1]) < 1_000 and words is not None and words[0] == 0
+    assert (hook.seen[0].count, hook.seen[0].body_bytes, hook.seen[0].queue) == (
+        2,
+        1 + len(long),
+        QUEUE,
+    )
+    assert (
+        texts == ["p\x011\x02", "p\x011\x02k\x01v\x02"]
+        and len(bodies[1]) < 1_000
+        and words is not None
+        and words[0] == 0
+    )
 
 
 def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows() -> None:
@@ -151,7 +196,12 @@ def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows()
     made.name(message)
     assert message.topic == "ns%orders"
     whole = [MessageQueue("ns%orders", "b", number) for number in range(3)]
-    assert made.placement((MessageQueue("orders", "b", 1), None, None, None)) == (whole[1], None, None, None)
+    assert made.placement((MessageQueue("orders", "b", 1), None, None, None)) == (
+        whole[1],
+        None,
+        None,
+        None,
+    )
     seen: list[Any] = []
 
     def selector(queues: Any, message: Message, arg: object) -> Any:
@@ -160,14 +210,27 @@ def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows()
 
     placement = made.placement((None, selector, None, None))
     assert placement is not None and placement[1] is not None
-    assert placement[1](whole, Message("ns%orders", b"x"), None) == whole[2] and seen == [MessageQueue("orders", "b", 0), "orders"]
+    assert placement[1](whole, Message("ns%orders", b"x"), None) == whole[2] and seen == [
+        MessageQueue("orders", "b", 0),
+        "orders",
+    ]
     assert placement[1](whole, Message("ns%orders", b"x"), "nothing") == "nothing"  # type: ignore[comparison-overlap]
-    assert made.placement(None) is None and steps(trace=True).placement((whole[0], None, None, None)) == (whole[0], None, None, None)
+    assert made.placement(None) is None and steps(trace=True).placement(
+        (whole[0], None, None, None)
+    ) == (whole[0], None, None, None)
     with pytest.raises(ClientError):
         made.name(Outgoing("o" * 126, b"x", ""))
 
 
 def test_bodies_too_short_to_compress_have_no_steps_unless_something_else_wants_them() -> None:
-    assert steps(compression="zlib").plain_below == 4_096 and steps(compression="zlib", compress_over_bytes=10).plain_below == 10
-    wanted: list[dict[str, Any]] = [{"namespace": "ns"}, {"trace": True}, {"hooks": [Witness("1", [])]}, {"checks": [print]}]
+    assert (
+        steps(compression="zlib").plain_below == 4_096
+        and steps(compression="zlib", compress_over_bytes=10).plain_below == 10
+    )
+    wanted: list[dict[str, Any]] = [
+        {"namespace": "ns"},
+        {"trace": True},
+        {"hooks": [Witness("1", [])]},
+        {"checks": [print]},
+    ]
     assert all(steps(compression="zlib", **each).plain_below == 0 for each in wanted)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.client.sending.batching import encode_load
-from rmq_ray.client.outgoing.compressing import flag_word
 from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.client.outgoing.batch_bisect import Pieces, verdicts
+from rmq_ray.client.outgoing.compressing import flag_word
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.sending.batching import encode_load
 from rmq_ray.errors import BrokerBusy, MessageIllegal, MessageTooLarge, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 
@@ -28,7 +28,9 @@ def refusal(numbers: Sequence[int], bad: set[int]) -> SendError | None:
 
 
 @given(count=st.integers(2, 31), bad=Bad)
-def test_every_good_message_is_sent_once_in_order_and_every_bad_one_has_its_own_error(count: int, bad: set[int]) -> None:
+def test_every_good_message_is_sent_once_in_order_and_every_bad_one_has_its_own_error(
+    count: int, bad: set[int]
+) -> None:
     stored: list[int] = []
     frames = 0
 
@@ -47,7 +49,9 @@ def test_every_good_message_is_sent_once_in_order_and_every_bad_one_has_its_own_
         stored += numbers if error is None else []
     assert stored == [n for n in range(count) if n not in bad]
     assert frames <= 2 * count
-    assert [str(outcome.error) for outcome, _ in pieces.verdicts] == [f"number {n}" if n in bad else "None" for n in range(count)]
+    assert [str(outcome.error) for outcome, _ in pieces.verdicts] == [
+        f"number {n}" if n in bad else "None" for n in range(count)
+    ]
 
 
 @given(count=st.integers(1, 31), bad=Bad)
@@ -61,7 +65,9 @@ def test_tasks_of_a_loop_get_the_same_verdicts(count: int, bad: set[int]) -> Non
         return list(range(begin, end))
 
     found = asyncio.run(verdicts(count, send))
-    assert [str(each) for each in found] == [f"number {n}" if n in bad else str(n) for n in range(count)]
+    assert [str(each) for each in found] == [
+        f"number {n}" if n in bad else str(n) for n in range(count)
+    ]
     assert stored == [n for n in range(count) if n not in bad]
 
 
@@ -78,7 +84,9 @@ def test_what_concerns_every_message_is_not_tried_again_in_pieces(kind: type[Sen
 
 
 def test_what_has_no_verdict_when_all_is_given_up_gets_the_last_error() -> None:
-    pieces = Pieces((["a", "b", "c"], [""] * 3, None), QUEUE, lambda parts, outcome: SimpleNamespace())  # type: ignore[arg-type, list-item, return-value]
+    pieces = Pieces(
+        (["a", "b", "c"], [""] * 3, None), QUEUE, lambda parts, outcome: SimpleNamespace()
+    )  # type: ignore[arg-type, list-item, return-value]
     pieces.ended(MessageIllegal("one of them"))
     pieces.begin()
     pieces.ended(None)
@@ -91,14 +99,30 @@ def test_what_has_no_verdict_when_all_is_given_up_gets_the_last_error() -> None:
     assert [str(future.exception(0)) for future in futures[1:]] == ["closed", "closed"]
 
 
-texts = st.lists(st.tuples(st.text("abä\U0001f600", min_size=1, max_size=9), st.text("xyü ", min_size=1, max_size=9)), max_size=3)
+texts = st.lists(
+    st.tuples(
+        st.text("abä\U0001f600", min_size=1, max_size=9), st.text("xyü ", min_size=1, max_size=9)
+    ),
+    max_size=3,
+)
 flags = st.integers(-(1 << 31), (1 << 31) - 1)
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), texts, flags, st.sampled_from([0, 0x301])), min_size=1, max_size=40), st.booleans())
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=40), texts, flags, st.sampled_from([0, 0x301])),
+        min_size=1,
+        max_size=40,
+    ),
+    st.booleans(),
+)
 def test_messages_can_be_had_again_from_their_frame(messages: list[Any], with_flags: bool) -> None:
     bodies = [body for body, _, _, _ in messages]
-    strings = ["".join(f"{name}\x01{value}\x02" for name, value in pairs) for _, pairs, _, _ in messages]
+    strings = [
+        "".join(f"{name}\x01{value}\x02" for name, value in pairs) for _, pairs, _, _ in messages
+    ]
     words = [flag_word(flag, sys_flag) for _, _, flag, sys_flag in messages] if with_flags else None
-    load = encode_load(ProducerIdentity("127.0.0.1"), QUEUE, bodies, strings, 1_700_000_000_000, 0.0, words)
+    load = encode_load(
+        ProducerIdentity("127.0.0.1"), QUEUE, bodies, strings, 1_700_000_000_000, 0.0, words
+    )
     assert load.parts() == (bodies, strings, words if words is not None and any(words) else None)

@@ -9,9 +9,9 @@ import pytest
 from rmq_ray.client.outgoing import compressing
 from rmq_ray.client.outgoing.compressing import Compressor, flag_word, split_word, split_words
 from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.codec.compression import CODECS, decompress, sys_flag_of
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ConfigError
-from rmq_ray.codec.compression import CODECS, decompress, sys_flag_of
 
 LONG = b"a long body " * 1_000
 
@@ -40,7 +40,11 @@ def test_a_long_body_is_compressed_and_a_short_or_dense_one_left_alone(codec: st
     message = Outgoing("T", LONG, "", flag=-5)
     compressor.apply(message)
     flag, sys_flag = split_word(message.flag)
-    assert len(message.body) < len(LONG) / 5 and (flag, sys_flag) == (-5, sys_flag_of(codec)) and decompress(message.body, sys_flag, 1 << 20) == LONG
+    assert (
+        len(message.body) < len(LONG) / 5
+        and (flag, sys_flag) == (-5, sys_flag_of(codec))
+        and decompress(message.body, sys_flag, 1 << 20) == LONG
+    )
     for body in (LONG[:4_095], os.urandom(5_000)):
         left = Outgoing("T", body, "", flag=3)
         compressor.apply(left)
@@ -48,12 +52,20 @@ def test_a_long_body_is_compressed_and_a_short_or_dense_one_left_alone(codec: st
 
 
 def test_a_batch_keeps_its_short_messages_as_they_are() -> None:
-    bodies, texts, words = made(compression="zlib").frame([b"short", LONG, b"other"], ["", "", ""], [1, 2, 3])
-    assert [bodies[0], bodies[2]] == [b"short", b"other"] and words is not None and [split_word(word)[0] for word in words] == [1, 2, 3]
+    bodies, texts, words = made(compression="zlib").frame(
+        [b"short", LONG, b"other"], ["", "", ""], [1, 2, 3]
+    )
+    assert (
+        [bodies[0], bodies[2]] == [b"short", b"other"]
+        and words is not None
+        and [split_word(word)[0] for word in words] == [1, 2, 3]
+    )
     assert made(compression="zlib").frame([b"short"], [""], None) == ([b"short"], [""], None)
 
 
-def test_a_body_that_cannot_be_compressed_is_sent_as_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_body_that_cannot_be_compressed_is_sent_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> bytes:
         raise MemoryError
 
@@ -64,9 +76,17 @@ def test_a_body_that_cannot_be_compressed_is_sent_as_it_is(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "settings", [{"compression": "gzip"}, {"compression": "zlib", "compression_level": 10}, {"compression_level": 99}, {"compress_over_bytes": 0}]
+    "settings",
+    [
+        {"compression": "gzip"},
+        {"compression": "zlib", "compression_level": 10},
+        {"compression_level": 99},
+        {"compress_over_bytes": 0},
+    ],
 )
-def test_settings_that_make_no_sense_are_refused_and_none_means_off(settings: dict[str, object]) -> None:
+def test_settings_that_make_no_sense_are_refused_and_none_means_off(
+    settings: dict[str, object],
+) -> None:
     with pytest.raises(ConfigError):
         ProducerConfig(**settings)  # type: ignore[arg-type]
     assert Compressor.of(ProducerConfig()) is None

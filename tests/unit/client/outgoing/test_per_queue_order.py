@@ -89,7 +89,9 @@ def test_frames_are_sent_again_one_after_the_other_the_oldest_first() -> None:
     _, action = lanes.ended(second)
     assert action is not None
     action()
-    assert sent == ["second", "third"] and lanes.ended(third) == (False, None) and lanes._lanes == {}
+    assert (
+        sent == ["second", "third"] and lanes.ended(third) == (False, None) and lanes._lanes == {}
+    )
 
 
 def test_a_frame_that_ends_before_it_was_launched_leaves_its_place() -> None:
@@ -103,8 +105,15 @@ def test_a_frame_that_ends_before_it_was_launched_leaves_its_place() -> None:
     assert lanes._lanes == {}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "ordered", "next", "hold", "end"]), st.integers(0, 5)), max_size=80))
-def test_whatever_happens_the_order_is_kept_and_nothing_is_forgotten(steps: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "ordered", "next", "hold", "end"]), st.integers(0, 5)),
+        max_size=80,
+    )
+)
+def test_whatever_happens_the_order_is_kept_and_nothing_is_forgotten(
+    steps: list[tuple[str, int]],
+) -> None:
     lanes: Lanes[Frame] = Lanes()
     added: list[Frame] = []
     left: list[Frame] = []
@@ -112,7 +121,9 @@ def test_whatever_happens_the_order_is_kept_and_nothing_is_forgotten(steps: list
 
     def advance() -> None:
         while (frame := launch(lanes, ONE)) is not None:
-            assert not any(other.ordered or other.holds for other in out) and not (frame.ordered and out)
+            assert not any(other.ordered or other.holds for other in out) and not (
+                frame.ordered and out
+            )
             left.append(frame)
             out.append(frame)
 

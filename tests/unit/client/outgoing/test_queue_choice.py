@@ -11,13 +11,29 @@ from rmq_ray.client.outgoing.broker_probe import BrokerProbe
 from rmq_ray.client.outgoing.queue_choice import QueueChoice
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import ConnectFailed, ConnectionLost, FrameTooLarge, RemotingError, RequestTimeout, TooManyRequests
+from rmq_ray.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    FrameTooLarge,
+    RemotingError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire.frame import Command
 
 QUEUES = [MessageQueue("T", name, number) for name in ("a", "b") for number in (0, 1)]
-ELSEWHERE = [ConnectFailed("down"), ConnectionLost("broke"), RequestTimeout("silent"), *(Command(0).answer(code) for code in (1, 2, 14, 16, 17))]
-INNOCENT = [TooManyRequests("ours"), FrameTooLarge("ours"), *(Command(0).answer(code) for code in (0, 10, 11, 12, 13))]
+ELSEWHERE = [
+    ConnectFailed("down"),
+    ConnectionLost("broke"),
+    RequestTimeout("silent"),
+    *(Command(0).answer(code) for code in (1, 2, 14, 16, 17)),
+]
+INNOCENT = [
+    TooManyRequests("ours"),
+    FrameTooLarge("ours"),
+    *(Command(0).answer(code) for code in (0, 10, 11, 12, 13)),
+]
 
 
 @pytest.mark.seed("S3-050", "S3-057")
@@ -42,7 +58,9 @@ def test_an_end_that_is_the_brokers_isolates_it(outcome: Command | RemotingError
 
 
 @pytest.mark.parametrize("outcome", INNOCENT, ids=str)
-def test_a_message_that_no_broker_would_take_speaks_against_none(outcome: Command | RemotingError) -> None:
+def test_a_message_that_no_broker_would_take_speaks_against_none(
+    outcome: Command | RemotingError,
+) -> None:
     told: list[str] = []
     choice = QueueChoice(ManualClock(), True, told.append)
     choice.ended("a", 0.0, outcome)

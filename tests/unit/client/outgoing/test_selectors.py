@@ -1,4 +1,6 @@
-"""Selectors by hash, at random and by machine room; the queue of a message group while routes change."""
+"""Selectors by hash, at random and by machine room; the queue of a message group while routes
+change.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ QUEUES = [MessageQueue("T", "a", number) for number in range(4)]
 MESSAGE = Message("T", b"x")
 
 
-@pytest.mark.parametrize(("arg", "code"), [("user-7", java_hash("user-7")), (7, 7), (-7, -7), ((1 << 31), -(1 << 31)), ((1 << 40) + 5, 261), (-1 << 40, -256)])
+@pytest.mark.parametrize(
+    ("arg", "code"),
+    [
+        ("user-7", java_hash("user-7")),
+        (7, 7),
+        (-7, -7),
+        ((1 << 31), -(1 << 31)),
+        ((1 << 40) + 5, 261),
+        (-1 << 40, -256),
+    ],
+)
 def test_the_hash_of_strings_and_integers_is_javas(arg: object, code: int) -> None:
     assert select_by_hash(QUEUES, MESSAGE, arg) == QUEUES[abs(code) % 4]
 
@@ -37,7 +49,9 @@ def test_at_random_takes_every_queue() -> None:
 
 
 def test_a_room_takes_only_queues_of_its_brokers() -> None:
-    rooms = [MessageQueue("T", name, number) for name in ("r1@a", "r2@b", "plain") for number in (0, 1)]
+    rooms = [
+        MessageQueue("T", name, number) for name in ("r1@a", "r2@b", "plain") for number in (0, 1)
+    ]
     select = SelectByMachineRoom({"r1", "plain"}, random.Random(1))
     assert {select(rooms, MESSAGE, None) for _ in range(50)} == set(rooms[:2])
     assert select(rooms, MESSAGE, 7) == rooms[1]
@@ -48,7 +62,11 @@ def test_a_room_takes_only_queues_of_its_brokers() -> None:
 def moving_group() -> tuple[str, list[MessageQueue], MessageQueue, MessageQueue]:
     """A group whose queue differs between 4 and 5 queues."""
     more = [*QUEUES, MessageQueue("T", "a", 4)]
-    group = next(name for name in map(str, range(100)) if select_by_group(QUEUES, name) != select_by_group(more, name))
+    group = next(
+        name
+        for name in map(str, range(100))
+        if select_by_group(QUEUES, name) != select_by_group(more, name)
+    )
     return group, more, select_by_group(QUEUES, group), select_by_group(more, group)
 
 
@@ -69,7 +87,9 @@ def test_other_groups_are_not_held_by_one_that_waits() -> None:
     group, more, before, _ = moving_group()
     order.sent(group, before, Future[None]())
     others = [name for name in map(str, range(50)) if name != group]
-    assert [order.choose("T", name, more) for name in others] == [select_by_group(more, name) for name in others]
+    assert [order.choose("T", name, more) for name in others] == [
+        select_by_group(more, name) for name in others
+    ]
     assert order.choose("U", group, more) == select_by_group(more, group)
 
 

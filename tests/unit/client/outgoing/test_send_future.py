@@ -24,7 +24,11 @@ def batch(count: int) -> tuple[BatchOutcome, list[SendFuture]]:
 
 
 def store(outcome: BatchOutcome) -> None:
-    outcome.base_offset, outcome.base_log_offset, outcome.store_id = 40, 1000, lambda offset: f"id{offset}"
+    outcome.base_offset, outcome.base_log_offset, outcome.store_id = (
+        40,
+        1000,
+        lambda offset: f"id{offset}",
+    )
     outcome.finish()
 
 
@@ -35,7 +39,11 @@ def test_every_future_has_its_own_place_in_the_frame() -> None:
     assert [result.queue_offset for result in results] == [40, 41, 42]
     assert [result.log_offset for result in results] == [1000, 1100, 1201]
     assert [result.offset_message_id for result in results] == ["id1000", "id1100", "id1201"]
-    assert results[1].message_id == f"{1:032X}" and results[1].queue == QUEUE and results[1].status is SendStatus.SEND_OK
+    assert (
+        results[1].message_id == f"{1:032X}"
+        and results[1].queue == QUEUE
+        and results[1].status is SendStatus.SEND_OK
+    )
 
 
 def test_wait_and_as_completed_work_on_futures_of_one_batch_and_of_several() -> None:
@@ -60,7 +68,10 @@ def test_they_can_be_awaited() -> None:
 
     async def gather() -> list[int]:
         threading.Timer(0.02, lambda: store(outcome)).start()
-        return [result.queue_offset for result in await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, made)), 5)]
+        return [
+            result.queue_offset
+            for result in await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, made)), 5)
+        ]
 
     assert asyncio.run(gather()) == list(range(40, 65))
 
@@ -69,7 +80,9 @@ def test_a_failed_batch_raises_a_copy_for_every_reader() -> None:
     outcome, made = batch(2)
     outcome.finish(BrokerBusy("full", "orders"))
     errors = [future.exception(timeout=1) for future in (*made, made[0])]
-    assert all(isinstance(error, BrokerBusy) and error.args == ("full", "orders") for error in errors)
+    assert all(
+        isinstance(error, BrokerBusy) and error.args == ("full", "orders") for error in errors
+    )
     assert len(set(map(id, errors))) == 3
     with pytest.raises(BrokerBusy, match="full"):
         made[0].result(timeout=1)

@@ -33,14 +33,22 @@ WAYS = pytest.mark.parametrize("way", [one, of_batch])
 Way = Callable[[Message], tuple[str, int]]
 
 
-@pytest.mark.parametrize("keys", [None, (), [], "", frozenset(), set(), {}.keys(), np.array([]), pd.Series([], dtype=object)])
+@pytest.mark.parametrize(
+    "keys",
+    [None, (), [], "", frozenset(), set(), {}.keys(), np.array([]), pd.Series([], dtype=object)],
+)
 @pytest.mark.parametrize("properties", [None, {}, MappingProxyType({})])
 def test_empty_collections_beside_a_message_name_nothing(keys: Any, properties: Any) -> None:
-    assert outgoing(MESSAGE, None, (None, keys, properties), 0, 10).text == "KEYS\x01o-1\x02TAGS\x01paid\x02"
+    assert (
+        outgoing(MESSAGE, None, (None, keys, properties), 0, 10).text
+        == "KEYS\x01o-1\x02TAGS\x01paid\x02"
+    )
     assert outgoing("orders", b"x", ("paid", keys, properties), 0, 10).text == "TAGS\x01paid\x02"
 
 
-@pytest.mark.parametrize("keys", ["a", ["a"], {"a"}, np.array(["a"]), np.array(7), iter(()), 0, False, pd.NA])
+@pytest.mark.parametrize(
+    "keys", ["a", ["a"], {"a"}, np.array(["a"]), np.array(7), iter(()), 0, False, pd.NA]
+)
 @pytest.mark.parametrize("properties", [None, MappingProxyType({"a": "b"})])
 def test_labels_beside_a_message_are_refused(keys: Any, properties: Any) -> None:
     with pytest.raises(ClientError, match="not both"):
@@ -49,7 +57,9 @@ def test_labels_beside_a_message_are_refused(keys: Any, properties: Any) -> None
 
 @WAYS
 @pytest.mark.parametrize("keys", [iter(["a", "b"]), (key for key in "ab"), map(str, (1, 2))])
-def test_a_messages_keys_that_can_be_read_only_once_are_refused_each_time(way: Way, keys: Any) -> None:
+def test_a_messages_keys_that_can_be_read_only_once_are_refused_each_time(
+    way: Way, keys: Any
+) -> None:
     message = Message("orders", b"x", keys=keys)
     for _ in range(2):
         with pytest.raises(MessageIllegal, match="read only once; give a list"):
@@ -65,7 +75,10 @@ def test_other_collections_of_keys_may_be_sent_again(way: Way) -> None:
 
 @WAYS
 def test_numbers_and_truth_values_of_numpy_are_taken_as_pythons(way: Way) -> None:
-    flags = [way(Message("orders", b"x", flag=flag, wait_store_ok=np.bool_(True)))[1] for flag in (np.int64(5), 5)]  # type: ignore[arg-type]
+    flags = [
+        way(Message("orders", b"x", flag=flag, wait_store_ok=np.bool_(True)))[1]
+        for flag in (np.int64(5), 5)
+    ]  # type: ignore[arg-type]
     assert flags == [5, 5] and {type(flag) for flag in flags} == {int}
     made = outgoing(Message("orders", b"x", wait_store_ok=np.bool_(False)), None, NO_LABELS, 0, 10)  # type: ignore[arg-type]
     assert made.special and made.text == "WAIT\x01false\x02"
@@ -75,10 +88,19 @@ def test_numbers_and_truth_values_of_numpy_are_taken_as_pythons(way: Way) -> Non
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"tag": pd.NA}, {"keys": pd.NA}, {"keys": [pd.NA]}, {"properties": {"a": pd.NA}}, {"properties": pd.NA},
-        {"flag": pd.NA}, {"delay_level": pd.NA}, {"wait_store_ok": pd.NA}, {"topic": pd.NA},
+        {"tag": pd.NA},
+        {"keys": pd.NA},
+        {"keys": [pd.NA]},
+        {"properties": {"a": pd.NA}},
+        {"properties": pd.NA},
+        {"flag": pd.NA},
+        {"delay_level": pd.NA},
+        {"wait_store_ok": pd.NA},
+        {"topic": pd.NA},
     ],
-)  # fmt: skip
-def test_a_missing_value_of_pandas_is_a_typed_error_wherever_it_stands(way: Way, wrong: dict[str, Any]) -> None:
+)
+def test_a_missing_value_of_pandas_is_a_typed_error_wherever_it_stands(
+    way: Way, wrong: dict[str, Any]
+) -> None:
     with pytest.raises(ClientError if {"delay_level", "topic"} & set(wrong) else MessageIllegal):
         way(Message(**{"topic": "orders", "body": b"x", "keys": ["o-1"]} | wrong))

@@ -1,4 +1,6 @@
-"""What is delayed, or does not wait for the store, leaves room for what the broker adds to its properties."""
+"""What is delayed, or does not wait for the store, leaves room for what the broker adds to its
+properties.
+"""
 
 from __future__ import annotations
 
@@ -21,4 +23,10 @@ def test_properties_of_a_special_message_have_a_lower_limit(time: int, wait: boo
 
 
 def make(properties: dict[str, str], time: int, wait: bool) -> str:
-    return outgoing(Message("orders", b"x", properties=properties, delay_level=time, wait_store_ok=wait), None, (None, (), None), 0, 1_000).text
+    return outgoing(
+        Message("orders", b"x", properties=properties, delay_level=time, wait_store_ok=wait),
+        None,
+        (None, (), None),
+        0,
+        1_000,
+    ).text

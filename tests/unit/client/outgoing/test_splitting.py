@@ -1,4 +1,6 @@
-"""A batch is one frame unless it is too long, and holds only what may travel together (store-format 10)."""
+"""A batch is one frame unless it is too long, and holds only what may travel together (store-format
+10).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ CONFIG = ProducerConfig(batch_bytes_max=1000)
 
 @pytest.mark.seed("S3-078")
 def test_a_batch_below_the_limit_is_one_frame() -> None:
-    topic, frames = split_batch([Message("T", b"%d" % n, tag="a" if n else None, flag=n) for n in range(3)], CONFIG)
+    topic, frames = split_batch(
+        [Message("T", b"%d" % n, tag="a" if n else None, flag=n) for n in range(3)], CONFIG
+    )
     assert topic == "T"
     assert frames == [([b"0", b"1", b"2"], ["", "TAGS\x01a\x02", "TAGS\x01a\x02"], [0, 1, 2])]
 
@@ -23,15 +27,27 @@ def test_a_longer_batch_is_cut_by_bytes_and_keeps_its_order() -> None:
     messages = [Message("T", b"%03d" % n * 100) for n in range(10)]
     _, frames = split_batch(messages, CONFIG)
     assert [len(bodies) for bodies, _, _ in frames] == [2] * 5
-    assert [body for bodies, _, _ in frames for body in bodies] == [message.body for message in messages]
+    assert [body for bodies, _, _ in frames for body in bodies] == [
+        message.body for message in messages
+    ]
 
 
 def test_a_message_longer_than_a_frame_should_be_travels_alone() -> None:
-    _, frames = split_batch([Message("T", b"x"), Message("T", b"y" * 5000), Message("T", b"z")], CONFIG)
+    _, frames = split_batch(
+        [Message("T", b"x"), Message("T", b"y" * 5000), Message("T", b"z")], CONFIG
+    )
     assert [len(bodies) for bodies, _, _ in frames] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("odd", [Message("other", b"x"), Message("T", b"x", delay_level=3), Message("T", b"x", wait_store_ok=False), Message("T", b"")])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Message("other", b"x"),
+        Message("T", b"x", delay_level=3),
+        Message("T", b"x", wait_store_ok=False),
+        Message("T", b""),
+    ],
+)
 def test_what_may_not_travel_together_is_refused(odd: Message) -> None:
     with pytest.raises(MessageIllegal):
         split_batch([Message("T", b"x"), odd], CONFIG)

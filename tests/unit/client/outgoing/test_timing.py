@@ -1,4 +1,6 @@
-"""Times that users give to calls: delivery times and time-outs, from the usual ones to the ends of the calendar."""
+"""Times that users give to calls: delivery times and time-outs, from the usual ones to the ends of
+the calendar.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from rmq_ray.model.message import Message
 
 
 @pytest.mark.parametrize(
-    ("delay", "ms"), [(timedelta(0), 0), (timedelta(microseconds=1), 1), (timedelta(milliseconds=7), 7), (timedelta(milliseconds=7, microseconds=1), 8)]
+    ("delay", "ms"),
+    [
+        (timedelta(0), 0),
+        (timedelta(microseconds=1), 1),
+        (timedelta(milliseconds=7), 7),
+        (timedelta(milliseconds=7, microseconds=1), 8),
+    ],
 )
 def test_a_delay_is_rounded_up_to_whole_milliseconds(delay: timedelta, ms: int) -> None:
     assert when(0, delay, None) == f"TIMER_DELAY_MS\x01{ms}\x02"
@@ -49,7 +57,9 @@ def test_a_delay_level_is_a_plain_number_on_the_wire(level: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [True, False, np.bool_(True), "3", 3.0, None, pd.NA, np.array([3, 4])])
+@pytest.mark.parametrize(
+    "wrong", [True, False, np.bool_(True), "3", 3.0, None, pd.NA, np.array([3, 4])]
+)
 def test_what_is_no_number_is_no_delay_level(wrong: Any) -> None:
     with pytest.raises(ClientError, match="delay_level is"):
         when(wrong, None, None)
@@ -57,12 +67,18 @@ def test_what_is_no_number_is_no_delay_level(wrong: Any) -> None:
         when(wrong, timedelta(1), None)
 
 
-@pytest.mark.parametrize(("timeout", "ms"), [(1, 1_000.0), (1.5, 1_500.0), (Decimal("1.5"), 1_500.0), (np.float32(0.5), 500.0)])
+@pytest.mark.parametrize(
+    ("timeout", "ms"),
+    [(1, 1_000.0), (1.5, 1_500.0), (Decimal("1.5"), 1_500.0), (np.float32(0.5), 500.0)],
+)
 def test_a_time_out_is_any_positive_number(timeout: Any, ms: float) -> None:
     assert timeout_in_ms(timeout) == ms and type(timeout_in_ms(timeout)) is float
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "3", None, [1], np.array([1, 2]), 1 + 2j, timedelta(1)])
+@pytest.mark.parametrize(
+    "wrong",
+    [0, -1, float("nan"), float("inf"), "3", None, [1], np.array([1, 2]), 1 + 2j, timedelta(1)],
+)
 def test_anything_else_is_no_time_out(wrong: Any) -> None:
     with pytest.raises(ClientError, match="timeout is"):
         timeout_in_ms(wrong)

@@ -1,4 +1,6 @@
-"""Receipts: what a user may do with a received message in which order, and what its broker is told."""
+"""Receipts: what a user may do with a received message in which order, and what its broker is
+told.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.pop.receipts import ClientLease, ReceivedMessage, SettleTask, ack_messages, delay_ms, mask_of_indices, messages_of
 from rmq_ray.client.consumer.received import Page
+from rmq_ray.client.pop.receipts import (
+    ClientLease,
+    ReceivedMessage,
+    SettleTask,
+    ack_messages,
+    delay_ms,
+    mask_of_indices,
+    messages_of,
+)
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.errors import ClientError, ReceiptStale
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.remoting.wire.pops import Settle
-from rmq_ray.codec.frame_encoder import encode_frame
 
 
 class Told:
@@ -34,9 +44,18 @@ class Told:
 
 
 def received(told: Told, count: int = 3, lease_id: int = 7) -> list[ReceivedMessage]:
-    records, sizes = encode_frame("jobs", 0, [b"%d" % n for n in range(count)], ["" for _ in range(count)], 1_000, FrameId(bytes(16), lease_id))
+    records, sizes = encode_frame(
+        "jobs",
+        0,
+        [b"%d" % n for n in range(count)],
+        ["" for _ in range(count)],
+        1_000,
+        FrameId(bytes(16), lease_id),
+    )
     page = Page(MessageQueue("jobs", "broker-a", 0), bytes(records), np.asarray(sizes))
-    return messages_of(page, ClientLease("broker-a", "jobs", 0, lease_id, count, 31_000, told), None, 1_000)
+    return messages_of(
+        page, ClientLease("broker-a", "jobs", 0, lease_id, count, 31_000, told), None, 1_000
+    )
 
 
 def test_messages_of_one_lease_are_acknowledged_with_one_mask() -> None:
@@ -72,7 +91,11 @@ def test_what_is_given_back_can_no_longer_be_acknowledged_and_the_other_way_roun
     back.nack(1.5)
     bad.reject()
     done.ack()
-    assert told.now == [(7, Settle.CHANGE, 0b001, 1_500), (7, Settle.REJECT, 0b010, 0), (7, Settle.ACK, 0b100, 0)]
+    assert told.now == [
+        (7, Settle.CHANGE, 0b001, 1_500),
+        (7, Settle.REJECT, 0b010, 0),
+        (7, Settle.ACK, 0b100, 0),
+    ]
     for again in (back.ack, bad.ack, done.nack, done.reject, lambda: done.extend(5)):
         with pytest.raises(ClientError):
             again()

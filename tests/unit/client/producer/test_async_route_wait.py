@@ -1,4 +1,6 @@
-"""Tasks of a loop that wait for a topic's queues go on in the order in which they came, whatever comes while they are woken."""
+"""Tasks of a loop that wait for a topic's queues go on in the order in which they came, whatever
+comes while they are woken.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ QUEUES = [MessageQueue("orders", "broker-a", 0)]
 
 
 class Core:
-    """A producer whose queues are known as soon as the thread that looks them up knows them, before the loop hears of it."""
+    """A producer whose queues are known as soon as the thread that looks them up knows them, before
+    the loop hears of it.
+    """
 
     group = "web"
     clock = SYSTEM_CLOCK
@@ -64,7 +68,9 @@ def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> Non
         while core.known is None:
             await asyncio.sleep(0)
         passed = 0
-        while len(tasks) < 40:  # one each turn of the loop, before, while and after the first ones are woken
+        while (
+            len(tasks) < 40
+        ):  # one each turn of the loop, before, while and after the first ones are woken
             if passed >= turns or lookup.found.done():
                 tasks.append(asyncio.create_task(one(len(tasks))))
             passed += 1

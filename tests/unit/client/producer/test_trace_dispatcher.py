@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.producer import trace_dispatcher
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.producer import trace_dispatcher
 from rmq_ray.client.producer.trace_dispatcher import TraceDispatcher
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectionLost
@@ -21,7 +21,9 @@ from rmq_ray.remoting.wire.headers import SendHeader
 
 
 class FakeClient:
-    """As much of a client instance as tracing touches. ``outcomes``: codes or errors of the next sends, then 0."""
+    """As much of a client instance as tracing touches. ``outcomes``: codes or errors of the next
+    sends, then 0.
+    """
 
     def __init__(self, outcomes: list[Any] | None = None) -> None:
         self.client_id, self.clock, self.state = "c", ManualClock(), ServiceState.RUNNING
@@ -61,26 +63,40 @@ def test_records_leave_together_and_the_rest_when_it_closes() -> None:
     made.start()
     assert all(made.add(record(n, "k")) for n in range(250))
     made.close()
-    assert client.records() == [record(n, "k") for n in range(250)] and len(client.sent) < 50 and made.sent == 250
+    assert (
+        client.records() == [record(n, "k") for n in range(250)]
+        and len(client.sent) < 50
+        and made.sent == 250
+    )
     header = SendHeader.from_v2(client.sent[0].fields)
-    assert header.topic == "RMQ_SYS_TRACE_TOPIC" and "ID0" in decode_properties(header.properties or "")["KEYS"].split()
+    assert (
+        header.topic == "RMQ_SYS_TRACE_TOPIC"
+        and "ID0" in decode_properties(header.properties or "")["KEYS"].split()
+    )
     assert not made.add(record(1)) and made.dropped == 1
 
 
-def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_queue_drops_and_never_blocks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(trace_dispatcher, "QUEUE_MAX", 8)
     client = FakeClient()
     client.gate.clear()
     made = dispatcher(client)
     made.start()
     taken = [made.add(record(n)) for n in range(200)]
-    assert taken.count(True) <= 8 + trace_dispatcher.BATCH_MAX and made.dropped == taken.count(False) > 0
+    assert (
+        taken.count(True) <= 8 + trace_dispatcher.BATCH_MAX
+        and made.dropped == taken.count(False) > 0
+    )
     client.gate.set()
     made.close()
     assert len(client.records()) == taken.count(True) and "dropped" in caplog.text
 
 
-def test_a_batch_longer_than_the_queue_is_traced_whole_and_many_of_them_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_longer_than_the_queue_is_traced_whole_and_many_of_them_have_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trace_dispatcher, "QUEUE_MAX", 8)
     monkeypatch.setattr(trace_dispatcher, "RECORDS_MAX", 500)
     client = FakeClient()
@@ -102,7 +118,10 @@ def test_large_records_are_cut_into_several_messages(monkeypatch: pytest.MonkeyP
     for n in range(20):
         made.add(record(n, "k" * 300))
     made.close()
-    assert client.records() == [record(n, "k" * 300) for n in range(20)] and max(len(command.body_bytes()) for command in client.sent) <= 1_000
+    assert (
+        client.records() == [record(n, "k" * 300) for n in range(20)]
+        and max(len(command.body_bytes()) for command in client.sent) <= 1_000
+    )
 
 
 def test_a_message_that_fails_is_repeated_once_then_dropped_and_the_thread_goes_on() -> None:
@@ -114,7 +133,9 @@ def test_a_message_that_fails_is_repeated_once_then_dropped_and_the_thread_goes_
 
 
 @pytest.mark.seed("S3-006")
-def test_a_trace_that_cannot_start_is_only_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_that_cannot_start_is_only_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rmq_ray.client.pull import columnar
 from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.pull import columnar
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
@@ -34,7 +34,11 @@ def told(message: MessageExt) -> dict[str, object]:
         "message_id": message.message_id,
         "keys": message.keys,
         "tag": message.tag,
-        "properties": [item for item in message.properties.items() if item[0] not in ("MIN_OFFSET", "MAX_OFFSET")],
+        "properties": [
+            item
+            for item in message.properties.items()
+            if item[0] not in ("MIN_OFFSET", "MAX_OFFSET")
+        ],
         "body": message.body,
         "born_ts": message.born_ts,
         "store_ts": message.store_ts,
@@ -43,8 +47,15 @@ def told(message: MessageExt) -> dict[str, object]:
 
 
 def mixed(count: int) -> Page:
-    properties = ["", "TAGS\x01paid", "KEYS\x01a b\x02region\x01eu", "UNIQ_KEY\x01" + "0123456789ABCDEF" * 2]
-    return page(ORDERS, [record(ORDERS, 7 + i, b"body-%d" % i, properties[i % 4]) for i in range(count)])
+    properties = [
+        "",
+        "TAGS\x01paid",
+        "KEYS\x01a b\x02region\x01eu",
+        "UNIQ_KEY\x01" + "0123456789ABCDEF" * 2,
+    ]
+    return page(
+        ORDERS, [record(ORDERS, 7 + i, b"body-%d" % i, properties[i % 4]) for i in range(count)]
+    )
 
 
 @pytest.mark.parametrize("indices", [range(40), range(3, 9), [0, 2, 3, 39], [5], range(0)], ids=str)
@@ -55,16 +66,28 @@ def test_each_row_says_what_its_message_says(indices: Sequence[int]) -> None:
 
 
 def test_few_columns_are_in_the_order_asked_for_and_unknown_ones_are_refused() -> None:
-    assert columnar.rows(mixed(2), [1], ["body", "queue_id"]).to_pydict() == {"body": [b"body-1"], "queue_id": [3]}
+    assert columnar.rows(mixed(2), [1], ["body", "queue_id"]).to_pydict() == {
+        "body": [b"body-1"],
+        "queue_id": [3],
+    }
     with pytest.raises(ClientError, match="no column 'bodies'"):
         columnar.rows(mixed(2), [1], ["bodies"])
 
 
 def test_rows_of_a_retry_topic_have_the_first_topic() -> None:
-    retried = page(RETRY, [record(RETRY, i, b"x", f"RETRY_TOPIC\x01{topic}", reconsume_times=2) for i, topic in enumerate(("orders", "bills"))])
+    retried = page(
+        RETRY,
+        [
+            record(RETRY, i, b"x", f"RETRY_TOPIC\x01{topic}", reconsume_times=2)
+            for i, topic in enumerate(("orders", "bills"))
+        ],
+    )
     found = columnar.rows(retried, range(2))
     assert found.schema == SCHEMA
-    assert (found.column("topic").to_pylist(), found.column("reconsume_times").to_pylist()) == (["orders", "bills"], [2, 2])
+    assert (found.column("topic").to_pylist(), found.column("reconsume_times").to_pylist()) == (
+        ["orders", "bills"],
+        [2, 2],
+    )
     assert columnar.rows(retried, range(2), ["body"]).num_columns == 1
 
 
@@ -73,12 +96,23 @@ def test_messages_that_were_kept_here_tell_their_own_count_of_tries() -> None:
     for message in messages:
         message.failed_here(1)
     found = columnar.rows_of(messages)
-    assert (found.column("body").to_pylist(), found.column("reconsume_times").to_pylist()) == ([b"body-1", b"body-4"], [1, 1])
+    assert (found.column("body").to_pylist(), found.column("reconsume_times").to_pylist()) == (
+        [b"body-1", b"body-4"],
+        [1, 1],
+    )
 
 
 def test_compressed_bodies_are_opened() -> None:
-    squeezed = page(ORDERS, [record(ORDERS, 0, zlib.compress(b"a" * 1_000), sys_flag=int(SysFlag.COMPRESSED)), record(ORDERS, 1, b"plain")])
-    assert columnar.rows(squeezed, range(2), ["body"]).to_pydict() == {"body": [b"a" * 1_000, b"plain"]}
+    squeezed = page(
+        ORDERS,
+        [
+            record(ORDERS, 0, zlib.compress(b"a" * 1_000), sys_flag=int(SysFlag.COMPRESSED)),
+            record(ORDERS, 1, b"plain"),
+        ],
+    )
+    assert columnar.rows(squeezed, range(2), ["body"]).to_pydict() == {
+        "body": [b"a" * 1_000, b"plain"]
+    }
 
 
 def test_a_table_is_all_pieces_in_their_order_and_has_the_columns_even_without_any() -> None:

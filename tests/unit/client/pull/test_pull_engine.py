@@ -1,4 +1,6 @@
-"""The engine of a pull consumer on a scripted client: which queues it holds, what its pulls say, what a moved offset does."""
+"""The engine of a pull consumer on a scripted client: which queues it holds, what its pulls say,
+what a moved offset does.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,21 @@ class Rig:
         self.client = ScriptedClient()
         self.queues: list[MessageQueue] = self.client.add_topic("orders", 2)
         self.clock: Any = self.client.clock
-        self.client.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda command, _address: command.answer(fields={"offset": str(stored)}))
+        self.client.answer(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            lambda command, _address: command.answer(fields={"offset": str(stored)}),
+        )
         members = encode_consumer_ids([self.client.client_id])
-        self.client.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda command, _address: command.answer(body=members))
+        self.client.answer(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            lambda command, _address: command.answer(body=members),
+        )
         table = SubscriptionTable()
         table.put("orders", expression, 1)
         settings = pull_settings("g", None, options)
-        self.data = ConsumerData("g", ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, settings.start_from)
+        self.data = ConsumerData(
+            "g", ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, settings.start_from
+        )
         self.engine = PullEngine(self.client, "g", settings, table, lambda: self.data)
 
     def assign(self, *queues: MessageQueue) -> None:
@@ -47,7 +57,11 @@ class Rig:
     def reply(self, *offsets: int, next_offset: int | None = None) -> None:
         pull = self.client.pulls[-1]
         queue = MessageQueue(pull.request.topic, "broker-a", pull.request.queue_id)
-        pull.reply(0, offsets[-1] + 1 if next_offset is None else next_offset, [record(queue, offset) for offset in offsets])
+        pull.reply(
+            0,
+            offsets[-1] + 1 if next_offset is None else next_offset,
+            [record(queue, offset) for offset in offsets],
+        )
 
     def position(self) -> int:
         return self.engine.parts.assigned.snapshot()[self.queues[0]].position
@@ -58,11 +72,17 @@ class Rig:
         return [message.queue_offset for message in batch]
 
 
-def test_an_assigned_queue_is_pulled_from_the_stored_offset_with_its_filter_inline_and_no_commit() -> None:
+def test_an_assigned_queue_is_pulled_from_the_stored_offset_with_its_filter_inline_and_no_commit() -> (
+    None
+):
     rig = Rig("paid")
     rig.assign(rig.queues[0])
     (pull,) = rig.client.pulls
-    assert (pull.request.offset, pull.request.sys_flag & ~int(PullSysFlag.COMMIT_OFFSET), pull.request.expression) == (10, LITE, "paid")
+    assert (
+        pull.request.offset,
+        pull.request.sys_flag & ~int(PullSysFlag.COMMIT_OFFSET),
+        pull.request.expression,
+    ) == (10, LITE, "paid")
     assert rig.client.heartbeats >= 1
 
 
@@ -76,12 +96,17 @@ def test_pulled_and_polled_messages_are_no_progress_until_they_are_committed() -
     assert rig.engine.offsets.read(rig.queues[0], ReadOffset.MEMORY) == 10
     rig.engine.offsets.commit(rig.queues[0], 13)
     rig.client.pulls[-1].reply(19, 13)
-    assert (rig.client.pulls[-1].request.commit_offset, rig.client.pulls[-1].request.sys_flag) == (13, LITE | int(PullSysFlag.COMMIT_OFFSET))
+    assert (rig.client.pulls[-1].request.commit_offset, rig.client.pulls[-1].request.sys_flag) == (
+        13,
+        LITE | int(PullSysFlag.COMMIT_OFFSET),
+    )
 
 
 def test_a_queue_whose_broker_tells_no_offset_is_asked_about_again_after_a_second() -> None:
     rig = Rig()
-    rig.client.down.update(address for address in [rig.client.routes.subscribe_address("broker-a")[1]])  # type: ignore[index]
+    rig.client.down.update(
+        address for address in [rig.client.routes.subscribe_address("broker-a")[1]]
+    )  # type: ignore[index]
     rig.assign(*rig.queues)
     assert not rig.client.pulls and rig.engine.work_of(rig.queues[0], 0) is None
     rig.client.down.clear()
@@ -100,17 +125,26 @@ def test_a_seek_before_the_offset_is_known_counts_and_answers_of_before_are_thro
     before = rig.client.pulls[0]
     rig.engine.seek(rig.queues[0], 20)
     before.reply(0, 51, [record(rig.queues[0], 50)])
-    assert (rig.polled(), rig.position(), [pull.request.offset for pull in rig.client.pulls]) == ([], 20, [50, 20])
+    assert (rig.polled(), rig.position(), [pull.request.offset for pull in rig.client.pulls]) == (
+        [],
+        20,
+        [50, 20],
+    )
 
 
-def test_a_queue_that_is_no_longer_assigned_hands_its_commit_over_and_loses_what_was_pulled() -> None:
+def test_a_queue_that_is_no_longer_assigned_hands_its_commit_over_and_loses_what_was_pulled() -> (
+    None
+):
     rig = Rig()
     rig.assign(*rig.queues)
     rig.reply(10, 11)
     rig.engine.offsets.commit(rig.queues[1], 11)
     rig.assign(rig.queues[0])
     (update,) = rig.client.requests(RequestCode.UPDATE_CONSUMER_OFFSET)
-    assert update.fields is not None and (update.fields["queueId"], update.fields["commitOffset"]) == ("1", "11")
+    assert update.fields is not None and (
+        update.fields["queueId"],
+        update.fields["commitOffset"],
+    ) == ("1", "11")
     assert rig.polled() == [] and list(rig.engine.parts.assigned.snapshot()) == [rig.queues[0]]
 
 
@@ -159,5 +193,12 @@ def test_stats_tell_positions_and_what_lies_here() -> None:
     rig.assign(rig.queues[0])
     rig.reply(10, 11)
     found = rig.engine.stats()
-    assert (found["pulled"], found["prefetched"], found["prefetched_bytes"], found["lag"]) == (2, 2, 8, 90)
-    assert found["queues"] == [{"topic": "orders", "broker": "broker-a", "queue_id": 0, "position": 10, "lag": 90}]
+    assert (found["pulled"], found["prefetched"], found["prefetched_bytes"], found["lag"]) == (
+        2,
+        2,
+        8,
+        90,
+    )
+    assert found["queues"] == [
+        {"topic": "orders", "broker": "broker-a", "queue_id": 0, "position": 10, "lag": 90}
+    ]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
 from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
 from rmq_ray.errors import RequestTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import decode_properties
@@ -35,7 +35,11 @@ class Listener:
         self.contexts.append(ctx)
         if isinstance(self.answer, BaseException):
             raise self.answer
-        return self.answer(messages, ctx) if callable(self.answer) and not isinstance(self.answer, type) else self.answer
+        return (
+            self.answer(messages, ctx)
+            if callable(self.answer) and not isinstance(self.answer, type)
+            else self.answer
+        )
 
 
 def rig_with(answer: Any = None, **settings: Any) -> tuple[ConsumerRig, Listener]:
@@ -49,7 +53,10 @@ def test_a_finished_batch_moves_the_offset_in_memory() -> None:
     work = rig.take()
     rig.pull(work)
     rig.consume(*rig.found(work, range(8)))
-    assert [[message.queue_offset for message in call] for call in listener.calls] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [[message.queue_offset for message in call] for call in listener.calls] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
     assert (rig.offset(work.queue), work.counters.consumed_ok, work.process.count) == (8, 8, 0)
     assert (listener.contexts[0].queue, listener.contexts[0].group) == (work.queue, "g")
 
@@ -97,10 +104,20 @@ def test_failed_messages_go_back_to_their_broker_and_the_offset_moves_on() -> No
     rig.pull(work)
     rig.consume(*rig.found(work, [0, 1], properties="UNIQ_KEY\x01" + "A" * 32))
     assert sent_back(rig)[0] == {
-        "offset": "1000", "group": "g", "delayLevel": "0", "originMsgId": "A" * 32, "originTopic": "orders", "unitMode": "false", "maxReconsumeTimes": "16",
-    }  # fmt: skip
+        "offset": "1000",
+        "group": "g",
+        "delayLevel": "0",
+        "originMsgId": "A" * 32,
+        "originTopic": "orders",
+        "unitMode": "false",
+        "maxReconsumeTimes": "16",
+    }
     assert [fields["offset"] for fields in sent_back(rig)] == ["1000", "1100"]
-    assert (rig.offset(work.queue), work.counters.consumed_failed, work.counters.sent_back) == (2, 2, 2)
+    assert (rig.offset(work.queue), work.counters.consumed_failed, work.counters.sent_back) == (
+        2,
+        2,
+        2,
+    )
 
 
 @pytest.mark.seed("S4-177")
@@ -113,8 +130,15 @@ def test_ack_index_sends_back_only_what_follows_it() -> None:
     work = rig.take()
     rig.pull(work)
     rig.consume(*rig.found(work, range(4)))
-    assert [(fields["offset"], fields["delayLevel"]) for fields in sent_back(rig)] == [("1200", "4"), ("1300", "4")]
-    assert (work.counters.consumed_ok, work.counters.consumed_failed, rig.offset(work.queue)) == (2, 2, 4)
+    assert [(fields["offset"], fields["delayLevel"]) for fields in sent_back(rig)] == [
+        ("1200", "4"),
+        ("1300", "4"),
+    ]
+    assert (work.counters.consumed_ok, work.counters.consumed_failed, rig.offset(work.queue)) == (
+        2,
+        2,
+        4,
+    )
 
 
 @pytest.mark.parametrize("answer", [Reject, Reject("no")])
@@ -128,7 +152,9 @@ def test_reject_sends_to_the_dead_letter_topic_at_once(answer: Any) -> None:
 
 @pytest.mark.seed("S4-175")
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)])
-def test_a_listener_that_raises_gets_the_message_again_later(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_gets_the_message_again_later(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     rig, _ = rig_with(error)
     work = rig.take()
     rig.pull(work)
@@ -137,7 +163,9 @@ def test_a_listener_that_raises_gets_the_message_again_later(error: BaseExceptio
     assert "listener of group g failed" in caplog.text
 
 
-def test_a_listener_that_returns_nonsense_is_reported_and_the_message_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_returns_nonsense_is_reported_and_the_message_comes_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rig, _ = rig_with("ok")
     work = rig.take()
     rig.pull(work)
@@ -162,20 +190,43 @@ def test_what_the_broker_refuses_is_written_into_the_retry_topic_instead() -> No
     rig, _ = rig_with(RECONSUME_LATER)
     work = rig.take()
     rig.client.add_topic("%RETRY%g", queues=1)
-    rig.client.answer(BACK, lambda command, _address: command.answer(1, remark="look message by offset failed"))
+    rig.client.answer(
+        BACK, lambda command, _address: command.answer(1, remark="look message by offset failed")
+    )
     rig.pull(work)
-    rig.consume(*rig.found(work, [0], body=b"again", properties="TRAN_MSG\x01true\x02k\x01v\x02UNIQ_KEY\x01" + "B" * 32))
+    rig.consume(
+        *rig.found(
+            work,
+            [0],
+            body=b"again",
+            properties="TRAN_MSG\x01true\x02k\x01v\x02UNIQ_KEY\x01" + "B" * 32,
+        )
+    )
     (command,) = rig.client.requests(SEND)
     fields = command.fields or {}
-    assert (fields["b"], fields["e"], fields["j"], fields["l"], fields["m"]) == ("%RETRY%g", "0", "1", "17", "false"), "16 more tries, the next one included"
+    assert (fields["b"], fields["e"], fields["j"], fields["l"], fields["m"]) == (
+        "%RETRY%g",
+        "0",
+        "1",
+        "17",
+        "false",
+    ), "16 more tries, the next one included"
     assert command.body == b"again"
-    assert decode_properties(fields["i"]) == {"k": "v", "UNIQ_KEY": "B" * 32, "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "B" * 32, "DELAY": "3"}
+    assert decode_properties(fields["i"]) == {
+        "k": "v",
+        "UNIQ_KEY": "B" * 32,
+        "RETRY_TOPIC": "orders",
+        "ORIGIN_MESSAGE_ID": "B" * 32,
+        "DELAY": "3",
+    }
     assert rig.offset(work.queue) == 1
 
 
 @pytest.mark.parametrize(("tries_before", "dead"), [(1, False), (2, False), (3, True)])
 def test_by_either_way_a_message_is_tried_as_often(tries_before: int, dead: bool) -> None:
-    """The broker counts a copy that it makes before the failure, one that a client writes after it."""
+    """The broker counts a copy that it makes before the failure, one that a client writes
+    after it.
+    """
     rig, _ = rig_with(RECONSUME_LATER, max_reconsume_times=3)
     work = rig.take()
     rig.client.add_topic("%RETRY%g", queues=1)
@@ -183,7 +234,10 @@ def test_by_either_way_a_message_is_tried_as_often(tries_before: int, dead: bool
     rig.pull(work)
     rig.client.pulls[-1].reply(0, 1, [record(work.queue, 0, reconsume_times=tries_before)])
     rig.consume(*rig.submitted)
-    by_broker, by_copy = rig.client.requests(BACK)[0].fields or {}, rig.client.requests(SEND)[0].fields or {}
+    by_broker, by_copy = (
+        rig.client.requests(BACK)[0].fields or {},
+        rig.client.requests(SEND)[0].fields or {},
+    )
     assert (tries_before >= int(by_broker["maxReconsumeTimes"])) is dead
     assert (int(by_copy["j"]) >= int(by_copy["l"])) is dead
 
@@ -199,11 +253,20 @@ def test_a_rejected_message_written_into_the_retry_topic_counts_as_failed_often_
 
 
 @pytest.mark.seed("S4-180")
-def test_what_no_broker_takes_stays_here_and_comes_again_after_five_seconds_counted_once_more() -> None:
+def test_what_no_broker_takes_stays_here_and_comes_again_after_five_seconds_counted_once_more() -> (
+    None
+):
     rig, listener = rig_with(RECONSUME_LATER, batch_size=4)
     work = rig.take()
     rig.pull(work)
-    rig.client.answer(BACK, lambda command, _address: command.answer() if (command.fields or {})["offset"] == "1200" else RequestTimeout("slow", "a"))
+    rig.client.answer(
+        BACK,
+        lambda command, _address: (
+            command.answer()
+            if (command.fields or {})["offset"] == "1200"
+            else RequestTimeout("slow", "a")
+        ),
+    )
     (batch,) = rig.found(work, range(4))
     rig.consume(batch)
     assert (rig.offset(work.queue), work.process.count, work.counters.sent_back) == (0, 3, 1)
@@ -211,12 +274,18 @@ def test_what_no_broker_takes_stays_here_and_comes_again_after_five_seconds_coun
     listener.answer = None
     assert rig.advance(1) == 1
     rig.consumption.consume(batch)
-    assert [(message.queue_offset, message.reconsume_times) for message in listener.calls[1]] == [(0, 1), (1, 1), (3, 1)]
+    assert [(message.queue_offset, message.reconsume_times) for message in listener.calls[1]] == [
+        (0, 1),
+        (1, 1),
+        (3, 1),
+    ]
     assert (rig.offset(work.queue), work.process.count) == (4, 0)
 
 
 @pytest.mark.seed("S4-048")
-def test_a_message_that_takes_longer_than_fifteen_minutes_is_sent_back_and_its_result_ignored() -> None:
+def test_a_message_that_takes_longer_than_fifteen_minutes_is_sent_back_and_its_result_ignored() -> (
+    None
+):
     rig, listener = rig_with()
     work = rig.take()
     rig.pull(work)
@@ -229,7 +298,9 @@ def test_a_message_that_takes_longer_than_fifteen_minutes_is_sent_back_and_its_r
 
     listener.answer = hang
     rig.consume(first)
-    assert [(fields["offset"], fields["delayLevel"]) for fields in sent_back(rig)] == [("1000", "3")]
+    assert [(fields["offset"], fields["delayLevel"]) for fields in sent_back(rig)] == [
+        ("1000", "3")
+    ]
     assert rig.offset(work.queue) == 1
     listener.answer = None
     rig.consume(second)
@@ -269,7 +340,13 @@ def test_a_retry_message_reaches_the_listener_under_its_original_topic() -> None
     rig.topic = "%RETRY%g"
     rig.parts.subscriptions.put("%RETRY%g", None, 1)
     work = rig.take()
-    rig.pull(work).reply(0, 1, [record(work.queue, 0, properties="RETRY_TOPIC\x01orders", reconsume_times=2)])
+    rig.pull(work).reply(
+        0, 1, [record(work.queue, 0, properties="RETRY_TOPIC\x01orders", reconsume_times=2)]
+    )
     rig.consume(*rig.submitted)
     (message,) = listener.calls[0]
-    assert (message.topic, message.reconsume_times, message.queue) == ("orders", 2, MessageQueue("%RETRY%g", "broker-a", 0))
+    assert (message.topic, message.reconsume_times, message.queue) == (
+        "orders",
+        2,
+        MessageQueue("%RETRY%g", "broker-a", 0),
+    )

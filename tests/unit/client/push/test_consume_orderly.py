@@ -1,4 +1,6 @@
-"""Ordered consumption: which message the listener gets next, and what each of its answers leads to."""
+"""Ordered consumption: which message the listener gets next, and what each of its answers
+leads to.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,28 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.push.listener import SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext
+from rmq_ray.client.push.orderly_listener import (
+    COMMIT,
+    ROLLBACK,
+    SUSPEND_CURRENT_QUEUE_A_MOMENT,
+    OrderlyContext,
+)
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from tests.support.clients.orderly_rig import OrderlyRig
 
-SEND_BACK, SEND, LOCK = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2, RequestCode.LOCK_BATCH_MQ
+SEND_BACK, SEND, LOCK = (
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.LOCK_BATCH_MQ,
+)
 
 
 class Answers:
-    """Returns (or raises) one after the other, then None. ``manual``: what the listener sets ``auto_commit`` to."""
+    """Returns (or raises) one after the other, then None. ``manual``: what the listener sets
+    ``auto_commit`` to.
+    """
 
     def __init__(self, *answers: Any, auto_commit: bool = True, suspend_ms: Any = -1) -> None:
         self._answers = list(answers)
@@ -56,7 +69,9 @@ def test_a_call_gets_up_to_batch_size_messages() -> None:
 def test_while_a_queue_is_worked_on_what_comes_later_waits_its_turn() -> None:
     rig = OrderlyRig()
     work = rig.take_locked()
-    rig.answer = lambda messages, _ctx: rig.pulled(work, 5, 6) if messages[0].queue_offset == 0 else None
+    rig.answer = lambda messages, _ctx: (
+        rig.pulled(work, 5, 6) if messages[0].queue_offset == 0 else None
+    )
     rig.pulled(work, 0)
     assert work.lease is not None and work.lease.busy
     assert rig.work_off() == 1, "one turn of one thread takes them all"
@@ -71,7 +86,10 @@ def test_what_is_in_work_is_apart_from_what_waits_and_not_handed_out_twice() -> 
     answer = rig.answer
     lease = work.lease
     assert lease is not None
-    rig.answer = lambda messages, ctx: (seen.append([batch.first for batch in lease.in_work]), answer(messages, ctx))[1]
+    rig.answer = lambda messages, ctx: (
+        seen.append([batch.first for batch in lease.in_work]),
+        answer(messages, ctx),
+    )[1]
     rig.pulled(work, 0, 1, 2, 3)
     rig.work_off()
     assert rig.calls == [[0], [1], [2], [3]]
@@ -80,8 +98,12 @@ def test_what_is_in_work_is_apart_from_what_waits_and_not_handed_out_twice() -> 
 
 
 @pytest.mark.seed("S4-047")
-@pytest.mark.parametrize("failure", [SUSPEND_CURRENT_QUEUE_A_MOMENT, ValueError("no"), SystemExit(), "nonsense"])
-def test_a_failure_stops_the_queue_for_a_second_and_the_same_message_comes_again(failure: object) -> None:
+@pytest.mark.parametrize(
+    "failure", [SUSPEND_CURRENT_QUEUE_A_MOMENT, ValueError("no"), SystemExit(), "nonsense"]
+)
+def test_a_failure_stops_the_queue_for_a_second_and_the_same_message_comes_again(
+    failure: object,
+) -> None:
     rig = OrderlyRig(Answers(failure))
     assert ConsumerConfig("g").suspend_queue_ms == 1_000
     work = rig.take_locked()
@@ -106,9 +128,14 @@ def test_messages_that_arrive_during_the_pause_do_not_end_it() -> None:
     assert rig.calls == [[0], [0], [1]]
 
 
-@pytest.mark.parametrize(("asked", "pause_ms"), [(1, 10), (500, 500), (99_999, 30_000), ("x", 1_000), (float("nan"), 1_000), (0, 10)])
+@pytest.mark.parametrize(
+    ("asked", "pause_ms"),
+    [(1, 10), (500, 500), (99_999, 30_000), ("x", 1_000), (float("nan"), 1_000), (0, 10)],
+)
 def test_the_listener_chooses_the_pause_within_bounds(asked: Any, pause_ms: int) -> None:
-    rig = OrderlyRig(Answers(SUSPEND_CURRENT_QUEUE_A_MOMENT, suspend_ms=asked), lock_trusted_ms=50_000)
+    rig = OrderlyRig(
+        Answers(SUSPEND_CURRENT_QUEUE_A_MOMENT, suspend_ms=asked), lock_trusted_ms=50_000
+    )
     rig.pulled(rig.take_locked(), 0)
     rig.work_off()
     assert rig.later(pause_ms - 1) == 0
@@ -125,7 +152,7 @@ def test_another_queue_goes_on_while_one_pauses() -> None:
     assert rig.calls == [[0], [7]] and rig.offset(two.queue) == 8
 
 
-# --- how often -----------------------------------------------------------------------------------------------------------
+# --- how often ------------------------------------------------------------------------------------
 
 
 def test_by_default_a_message_is_tried_without_end() -> None:
@@ -136,7 +163,10 @@ def test_by_default_a_message_is_tried_without_end() -> None:
     for _ in range(39):
         assert rig.later(1_000) == 1
         work.lease.refreshed(rig.clock.monotonic_ms())  # type: ignore[union-attr]
-    assert rig.retries[-1] == [39] and rig.client.requests(SEND) == rig.client.requests(SEND_BACK) == []
+    assert (
+        rig.retries[-1] == [39]
+        and rig.client.requests(SEND) == rig.client.requests(SEND_BACK) == []
+    )
 
 
 def dead_letters(rig: OrderlyRig) -> list[dict[str, str]]:
@@ -153,7 +183,9 @@ def test_after_the_allowed_retries_it_becomes_a_dead_letter_and_the_queue_goes_o
     rig.later(1_000)
     assert rig.calls == [[0], [0], [0], [1]], "1 + 2 deliveries"
     (sent,) = dead_letters(rig)
-    assert (sent["b"], sent["j"], sent["l"]) == ("%RETRY%g", "3", "2"), "the broker makes a dead letter of it: failed 3 times, 2 allowed"
+    assert (sent["b"], sent["j"], sent["l"]) == ("%RETRY%g", "3", "2"), (
+        "the broker makes a dead letter of it: failed 3 times, 2 allowed"
+    )
     assert rig.offset(work.queue) == 2 and work.counters.sent_back == 1
 
 
@@ -168,7 +200,9 @@ def test_without_a_route_to_the_retry_topic_the_broker_of_the_message_is_asked()
 
 def test_a_dead_letter_that_nobody_takes_holds_the_queue() -> None:
     rig = OrderlyRig(Answers(Reject, Reject))
-    rig.client.answer(SEND_BACK, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR))
+    rig.client.answer(
+        SEND_BACK, lambda command, _address: command.answer(ResponseCode.SYSTEM_ERROR)
+    )
     work = rig.take_locked()
     rig.pulled(work, 0, 1)
     rig.work_off()
@@ -192,14 +226,30 @@ def test_of_a_batch_only_what_is_not_dead_comes_again() -> None:
     rig.work_off()
     refused.clear()
     rig.later(1_000)
-    assert rig.calls == [[1, 2, 3], [2]] and rig.retries == [[0, 0, 0], [1]] and rig.offset(work.queue) == 4
+    assert (
+        rig.calls == [[1, 2, 3], [2]]
+        and rig.retries == [[0, 0, 0], [1]]
+        and rig.offset(work.queue) == 4
+    )
 
 
-# --- committing by oneself -----------------------------------------------------------------------------------------------
+# --- committing by oneself ------------------------------------------------------------------------
 
 
 def test_a_rollback_hands_out_everything_since_the_last_commit_again_uncounted() -> None:
-    rig = OrderlyRig(Answers(COMMIT, SUCCESS, SUCCESS, ROLLBACK, SUCCESS, SUCCESS, COMMIT, auto_commit=False, suspend_ms=10))
+    rig = OrderlyRig(
+        Answers(
+            COMMIT,
+            SUCCESS,
+            SUCCESS,
+            ROLLBACK,
+            SUCCESS,
+            SUCCESS,
+            COMMIT,
+            auto_commit=False,
+            suspend_ms=10,
+        )
+    )
     work = rig.take_locked()
     rig.pulled(work, 0, 1, 2, 3)
     rig.work_off()
@@ -228,7 +278,7 @@ def test_commit_and_rollback_without_leave_count_as_success_and_as_a_fault(answe
     assert rig.offset(work.queue) == 1 and rig.orderly.listener_faults == 1
 
 
-# --- turns, locks, leaving -------------------------------------------------------------------------------------------------
+# --- turns, locks, leaving ------------------------------------------------------------------------
 
 
 def test_after_sixty_seconds_a_queue_lets_the_others_have_the_thread() -> None:
@@ -242,7 +292,9 @@ def test_after_sixty_seconds_a_queue_lets_the_others_have_the_thread() -> None:
     assert rig.calls == [[0], [1], [2], [3], [4]]
 
 
-def test_nothing_is_handed_out_under_a_lock_older_than_thirty_seconds_until_it_is_refreshed() -> None:
+def test_nothing_is_handed_out_under_a_lock_older_than_thirty_seconds_until_it_is_refreshed() -> (
+    None
+):
     rig = OrderlyRig()
     work = rig.take_locked()
     rig.advance(30_001)
@@ -327,7 +379,9 @@ def test_a_queue_that_is_to_leave_hands_out_nothing_more_and_says_when_it_has_en
     assert rig.calls == [[0], [1]]
 
 
-def test_a_fault_of_settling_ends_neither_thread_nor_queue_and_skips_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_settling_ends_neither_thread_nor_queue_and_skips_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = OrderlyRig(Answers(Reject), concurrency=1, suspend_queue_ms=10)
     work = rig.take_locked()
     broken = threading.Event()
@@ -347,13 +401,16 @@ def test_a_fault_of_settling_ends_neither_thread_nor_queue_and_skips_nothing(mon
     assert rig.calls == [[0], [0], [1]] and work.lease is not None and not work.lease.busy
 
 
-def test_a_queue_that_stays_after_all_while_its_thread_is_just_leaving_it_is_not_forgotten() -> None:
+def test_a_queue_that_stays_after_all_while_its_thread_is_just_leaving_it_is_not_forgotten() -> (
+    None
+):
     rig = OrderlyRig()
     work = rig.take_locked()
     lease = work.lease
     assert lease is not None
     rig.pulled(work, 0)
-    rig.orderly._ready.get_nowait()  # its thread has seen that the queue leaves, and in this moment it stays
+    # its thread has seen that the queue leaves, and in this moment it stays
+    rig.orderly._ready.get_nowait()
     rig.orderly._rest(work, lease)
     assert rig.work_off() == 1 and rig.calls == [[0]]
 

@@ -1,4 +1,6 @@
-"""The parts of a started consumer: what each gets, in which order they begin, and that an illegal offset is corrected later."""
+"""The parts of a started consumer: what each gets, in which order they begin, and that an illegal
+offset is corrected later.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.rebalancer import Rebalancer
+from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import Membership
@@ -23,7 +25,11 @@ from rmq_ray.remoting.wire.bodies import encode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode
 from tests.support.clients.scripted_client import ScriptedClient
 
-IDS, QUERY, UPDATE = RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
+IDS, QUERY, UPDATE = (
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+)
 
 
 class FirstQueue:
@@ -34,7 +40,9 @@ class FirstQueue:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, list[MessageQueue], list[str]]] = []
 
-    def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+    def allocate(
+        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
         self.calls.append((group, client_id, list(queues), list(client_ids)))
         return list(queues[:1])
 
@@ -50,27 +58,57 @@ class EngineClient(ScriptedClient):
 def engine_of(**options: Any) -> tuple[ConsumerEngine, Any, list[MessageQueue]]:
     client: Any = EngineClient()
     queues = client.add_topic("orders", 4)
-    client.answer(IDS, lambda command, _address: command.answer(body=encode_consumer_ids([client.client_id, "zzz"])))
+    client.answer(
+        IDS,
+        lambda command, _address: command.answer(
+            body=encode_consumer_ids([client.client_id, "zzz"])
+        ),
+    )
     client.answer(QUERY, lambda command, _address: command.answer(fields={"offset": "10"}))
     subscriptions = SubscriptionTable()
     subscriptions.put("orders", "*", client.clock.now_ms())
-    data = ConsumerData("g", ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, ())
-    return ConsumerEngine(client, "g", push_settings("g", None, options), subscriptions, lambda _messages, _ctx: None, lambda: data), client, queues
+    data = ConsumerData(
+        "g",
+        ConsumeType.CONSUME_PASSIVELY,
+        MessageModel.CLUSTERING,
+        ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        (),
+    )
+    return (
+        ConsumerEngine(
+            client,
+            "g",
+            push_settings("g", None, options),
+            subscriptions,
+            lambda _messages, _ctx: None,
+            lambda: data,
+        ),
+        client,
+        queues,
+    )
 
 
 @pytest.mark.seed("S3-113", "S4-053", "S3-115", "S4-213")
 def test_the_balance_gets_group_client_model_and_strategy_and_offsets_lie_at_the_brokers() -> None:
     strategy = FirstQueue()
     engine, client, queues = engine_of(allocate=strategy)
-    assert engine.rebalancer._member == Membership("g", client.client_id, MessageModel.CLUSTERING, strategy)
+    assert engine.rebalancer._member == Membership(
+        "g", client.client_id, MessageModel.CLUSTERING, strategy
+    )
     assert engine.rebalancer.rebalance()
     assert strategy.calls == [("g", client.client_id, queues, [client.client_id, "zzz"])]
     assert list(engine.parts.assigned.snapshot()) == queues[:1]
-    assert client.requests(QUERY)[0].fields == {"consumerGroup": "g", "topic": "orders", "queueId": "0"}
+    assert client.requests(QUERY)[0].fields == {
+        "consumerGroup": "g",
+        "topic": "orders",
+        "queueId": "0",
+    }
 
 
 @pytest.mark.seed("S3-116")
-def test_offsets_are_loaded_and_brokers_told_before_any_part_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_loaded_and_brokers_told_before_any_part_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, client, _ = engine_of()
     events: list[str] = []
     monkeypatch.setattr(RemoteOffsetStore, "load", lambda _self: events.append("load"))
@@ -86,7 +124,13 @@ def test_offsets_are_loaded_and_brokers_told_before_any_part_begins(monkeypatch:
 def test_a_running_consumer_has_a_pool_a_timer_and_a_thread_that_balances_and_cleans() -> None:
     engine, _, _ = engine_of(concurrency=3)
     assert engine.rebalancer._clean == engine.consumption.clean_overdue
-    mine = {"rmq-consume-g-0", "rmq-consume-g-1", "rmq-consume-g-2", "rmq-later-g", "rmq-rebalance-g"}
+    mine = {
+        "rmq-consume-g-0",
+        "rmq-consume-g-1",
+        "rmq-consume-g-2",
+        "rmq-later-g",
+        "rmq-rebalance-g",
+    }
     engine.begin()
     assert mine <= {thread.name for thread in threading.enumerate()}
     assert engine.end(timeout_ms=5_000)

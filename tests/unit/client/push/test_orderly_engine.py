@@ -1,4 +1,6 @@
-"""The parts of an ordered consumer together: how it is wired, how it loses a queue, and in which order it leaves."""
+"""The parts of an ordered consumer together: how it is wired, how it loses a queue, and in which
+order it leaves.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.queue_locks import QueueLocks
@@ -22,7 +24,12 @@ from rmq_ray.remoting.wire.frame import Command
 from tests.support.clients.scripted_client import ScriptedClient
 from tests.support.waiting import eventually
 
-LOCK, UNLOCK, UPDATE, LEAVE = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
+LOCK, UNLOCK, UPDATE, LEAVE = (
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.UNLOCK_BATCH_MQ,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UNREGISTER_CLIENT,
+)
 
 
 class LockingClient(ScriptedClient):
@@ -31,8 +38,16 @@ class LockingClient(ScriptedClient):
     def __init__(self) -> None:
         super().__init__()
         self.locks = QueueLocks()
-        self.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda command, _address: command.answer(body=bodies.encode_consumer_ids([self.client_id])))
-        self.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda command, _address: command.answer(fields={"offset": "10"}))
+        self.answer(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            lambda command, _address: command.answer(
+                body=bodies.encode_consumer_ids([self.client_id])
+            ),
+        )
+        self.answer(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            lambda command, _address: command.answer(fields={"offset": "10"}),
+        )
         self.answer(LOCK, self._lock)
         self.answer(UNLOCK, self._unlock)
 
@@ -44,12 +59,21 @@ class LockingClient(ScriptedClient):
     def _asked(self, command: Command) -> tuple[str, str, list[Any], dict[Any, int]]:
         body: Any = command.body
         group, client_id, queues = bodies.decode_lock(body)
-        return group, client_id, queues, dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True))
+        return (
+            group,
+            client_id,
+            queues,
+            dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True)),
+        )
 
     def _lock(self, command: Command, address: Address) -> Command:
         group, client_id, queues, epochs = self._asked(command)
         granted = self.locks.lock(group, client_id, queues, self.clock.monotonic_ms(), epochs)
-        return command.answer(body=bodies.encode_locked([grant.queue for grant in granted], [grant.epoch for grant in granted]))
+        return command.answer(
+            body=bodies.encode_locked(
+                [grant.queue for grant in granted], [grant.epoch for grant in granted]
+            )
+        )
 
     def _unlock(self, command: Command, address: Address) -> Command:
         self.locks.unlock(*self._asked(command))
@@ -61,13 +85,29 @@ def engine_of(**options: Any) -> tuple[ConsumerEngine, Any]:
     client.add_topic("orders", 2)
     subscriptions = SubscriptionTable()
     subscriptions.put("orders", "*", client.clock.now_ms())
-    data = ConsumerData("g", ConsumeType.CONSUME_PASSIVELY, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, ())
-    return ConsumerEngine(client, "g", push_settings("g", None, options), subscriptions, lambda _messages, _ctx: None, lambda: data), client
+    data = ConsumerData(
+        "g",
+        ConsumeType.CONSUME_PASSIVELY,
+        MessageModel.CLUSTERING,
+        ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        (),
+    )
+    return ConsumerEngine(
+        client,
+        "g",
+        push_settings("g", None, options),
+        subscriptions,
+        lambda _messages, _ctx: None,
+        lambda: data,
+    ), client
 
 
 @pytest.mark.seed("S3-117", "S4-054", "S1-046")
 def test_the_way_of_consuming_decides_the_service_and_whether_there_are_locks() -> None:
-    assert isinstance(engine_of(orderly=True)[0].consumption, OrderlyConsumption) and type(engine_of(orderly=True)[0].leases) is QueueLeases
+    assert (
+        isinstance(engine_of(orderly=True)[0].consumption, OrderlyConsumption)
+        and type(engine_of(orderly=True)[0].leases) is QueueLeases
+    )
     plain, client = engine_of()
     assert isinstance(plain.consumption, ConcurrentConsumption) and plain.leases is None
     assert plain.rebalancer.rebalance() and client.requests(LOCK) == []
@@ -91,12 +131,21 @@ def test_a_lost_queue_is_dropped_uncommitted_and_taken_anew_by_the_next_balance(
     (theirs,) = client.locks.lock("g", "other", [queue], client.clock.monotonic_ms())
     assert engine.leases is not None
     engine.leases.refresh()
-    assert work.process.dropped and engine.parts.assigned.get(queue) is None and engine.rebalancer._wanted
+    assert (
+        work.process.dropped
+        and engine.parts.assigned.get(queue) is None
+        and engine.rebalancer._wanted
+    )
     assert client.requests(UPDATE) == [] and queue not in engine.parts.offsets.clone()
     client.locks.unlock("g", "other", [queue])
     assert engine.rebalancer.rebalance()
     anew = engine.parts.assigned.get(queue)
-    assert anew is not None and anew.lease is not None and anew.lease.epoch > theirs.epoch and anew.process.next_offset == 10
+    assert (
+        anew is not None
+        and anew.lease is not None
+        and anew.lease.epoch > theirs.epoch
+        and anew.process.next_offset == 10
+    )
 
 
 def test_it_leaves_by_telling_offsets_then_unlocking_then_leaving_the_group() -> None:
@@ -108,9 +157,13 @@ def test_it_leaves_by_telling_offsets_then_unlocking_then_leaving_the_group() ->
     for queue in engine.parts.assigned.snapshot():
         engine.parts.offsets.update(queue, 20)
     assert engine.end(5_000)
-    interesting = [command.code for _, command in client.sent if command.code in (UPDATE, UNLOCK, LEAVE)]
+    interesting = [
+        command.code for _, command in client.sent if command.code in (UPDATE, UNLOCK, LEAVE)
+    ]
     assert interesting == [UPDATE, UPDATE, UNLOCK, LEAVE]
-    assert len(client.locks) == 0 and "rmq-locks-g" not in {thread.name for thread in threading.enumerate()}
+    assert len(client.locks) == 0 and "rmq-locks-g" not in {
+        thread.name for thread in threading.enumerate()
+    }
 
 
 def test_a_broadcasting_consumer_asks_nobody_for_its_queues() -> None:
@@ -118,6 +171,8 @@ def test_a_broadcasting_consumer_asks_nobody_for_its_queues() -> None:
     assert isinstance(engine.leases, OwnQueues)
     queues = client.add_topic("orders", 2)
     leases = engine.leases.lock(queues)
-    assert sorted(leases) == queues and all(lease.may_work(client.clock.monotonic_ms()) for lease in leases.values())
+    assert sorted(leases) == queues and all(
+        lease.may_work(client.clock.monotonic_ms()) for lease in leases.values()
+    )
     engine.leases.unlock({queue: 0 for queue in queues})
     assert client.sent == []

@@ -9,7 +9,15 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext, Step, judge_orderly, pause_ms
+from rmq_ray.client.push.orderly_listener import (
+    COMMIT,
+    ROLLBACK,
+    SUSPEND_CURRENT_QUEUE_A_MOMENT,
+    OrderlyContext,
+    Step,
+    judge_orderly,
+    pause_ms,
+)
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError, ConsumeError
 from rmq_ray.model.ids import MessageQueue
@@ -36,15 +44,22 @@ def context(auto_commit: bool = True) -> OrderlyContext:
         (True, Step.SUSPEND, Step.SUSPEND),
     ],
 )
-def test_answers_mean_what_rocketmqs_do(answer: object, by_itself: Step, by_the_listener: Step) -> None:
+def test_answers_mean_what_rocketmqs_do(
+    answer: object, by_itself: Step, by_the_listener: Step
+) -> None:
     assert judge_orderly(answer, context()).step is by_itself
     assert judge_orderly(answer, context(auto_commit=False)).step is by_the_listener
 
 
 def test_what_means_nothing_is_told_with_the_remedy() -> None:
-    later, wrong = judge_orderly(RECONSUME_LATER, context()).fault, judge_orderly(3, context()).fault
+    later, wrong = (
+        judge_orderly(RECONSUME_LATER, context()).fault,
+        judge_orderly(3, context()).fault,
+    )
     assert isinstance(later, ConsumeError) and "for concurrent consumption" in str(later)
-    assert isinstance(wrong, ConsumeError) and "returned 3; return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject" in str(wrong)
+    assert isinstance(
+        wrong, ConsumeError
+    ) and "returned 3; return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject" in str(wrong)
     assert "set ctx.auto_commit = False" in str(judge_orderly(ROLLBACK, context()).fault)
     assert judge_orderly(ROLLBACK, context(auto_commit=False)).fault is None
 
@@ -62,7 +77,11 @@ def test_an_answer_that_cannot_be_shown_and_a_pause_that_is_no_float_stop_nothin
 
 
 def test_the_public_names_are_these() -> None:
-    assert rmq.SUSPEND_CURRENT_QUEUE_A_MOMENT is SUSPEND_CURRENT_QUEUE_A_MOMENT and rmq.COMMIT is COMMIT and rmq.ROLLBACK is ROLLBACK
+    assert (
+        rmq.SUSPEND_CURRENT_QUEUE_A_MOMENT is SUSPEND_CURRENT_QUEUE_A_MOMENT
+        and rmq.COMMIT is COMMIT
+        and rmq.ROLLBACK is ROLLBACK
+    )
     assert rmq.OrderlyContext is OrderlyContext and rmq.ConsumeOrderlyResult.COMMIT is COMMIT
 
 
@@ -78,11 +97,17 @@ def test_the_public_names_are_these() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings)) if "lock_refresh_ms" not in settings else "lock_trusted_ms"):
+    with pytest.raises(
+        ConfigError,
+        match=next(iter(settings)) if "lock_refresh_ms" not in settings else "lock_trusted_ms",
+    ):
         ConsumerConfig("g", **settings)
 
 
 def test_orderly_is_an_option_of_true_or_false() -> None:
-    assert push_settings("g", None, {"orderly": True}).orderly and not push_settings("g", None, {}).orderly
+    assert (
+        push_settings("g", None, {"orderly": True}).orderly
+        and not push_settings("g", None, {}).orderly
+    )
     with pytest.raises(ConfigError, match="orderly must be True or False, not 'yes'"):
         push_settings("g", None, {"orderly": "yes"})

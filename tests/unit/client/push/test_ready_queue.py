@@ -1,4 +1,6 @@
-"""The queue of the consuming threads: who is woken, and that nobody sleeps while something waits."""
+"""The queue of the consuming threads: who is woken, and that nobody sleeps while something
+waits.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_a_page_of_items_wakes_as_many_threads_as_it_needs() -> None:
 
 def test_whoever_falls_asleep_looks_once_more() -> None:
     class Late(list[Any]):
-        """An item is put between the look at the items and the sleep, by somebody who sees nobody asleep."""
+        """An item is put between the look at the items and the sleep, by somebody who sees nobody
+        asleep.
+        """
 
         def append(self, sleeper: Any) -> None:
             queue._items.append(5)
@@ -110,13 +114,17 @@ def test_a_wake_up_that_crosses_the_end_of_the_wait_is_not_left_behind() -> None
     queue: ReadyQueue[int] = ReadyQueue()
     queue._asleep = Crossing()
     assert queue.get(0.001) == 6
-    assert queue._mine.sleeper is not None and queue._mine.sleeper.locked(), "the next sleep is not ended by that wake-up"
+    assert queue._mine.sleeper is not None and queue._mine.sleeper.locked(), (
+        "the next sleep is not ended by that wake-up"
+    )
     assert not queue._waking
 
 
 def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
     class Stolen(list[Any]):
-        """What this sleeper sees before it sleeps is gone when it looks again; then another item comes."""
+        """What this sleeper sees before it sleeps is gone when it looks again; then another item
+        comes.
+        """
 
         def remove(self, sleeper: Any) -> None:
             super().remove(sleeper)
@@ -151,7 +159,9 @@ def test_many_threads_take_everything_once() -> None:
             queue.put_all(range(item + 1, item + 4))
 
     threads = [threading.Thread(target=take, args=(mine,), daemon=True) for mine in taken]
-    sources = [threading.Thread(target=put, args=(number,), daemon=True) for number in range(putters)]
+    sources = [
+        threading.Thread(target=put, args=(number,), daemon=True) for number in range(putters)
+    ]
     for thread in threads + sources:
         thread.start()
     for source in sources:

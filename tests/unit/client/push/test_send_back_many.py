@@ -24,7 +24,9 @@ BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 def failed(client: ScriptedClient, count: int) -> list[MessageExt]:
     queue = client.add_topic("orders", 1)[0]
     raw = [record(queue, n) for n in range(count)]
-    return list(Page(queue, b"".join(raw), np.array([len(one) for one in raw], np.int32)).messages())
+    return list(
+        Page(queue, b"".join(raw), np.array([len(one) for one in raw], np.int32)).messages()
+    )
 
 
 def bundles(answer: Callable[[list[Any]], list[int]]) -> Callable[[Command, Address], Command]:
@@ -42,11 +44,19 @@ def back(client: ScriptedClient) -> SendBack:
 def test_a_batch_goes_back_in_a_few_requests() -> None:
     client = ScriptedClient()
     seen: list[int] = []
-    client.answer(RequestCode.BUNDLE, bundles(lambda parts: seen.extend(int(part[1]["offset"]) for part in parts) or [0] * len(parts)))
+    client.answer(
+        RequestCode.BUNDLE,
+        bundles(
+            lambda parts: seen.extend(int(part[1]["offset"]) for part in parts) or [0] * len(parts)
+        ),
+    )
     messages = failed(client, BUNDLE_MAX + 44)
     assert back(client).send_back_all(messages, 3) == []
     assert len(client.sent) == 2 and seen == [message.log_offset for message in messages]
-    (fields,) = {(part[1]["group"], part[1]["delayLevel"], part[0]) for part in msgpack.unpackb(client.sent[0][1].body_bytes())}
+    (fields,) = {
+        (part[1]["group"], part[1]["delayLevel"], part[0])
+        for part in msgpack.unpackb(client.sent[0][1].body_bytes())
+    }
     assert fields == ("g", "3", BACK)
 
 
@@ -54,7 +64,12 @@ def test_what_a_bundle_refused_is_asked_for_by_itself_and_what_nobody_takes_is_k
     client = ScriptedClient()
     client.answer(RequestCode.BUNDLE, bundles(lambda parts: [0, 1, 0, 1, 0]))
     messages = failed(client, 5)
-    client.answer(BACK, lambda command, _address: command.answer(0 if (command.fields or {})["offset"] == str(messages[1].log_offset) else 1))
+    client.answer(
+        BACK,
+        lambda command, _address: command.answer(
+            0 if (command.fields or {})["offset"] == str(messages[1].log_offset) else 1
+        ),
+    )
     assert back(client).send_back_all(messages, 0) == [messages[3]]
     assert len(client.requests(BACK)) == 2
 
@@ -72,11 +87,15 @@ def test_what_a_bundle_refused_is_asked_for_by_itself_and_what_nobody_takes_is_k
 def test_where_there_are_no_bundles_each_message_goes_by_itself(outcome: Any) -> None:
     client = ScriptedClient()
     client.answer(RequestCode.BUNDLE, outcome)
-    assert back(client).send_back_all(failed(client, 3), 0) == [] and len(client.requests(BACK)) == 3
+    assert (
+        back(client).send_back_all(failed(client, 3), 0) == [] and len(client.requests(BACK)) == 3
+    )
 
 
 @pytest.mark.parametrize("outcome", [ConnectionLost("gone", "x"), RequestTimeout("late", "x")])
-def test_a_bundle_without_an_answer_may_be_kept_and_is_not_asked_for_again_at_once(outcome: Exception) -> None:
+def test_a_bundle_without_an_answer_may_be_kept_and_is_not_asked_for_again_at_once(
+    outcome: Exception,
+) -> None:
     client = ScriptedClient()
     client.answer(RequestCode.BUNDLE, lambda command, _: outcome)
     messages = failed(client, 3)
@@ -85,5 +104,7 @@ def test_a_bundle_without_an_answer_may_be_kept_and_is_not_asked_for_again_at_on
 
 def test_one_message_needs_no_bundle_and_none_nothing() -> None:
     client = ScriptedClient()
-    assert back(client).send_back_all(failed(client, 1), 0) == back(client).send_back_all([], 0) == []
+    assert (
+        back(client).send_back_all(failed(client, 1), 0) == back(client).send_back_all([], 0) == []
+    )
     assert [command.code for _, command in client.sent] == [BACK]

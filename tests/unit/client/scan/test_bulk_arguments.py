@@ -15,7 +15,9 @@ BOTH = pytest.mark.parametrize("error", [ClientError, SparkError])
 
 @BOTH
 def test_columns_are_checked_before_anything_is_read(error: type[RmqError]) -> None:
-    assert checked_columns(None, error) == list(COLUMNS) and checked_columns(("body", "tag"), error) == ["body", "tag"]
+    assert checked_columns(None, error) == list(COLUMNS) and checked_columns(
+        ("body", "tag"), error
+    ) == ["body", "tag"]
     wrong: tuple[tuple[Any, str], ...] = (
         (["value"], "unknown column 'value'; a topic has topic, broker"),
         ([], "list of different names"),
@@ -29,7 +31,9 @@ def test_columns_are_checked_before_anything_is_read(error: type[RmqError]) -> N
 
 @BOTH
 def test_either_a_topic_or_a_pattern_is_given(error: type[RmqError]) -> None:
-    assert topic_or_pattern("orders", None, error) == "orders" and topic_or_pattern(["a", "b"], None, error) == ["a", "b"]
+    assert topic_or_pattern("orders", None, error) == "orders" and topic_or_pattern(
+        ["a", "b"], None, error
+    ) == ["a", "b"]
     assert topic_or_pattern(None, "orders-.*", error) == "orders-.*"
     for topic, pattern in ((None, None), ("orders", "orders-.*")):
         with pytest.raises(error, match="either topic= .* or pattern="):

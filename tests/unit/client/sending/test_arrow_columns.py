@@ -19,52 +19,121 @@ def bodies(rows):
 
 
 def texts(rows):
-    return [text.decode() for window in rows for text in (window.texts.to_pylist() if window.texts is not None else [b""] * len(window.bodies))]
+    return [
+        text.decode()
+        for window in rows
+        for text in (
+            window.texts.to_pylist() if window.texts is not None else [b""] * len(window.bodies)
+        )
+    ]
 
 
 WORD = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=12)
 NAME = WORD.filter(lambda name: name not in RESERVED_PROPERTIES)
-ROW = st.tuples(st.binary(min_size=1, max_size=30), st.one_of(st.none(), WORD), st.one_of(st.none(), WORD), st.one_of(st.none(), WORD), WORD)
+ROW = st.tuples(
+    st.binary(min_size=1, max_size=30),
+    st.one_of(st.none(), WORD),
+    st.one_of(st.none(), WORD),
+    st.one_of(st.none(), WORD),
+    WORD,
+)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ROW, min_size=1, max_size=30), st.booleans(), st.integers(0, 3))
 def test_every_row_gets_the_property_string_that_a_send_would_give_it(rows, large, skipped):
     string, binary = (pa.large_string(), pa.large_binary()) if large else (pa.string(), pa.binary())
-    table = pa.table({
-        "b": pa.array([row[0] for row in rows], binary), "k": pa.array([row[1] for row in rows], string), "t": pa.array([row[2] for row in rows], string),
-        "region": pa.array([row[3] for row in rows], string), "shop": pa.array([row[4] for row in rows], string),
-    }).slice(skipped)  # fmt: skip
+    table = pa.table(
+        {
+            "b": pa.array([row[0] for row in rows], binary),
+            "k": pa.array([row[1] for row in rows], string),
+            "t": pa.array([row[2] for row in rows], string),
+            "region": pa.array([row[3] for row in rows], string),
+            "shop": pa.array([row[4] for row in rows], string),
+        }
+    ).slice(skipped)
     rows = rows[skipped:]
     found = read_rows(table, Columns("b", "k", "t", ["region", "shop"]), LIMIT)
-    expected = [property_text(tag, [key] if key else [], {n: v for n, v in (("region", region), ("shop", shop)) if v}) for _, key, tag, region, shop in rows]
+    expected = [
+        property_text(
+            tag, [key] if key else [], {n: v for n, v in (("region", region), ("shop", shop)) if v}
+        )
+        for _, key, tag, region, shop in rows
+    ]
     assert (bodies(found), texts(found)) == ([row[0] for row in rows], expected)
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.one_of(st.none(), st.dictionaries(NAME, st.one_of(st.none(), WORD), max_size=3)), min_size=1, max_size=20), st.integers(0, 3))
+@given(
+    st.lists(
+        st.one_of(st.none(), st.dictionaries(NAME, st.one_of(st.none(), WORD), max_size=3)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(0, 3),
+)
 def test_a_map_column_gives_its_pairs_and_leaves_nulls_out(maps, skipped):
-    column = pa.array([None if each is None else list(each.items()) for each in maps], pa.map_(pa.string(), pa.string()))
+    column = pa.array(
+        [None if each is None else list(each.items()) for each in maps],
+        pa.map_(pa.string(), pa.string()),
+    )
     table = pa.table({"body": [b"x"] * len(maps), "p": column}).slice(skipped)
-    expected = ["".join(f"{name}\x01{value}\x02" for name, value in (each or {}).items() if value is not None) for each in maps[skipped:]]
+    expected = [
+        "".join(
+            f"{name}\x01{value}\x02" for name, value in (each or {}).items() if value is not None
+        )
+        for each in maps[skipped:]
+    ]
     assert texts(read_rows(table, Columns("body", properties="p"), LIMIT)) == expected
 
 
-@pytest.mark.parametrize("names", [["region", "shop"], iter(["region", "shop"]), dict.fromkeys(["region", "shop"]), ["region", "shop", "region"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["region", "shop"],
+        iter(["region", "shop"]),
+        dict.fromkeys(["region", "shop"]),
+        ["region", "shop", "region"],
+    ],
+)
 def test_names_of_property_columns_may_come_in_any_collection_and_count_once(names):
     table = pa.table({"body": [b"x"] * 2, "region": ["eu", "us"], "shop": ["a", None]})
-    assert texts(read_rows(table, Columns("body", properties=names), LIMIT)) == ["region\x01eu\x02shop\x01a\x02", "region\x01us\x02"]
+    assert texts(read_rows(table, Columns("body", properties=names), LIMIT)) == [
+        "region\x01eu\x02shop\x01a\x02",
+        "region\x01us\x02",
+    ]
 
 
 def test_several_keys_of_a_row_are_joined_and_no_keys_are_no_property():
-    table = pa.table({"body": [b"x"] * 4, "k": pa.array([["a", "b"], [], None, ["c"]], pa.list_(pa.string()))})
-    assert texts(read_rows(table, Columns("body", "k"), LIMIT)) == ["KEYS\x01a b\x02", "", "", "KEYS\x01c\x02"]
+    table = pa.table(
+        {"body": [b"x"] * 4, "k": pa.array([["a", "b"], [], None, ["c"]], pa.list_(pa.string()))}
+    )
+    assert texts(read_rows(table, Columns("body", "k"), LIMIT)) == [
+        "KEYS\x01a b\x02",
+        "",
+        "",
+        "KEYS\x01c\x02",
+    ]
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.binary(3), pa.dictionary(pa.int8(), pa.string())])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(3),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
+)
 def test_bodies_may_be_bytes_or_text_of_any_layout(kind):
     data = pa.record_batch(
-        {"body": pa.array([b"abc", b"def"], pa.binary()).cast(pa.string()).cast(kind) if kind != pa.binary(3) else pa.array([b"abc", b"def"], kind)}
+        {
+            "body": pa.array([b"abc", b"def"], pa.binary()).cast(pa.string()).cast(kind)
+            if kind != pa.binary(3)
+            else pa.array([b"abc", b"def"], kind)
+        }
     )
     assert bodies(read_rows(data, Columns("body"), LIMIT)) == [b"abc", b"def"]
 
@@ -84,12 +153,24 @@ def test_many_small_chunks_become_one_run_of_rows():
 @pytest.mark.parametrize(
     ("columns", "error", "words"),
     [
-        (Columns("nothing"), ClientError, "no columns named 'nothing'; it has 'body', 'key', 'tag'"),
+        (
+            Columns("nothing"),
+            ClientError,
+            "no columns named 'nothing'; it has 'body', 'key', 'tag'",
+        ),
         (Columns("body", "nothing"), ClientError, "'nothing'"),
         (Columns("body", 5), ClientError, "names no column"),
         (Columns("body", properties=["key", "nothing"]), ClientError, "'nothing'"),
-        (Columns("body", properties=["body"]), ClientError, "'body' has type binary, string is needed"),
-        (Columns("body", properties="key"), ClientError, "'key' has type string, map<string, string>"),
+        (
+            Columns("body", properties=["body"]),
+            ClientError,
+            "'body' has type binary, string is needed",
+        ),
+        (
+            Columns("body", properties="key"),
+            ClientError,
+            "'key' has type string, map<string, string>",
+        ),
         (Columns("body", tag="body"), ClientError, "'body' has type binary"),
     ],
 )
@@ -104,24 +185,66 @@ def test_columns_that_are_missing_or_of_another_type_are_named(columns, error, w
     [
         ("body", [b"x", None], pa.binary(), "column 'body', row 1 is null"),
         ("body", [b"x", b""], pa.binary(), "column 'body', row 1 is empty"),
-        ("key", ["k", "two words"], pa.string(), "column 'key', row 1 holds a blank inside a key ('two words')"),
-        ("key", [["a"], ["b", None]], pa.list_(pa.string()), "column 'key', row 1 holds an empty key or a null"),
-        ("key", [["a"], ["b", ""]], pa.list_(pa.string()), "column 'key', row 1 holds an empty key"),
-        ("key", [["a", "b"], ["c d"]], pa.list_(pa.string()), "column 'key', row 1 holds a blank inside a key ('c d')"),
+        (
+            "key",
+            ["k", "two words"],
+            pa.string(),
+            "column 'key', row 1 holds a blank inside a key ('two words')",
+        ),
+        (
+            "key",
+            [["a"], ["b", None]],
+            pa.list_(pa.string()),
+            "column 'key', row 1 holds an empty key or a null",
+        ),
+        (
+            "key",
+            [["a"], ["b", ""]],
+            pa.list_(pa.string()),
+            "column 'key', row 1 holds an empty key",
+        ),
+        (
+            "key",
+            [["a", "b"], ["c d"]],
+            pa.list_(pa.string()),
+            "column 'key', row 1 holds a blank inside a key ('c d')",
+        ),
         ("key", ["k", "a\x01b"], pa.string(), "column 'key', row 1 holds the separator"),
         ("tag", ["t", "  "], pa.string(), "column 'tag', row 1 is a blank tag"),
         ("tag", ["t", "a\x02b"], pa.string(), "column 'tag', row 1 holds the separator"),
         ("p", ["v", ""], pa.string(), "column 'p', row 1 is an empty property"),
-        ("p", [[("a", "b")], [("c", "")]], pa.map_(pa.string(), pa.string()), "column 'p', row 1 holds an empty value"),
-        ("p", [[("a", "b")], [("KEYS", "x")]], pa.map_(pa.string(), pa.string()), "column 'p', row 1: the property name 'KEYS' is reserved"),
-        ("p", [[("a", "b")], [("", "x")]], pa.map_(pa.string(), pa.string()), "column 'p', row 1: the property name '' is empty"),
-        ("p", [[("a", "b")], [("c", "x\x01y")]], pa.map_(pa.string(), pa.string()), "column 'p': a value of rows 0 to 1 holds the separator"),
+        (
+            "p",
+            [[("a", "b")], [("c", "")]],
+            pa.map_(pa.string(), pa.string()),
+            "column 'p', row 1 holds an empty value",
+        ),
+        (
+            "p",
+            [[("a", "b")], [("KEYS", "x")]],
+            pa.map_(pa.string(), pa.string()),
+            "column 'p', row 1: the property name 'KEYS' is reserved",
+        ),
+        (
+            "p",
+            [[("a", "b")], [("", "x")]],
+            pa.map_(pa.string(), pa.string()),
+            "column 'p', row 1: the property name '' is empty",
+        ),
+        (
+            "p",
+            [[("a", "b")], [("c", "x\x01y")]],
+            pa.map_(pa.string(), pa.string()),
+            "column 'p': a value of rows 0 to 1 holds the separator",
+        ),
     ],
 )
 def test_bad_values_are_named_by_column_and_row(column, values, kind, words):
     table = pa.table({"body": [b"1", b"2"]} | {column: pa.array(values, kind)})
     properties = () if column != "p" else "p" if pa.types.is_map(kind) else ["p"]
-    columns = Columns("body", "key" if column == "key" else None, "tag" if column == "tag" else None, properties)
+    columns = Columns(
+        "body", "key" if column == "key" else None, "tag" if column == "tag" else None, properties
+    )
     with pytest.raises(MessageIllegal) as caught:
         read_rows(table, columns, LIMIT)
     assert words in str(caught.value)
@@ -129,17 +252,29 @@ def test_bad_values_are_named_by_column_and_row(column, values, kind, words):
 
 def test_a_reserved_name_may_not_be_the_name_of_a_property_column():
     with pytest.raises(MessageIllegal, match="'UNIQ_KEY' is reserved"):
-        read_rows(pa.table({"body": [b"x"], "UNIQ_KEY": ["1"]}), Columns("body", properties=["UNIQ_KEY"]), LIMIT)
+        read_rows(
+            pa.table({"body": [b"x"], "UNIQ_KEY": ["1"]}),
+            Columns("body", properties=["UNIQ_KEY"]),
+            LIMIT,
+        )
 
 
 def test_what_is_too_long_is_told_with_its_row():
-    with pytest.raises(MessageTooLarge, match="column 'body', row 2 has 1001 bytes, the limit is 1000") as caught:
+    with pytest.raises(
+        MessageTooLarge, match="column 'body', row 2 has 1001 bytes, the limit is 1000"
+    ) as caught:
         read_rows(pa.table({"body": [b"x", b"x", b"x" * 1_001]}), Columns("body"), LIMIT)
     assert caught.value.args[1:] == (1_001, 1_000)
     with pytest.raises(MessageTooLarge, match="column 'k', row 1"):
-        read_rows(pa.table({"body": [b"x", b"x"], "k": ["a", "b" * 40_000]}), Columns("body", "k"), LIMIT)
+        read_rows(
+            pa.table({"body": [b"x", b"x"], "k": ["a", "b" * 40_000]}), Columns("body", "k"), LIMIT
+        )
     with pytest.raises(MessageTooLarge, match="keys, tag and properties"):
-        read_rows(pa.table({"body": [b"x"], "k": ["a" * 20_000], "t": ["b" * 20_000]}), Columns("body", "k", "t"), LIMIT)
+        read_rows(
+            pa.table({"body": [b"x"], "k": ["a" * 20_000], "t": ["b" * 20_000]}),
+            Columns("body", "k", "t"),
+            LIMIT,
+        )
 
 
 def test_what_is_no_table_and_names_that_two_columns_have_are_refused():
@@ -151,9 +286,18 @@ def test_what_is_no_table_and_names_that_two_columns_have_are_refused():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(200, 3_000), st.booleans())
-def test_frames_hold_all_rows_in_order_and_no_more_bytes_than_one_row_needs(lengths, bytes_max, labelled):
-    table = pa.table({"body": [bytes([n % 256]) * length for n, length in enumerate(lengths)], "k": [str(n) for n in range(len(lengths))]})
+@given(
+    st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(200, 3_000), st.booleans()
+)
+def test_frames_hold_all_rows_in_order_and_no_more_bytes_than_one_row_needs(
+    lengths, bytes_max, labelled
+):
+    table = pa.table(
+        {
+            "body": [bytes([n % 256]) * length for n, length in enumerate(lengths)],
+            "k": [str(n) for n in range(len(lengths))],
+        }
+    )
     rows = read_rows(table, Columns("body", "k" if labelled else None), LIMIT)
     frames = list(cut(rows, ProducerConfig(batch_bytes_max=bytes_max)))
     assert [frame.begin for frame in frames] == [0, *[frame.end for frame in frames[:-1]]]
@@ -161,12 +305,16 @@ def test_frames_hold_all_rows_in_order_and_no_more_bytes_than_one_row_needs(leng
     for frame in frames:
         found, labels, flags = frame.parts()
         assert [len(body) for body in found] == lengths[frame.begin : frame.end] and flags is None
-        assert labels == [f"KEYS\x01{n}\x02" if labelled else "" for n in range(frame.begin, frame.end)]
+        assert labels == [
+            f"KEYS\x01{n}\x02" if labelled else "" for n in range(frame.begin, frame.end)
+        ]
         assert frame.weight <= bytes_max or frame.end - frame.begin == 1
 
 
 def test_a_frame_has_at_most_65536_rows():
-    rows = read_rows(pa.table({"body": pa.array([b"x"] * 70_000, pa.binary())}), Columns("body"), LIMIT)
+    rows = read_rows(
+        pa.table({"body": pa.array([b"x"] * 70_000, pa.binary())}), Columns("body"), LIMIT
+    )
     frames = list(cut(rows, ProducerConfig(batch_bytes_max=8 << 20, buffer_bytes_max=8 << 20)))
     assert max(frame.end - frame.begin for frame in frames) <= 65_536 and frames[-1].end == 70_000
 

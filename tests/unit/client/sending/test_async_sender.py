@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
-from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.sending.sending import Delivery
 from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
+from rmq_ray.client.sending.sending import Delivery
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import SendError
 from rmq_ray.model.ids import MessageQueue

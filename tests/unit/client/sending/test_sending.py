@@ -26,20 +26,40 @@ def test_each_topic_has_a_counter_of_its_own_that_starts_anywhere_and_only_count
 @pytest.mark.parametrize(
     ("brokers", "pinned", "alone"),
     [
-        (("broker-a",), False, True), (("broker-a", "broker-b"), False, False), (("broker-a", "broker-b"), True, True), ((), False, True),
-        (("broker-b",), False, False),  # drained or gone since the queue was chosen: the route shows the other one only
+        (("broker-a",), False, True),
+        (("broker-a", "broker-b"), False, False),
+        (("broker-a", "broker-b"), True, True),
+        ((), False, True),
+        (
+            ("broker-b",),
+            False,
+            False,
+        ),  # drained or gone since the queue was chosen: the route shows the other one only
         (None, False, True),
     ],
-)  # fmt: skip
-def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_queue(brokers: tuple[str, ...] | None, pinned: bool, alone: bool) -> None:
-    info = None if brokers is None else PublishInfo("orders", tuple(MessageQueue("orders", name, 0) for name in brokers), brokers=brokers)
-    instance: Any = SimpleNamespace(clock=None, routes=SimpleNamespace(publish={"orders": info}.get))
+)
+def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_queue(
+    brokers: tuple[str, ...] | None, pinned: bool, alone: bool
+) -> None:
+    info = (
+        None
+        if brokers is None
+        else PublishInfo(
+            "orders", tuple(MessageQueue("orders", name, 0) for name in brokers), brokers=brokers
+        )
+    )
+    instance: Any = SimpleNamespace(
+        clock=None, routes=SimpleNamespace(publish={"orders": info}.get)
+    )
     sending = Sending(instance, SimpleNamespace(), Turns(), SimpleNamespace())  # type: ignore[arg-type]
     assert sending.alone(MessageQueue("orders", "broker-a", 0), pinned) is alone
 
 
 def test_a_load_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> None:
-    queue, choice = MessageQueue("orders", "broker-a", 0), QueueChoice(SYSTEM_CLOCK, latency_fault=False)
+    queue, choice = (
+        MessageQueue("orders", "broker-a", 0),
+        QueueChoice(SYSTEM_CLOCK, latency_fault=False),
+    )
     load: Any = SimpleNamespace(topic="orders")
     delivery = Delivery(load, queue, SimpleNamespace(), False)  # type: ignore[arg-type]
     delivery.move(lambda _topic: [], Turns().of("orders"), choice)

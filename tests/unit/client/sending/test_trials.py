@@ -1,4 +1,6 @@
-"""A crowd of threads keeps to one core as long as that is not slower, and to the one that is faster."""
+"""A crowd of threads keeps to one core as long as that is not slower, and to the one that is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class TwoCores(HomeCore):
 
 
 class Crowd:
-    """A message stream whose rate (messages a ms) depends on the way: core 0, core 1, or None for no home."""
+    """A message stream whose rate (messages a ms) depends on the way: core 0, core 1, or None for
+    no home.
+    """
 
     def __init__(self) -> None:
         self.home = TwoCores()
@@ -81,7 +85,9 @@ def test_one_burst_does_not_drive_a_crowd_from_home() -> None:
     while crowd.trials.at_home(crowd.now_ms):
         ways = crowd.run({0: 30, 1: 30, None: 60}, 1)
     crowd.run({0: 30, 1: 30, None: 60}, SETTLE_MS + TRIAL_MS)
-    assert crowd.run({0: 30, 1: 30, None: 20}, 20_000).count(None) <= 20_000 / KEEP_MS_MAX * (SETTLE_MS + TRIAL_MS)
+    assert crowd.run({0: 30, 1: 30, None: 20}, 20_000).count(None) <= 20_000 / KEEP_MS_MAX * (
+        SETTLE_MS + TRIAL_MS
+    )
     assert ways
 
 

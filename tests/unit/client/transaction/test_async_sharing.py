@@ -67,14 +67,21 @@ def test_closing_waits_for_what_leaves_while_it_waits() -> None:
     asyncio.run(main())
 
 
-def test_an_error_that_nobody_expected_is_logged_and_told_to_every_caller(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_nobody_expected_is_logged_and_told_to_every_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def broken(_key: str, _items: list[int]) -> list[int]:
         raise ZeroDivisionError("oh")
 
     async def main() -> None:
         turns: LoopTurns[int, int] = LoopTurns(frames_of_a_loop(), broken, (10, 1000), lost)
-        ends = await asyncio.wait_for(asyncio.gather(turns.ask("k", 1, 1), turns.ask("k", 2, 1), return_exceptions=True), 5)
-        assert [type(end) for end in ends] == [SendError, SendError] and "ZeroDivisionError('oh')" in str(ends[0])
+        ends = await asyncio.wait_for(
+            asyncio.gather(turns.ask("k", 1, 1), turns.ask("k", 2, 1), return_exceptions=True), 5
+        )
+        assert [type(end) for end in ends] == [
+            SendError,
+            SendError,
+        ] and "ZeroDivisionError('oh')" in str(ends[0])
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())

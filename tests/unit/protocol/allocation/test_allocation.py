@@ -1,4 +1,6 @@
-"""Allocation: the seeds' numeric examples, the golden vectors, and that every queue has exactly one owner."""
+"""Allocation: the seeds' numeric examples, the golden vectors, and that every queue has exactly one
+owner.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 
 from rmq_ray.errors import ClientError, ConfigError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation.strategies import Averagely, AveragelyByCircle, OnlyHosts, register, strategy_named
+from rmq_ray.protocol.allocation.strategies import (
+    Averagely,
+    AveragelyByCircle,
+    OnlyHosts,
+    register,
+    strategy_named,
+)
 
 NINE = [MessageQueue("TopicTest", f"broker_{name}", i) for name in "abc" for i in range(3)]
 FOUR = ["192.168.0.6@15956", "192.168.0.7@15957", "192.168.0.8@15958", "192.168.0.9@15959"]
@@ -25,13 +33,23 @@ def names(queues: Sequence[MessageQueue]) -> list[str]:
 def shares(strategy: Averagely | AveragelyByCircle, n: int, k: int) -> list[list[int]]:
     queues = [MessageQueue("t", "b", i) for i in range(n)]
     ids = [f"c{i:02}" for i in range(k)]
-    return [[queue.queue_id for queue in strategy.allocate("g", client, queues, ids)] for client in ids]
+    return [
+        [queue.queue_id for queue in strategy.allocate("g", client, queues, ids)] for client in ids
+    ]
 
 
 @pytest.mark.seed("S0-078", "S0-079", "S0-080", "S0-081", "S0-082")
 def test_avg_gives_the_first_two_of_four_consumers_three_and_two_of_nine_queues() -> None:
-    assert names(sorted(NINE[4:] + NINE[:4])) == [f"broker_{name}_q{i}" for name in "abc" for i in range(3)] and len(FOUR) == 4
-    assert names(Averagely().allocate("g", FOUR[0], NINE, FOUR)) == ["broker_a_q0", "broker_a_q1", "broker_a_q2"]
+    assert (
+        names(sorted(NINE[4:] + NINE[:4]))
+        == [f"broker_{name}_q{i}" for name in "abc" for i in range(3)]
+        and len(FOUR) == 4
+    )
+    assert names(Averagely().allocate("g", FOUR[0], NINE, FOUR)) == [
+        "broker_a_q0",
+        "broker_a_q1",
+        "broker_a_q2",
+    ]
     assert names(Averagely().allocate("g", FOUR[1], NINE, FOUR)) == ["broker_b_q0", "broker_b_q1"]
 
 
@@ -55,7 +73,13 @@ def test_avg_by_circle_deals_eight_queues_out_in_turn() -> None:
 
 @pytest.mark.seed("S0-073", "S0-074", "S0-075", "S3-129")
 def test_avg_gives_one_more_to_the_first_remainder_consumers_and_shifts_the_others() -> None:
-    assert shares(Averagely(), 16, 5) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15]]
+    assert shares(Averagely(), 16, 5) == [
+        [0, 1, 2, 3],
+        [4, 5, 6],
+        [7, 8, 9],
+        [10, 11, 12],
+        [13, 14, 15],
+    ]
     assert shares(Averagely(), 7, 3) == [[0, 1, 2], [3, 4], [5, 6]]
 
 
@@ -67,7 +91,13 @@ def test_more_consumers_than_queues_leaves_the_last_ones_idle() -> None:
 
 def test_avg_by_circle_matches_the_golden_vectors() -> None:
     assert shares(AveragelyByCircle(), 9, 4) == [[0, 4, 8], [1, 5], [2, 6], [3, 7]]
-    assert shares(AveragelyByCircle(), 16, 5) == [[0, 5, 10, 15], [1, 6, 11], [2, 7, 12], [3, 8, 13], [4, 9, 14]]
+    assert shares(AveragelyByCircle(), 16, 5) == [
+        [0, 5, 10, 15],
+        [1, 6, 11],
+        [2, 7, 12],
+        [3, 8, 13],
+        [4, 9, 14],
+    ]
 
 
 @pytest.mark.seed("S4-018")
@@ -75,7 +105,10 @@ def test_circle_is_fairer_than_avg_when_one_broker_holds_clearly_more_messages()
     load = {queue: 1000 if queue.broker_name == "b1" else 1 for queue in EIGHT}
 
     def worst(strategy: Averagely | AveragelyByCircle) -> int:
-        return max(sum(load[queue] for queue in strategy.allocate("g", client, EIGHT, THREE)) for client in THREE)
+        return max(
+            sum(load[queue] for queue in strategy.allocate("g", client, EIGHT, THREE))
+            for client in THREE
+        )
 
     assert worst(AveragelyByCircle()) < worst(Averagely())
 
@@ -99,7 +132,13 @@ def test_strategies_are_found_by_name_and_a_custom_one_can_be_added() -> None:
     class Everything:
         name = "EVERYTHING-FOR-TESTS"
 
-        def allocate(self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
+        def allocate(
+            self,
+            group: str,
+            client_id: str,
+            queues: Sequence[MessageQueue],
+            client_ids: Sequence[str],
+        ) -> list[MessageQueue]:
             return list(queues)
 
     assert isinstance(strategy_named("avg"), Averagely)
@@ -125,7 +164,9 @@ def test_only_hosts_filters_the_consumers_before_dividing_so_that_no_queue_is_le
 
 @pytest.mark.seed("S0-085", "S1-051", "S4-005")
 @given(n=st.integers(1, 60), k=st.integers(1, 40), circle=st.booleans())
-def test_every_queue_is_owned_by_exactly_one_consumer_and_shares_differ_by_one_at_most(n: int, k: int, circle: bool) -> None:
+def test_every_queue_is_owned_by_exactly_one_consumer_and_shares_differ_by_one_at_most(
+    n: int, k: int, circle: bool
+) -> None:
     found = shares(AveragelyByCircle() if circle else Averagely(), n, k)
     assert sorted(queue for share in found for queue in share) == list(range(n))
     assert max(map(len, found)) - min(map(len, found)) <= 1

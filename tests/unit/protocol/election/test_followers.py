@@ -9,7 +9,9 @@ import pytest
 from rmq_ray.protocol.election.replication import Followers
 
 
-def followers(copies_min: int = 2, lag_ms: int = 5_000, flush_counts: bool = False, confirmed: int = 0) -> Followers:
+def followers(
+    copies_min: int = 2, lag_ms: int = 5_000, flush_counts: bool = False, confirmed: int = 0
+) -> Followers:
     found = Followers(copies_min, lag_ms, flush_counts=flush_counts)
     found.begin(confirmed)
     return found
@@ -58,8 +60,12 @@ def test_a_slave_that_stays_behind_is_put_out_and_the_others_go_on() -> None:
         table.reported(number, 10, 0, 10, 0)
     table.reported(1, 50, 0, 50, 100)
     assert not table.expire(50, 5_000) and table.confirmed == 10
-    assert table.expire(50, 5_001) and table.in_sync == (1,) and table.confirmed == 50 and table.enough
-    assert table.reported(2, 50, 0, 50, 6_000) and table.in_sync == (1, 2), "back when it has everything again"
+    assert (
+        table.expire(50, 5_001) and table.in_sync == (1,) and table.confirmed == 50 and table.enough
+    )
+    assert table.reported(2, 50, 0, 50, 6_000) and table.in_sync == (1, 2), (
+        "back when it has everything again"
+    )
 
 
 def test_a_slave_that_keeps_up_with_a_growing_log_is_not_put_out() -> None:
@@ -83,14 +89,22 @@ def test_lag_is_told_in_bytes_and_in_ms_since_it_had_everything() -> None:
     table = followers()
     follower = table.joined(1, "s1", 0, 0)
     table.reported(1, 100, 0, 100, 1_000)
-    assert table.lag(follower, 100, 9_000) == table.lag(follower, 50, 1_000) and table.lag(follower, 100, 9_000).ms == 0
-    assert (table.lag(follower, 160, 3_500).bytes, table.lag(follower, 160, 3_500).ms) == (60, 2_500)
+    assert (
+        table.lag(follower, 100, 9_000) == table.lag(follower, 50, 1_000)
+        and table.lag(follower, 100, 9_000).ms == 0
+    )
+    assert (table.lag(follower, 160, 3_500).bytes, table.lag(follower, 160, 3_500).ms) == (
+        60,
+        2_500,
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_confirmed_never_falls_and_never_passes_a_member_of_the_set(seed: int) -> None:
     chance = random.Random(seed)
-    table = followers(copies_min=chance.choice((1, 2, 3)), lag_ms=50, flush_counts=chance.random() < 0.5)
+    table = followers(
+        copies_min=chance.choice((1, 2, 3)), lag_ms=50, flush_counts=chance.random() < 0.5
+    )
     end, now, held = 0, 0, dict.fromkeys((1, 2, 3), 0)
     for _ in range(400):
         now += chance.randrange(20)

@@ -1,4 +1,6 @@
-"""Under a controller: whom a master waits for, whose promise it needs, what it proposes, and what is confirmed."""
+"""Under a controller: whom a master waits for, whose promise it needs, what it proposes, and what
+is confirmed.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,25 @@ from math import inf
 
 import pytest
 
-from rmq_ray.protocol.election.replication import ASK_AGAIN_MS, JOIN_MS, LEASE_MARGIN_MS, LEASE_MS, SILENT_MS, Followers
+from rmq_ray.protocol.election.replication import (
+    ASK_AGAIN_MS,
+    JOIN_MS,
+    LEASE_MARGIN_MS,
+    LEASE_MS,
+    SILENT_MS,
+    Followers,
+)
 
 HELD_MS = LEASE_MS - LEASE_MARGIN_MS
 
 
-def master(approved: tuple[int, ...] = (), found: int = 0, copies_min: int = 2, waits: bool = True, lag_ms: int = 5_000) -> Followers:
+def master(
+    approved: tuple[int, ...] = (),
+    found: int = 0,
+    copies_min: int = 2,
+    waits: bool = True,
+    lag_ms: int = 5_000,
+) -> Followers:
     table = Followers(copies_min, lag_ms, flush_counts=False, waits=waits)
     table.reign(found, approved, 0.0)
     return table
@@ -28,19 +43,33 @@ def joins(table: Followers, broker_id: int, written: int, end: int, now_ms: floa
 def test_without_a_controller_there_is_no_lease_to_have() -> None:
     table = Followers(2, 5_000, flush_counts=False)
     table.begin(100)
-    assert table.lease_until_ms == inf and table.proposal(0) is None and table.has_begun and table.covered(77) == 77
+    assert (
+        table.lease_until_ms == inf
+        and table.proposal(0) is None
+        and table.has_begun
+        and table.covered(77) == 77
+    )
 
 
 def test_a_master_alone_in_its_set_leads_and_shows_what_it_has() -> None:
     table = master(found=500)
-    assert table.lease_until_ms == inf and table.confirmed == 500 and table.has_begun and not table.enough
+    assert (
+        table.lease_until_ms == inf
+        and table.confirmed == 500
+        and table.has_begun
+        and not table.enough
+    )
 
 
-def test_a_slave_that_lacks_what_earlier_reigns_acknowledged_is_not_proposed_however_early_it_polls() -> None:
+def test_a_slave_that_lacks_what_earlier_reigns_acknowledged_is_not_proposed_however_early_it_polls() -> (
+    None
+):
     table = master((1,), found=1_000)
     assert table.confirmed == 0, "nobody has reported yet"
     joins(table, 2, 500, 1_000, 10)
-    assert table.in_sync == () and table.proposal(20) is None, "replica 2 was outside the set: it may lack acknowledged messages"
+    assert table.in_sync == () and table.proposal(20) is None, (
+        "replica 2 was outside the set: it may lack acknowledged messages"
+    )
     joins(table, 1, 700, 1_000, 30)
     assert table.in_sync == (1,), "a member may be behind: it is waited for"
     table.reported(2, 1_000, 1_000, 1_000, 40)
@@ -56,7 +85,9 @@ def test_the_lease_counts_from_the_answer_that_the_poll_followed_not_from_the_po
     table.reported(1, 0, 0, 0, 400)
     assert table.lease_until_ms == 12 + HELD_MS
     table.reported(1, 0, 0, 0, 450)
-    assert table.lease_until_ms == 12 + HELD_MS, "a second poll after the same answer renews nothing"
+    assert table.lease_until_ms == 12 + HELD_MS, (
+        "a second poll after the same answer renews nothing"
+    )
     table.answered(1, 500)
     table.reported(1, 0, 0, 0, 900)
     assert table.lease_until_ms == 500 + HELD_MS
@@ -87,7 +118,11 @@ def test_who_was_proposed_may_be_elected_before_the_approval_is_known_here() -> 
     assert table.proposal(20) == (1,)
     assert table.lease_until_ms == 10 + HELD_MS
     table.left(1)
-    assert table.lease_until_ms == 10 + HELD_MS and table.proposal(2_000) == () and table.lease_until_ms == 10 + HELD_MS
+    assert (
+        table.lease_until_ms == 10 + HELD_MS
+        and table.proposal(2_000) == ()
+        and table.lease_until_ms == 10 + HELD_MS
+    )
     table.approve(())
     assert table.lease_until_ms == inf and table.proposal(2_001) is None
 
@@ -104,7 +139,11 @@ def test_a_member_that_left_is_waited_for_until_the_controller_has_taken_it_out(
 def test_a_proposal_is_repeated_only_when_it_changes_or_stays_unanswered() -> None:
     table = master()
     joins(table, 1, 0, 0)
-    assert table.proposal(0) == (1,) and table.proposal(1) is None and table.proposal(ASK_AGAIN_MS) == (1,)
+    assert (
+        table.proposal(0) == (1,)
+        and table.proposal(1) is None
+        and table.proposal(ASK_AGAIN_MS) == (1,)
+    )
     joins(table, 2, 0, 0)
     assert table.proposal(ASK_AGAIN_MS + 1) == (1, 2)
     table.approve((1, 2))
@@ -126,7 +165,9 @@ def test_what_a_new_master_found_is_shown_when_all_who_can_be_elected_have_it() 
     joins(table, 2, 400, 1_000)
     assert table.confirmed == 400 and not table.has_begun
     assert table.approve((1,)) is False and not table.has_begun, "2 is in sync all the same"
-    assert table.left(2) and table.has_begun and table.confirmed == 1_000, "copies_min speaks of what is new"
+    assert table.left(2) and table.has_begun and table.confirmed == 1_000, (
+        "copies_min speaks of what is new"
+    )
     table.reported(1, 1_500, 1_500, 1_500, 5)
     assert table.confirmed == 1_000, "two copies are not three"
 
@@ -167,7 +208,9 @@ def test_a_slave_that_hangs_leaves_although_nothing_is_written_that_it_could_lac
     table = master((1,))
     joins(table, 1, 0, 0, 100)
     assert not table.expire(0, 100 + SILENT_MS) and table.expire(0, 101 + SILENT_MS)
-    assert table.proposal(101 + SILENT_MS) == () and table.lease_until_ms > 101 + SILENT_MS, "there is time left to take it out"
+    assert table.proposal(101 + SILENT_MS) == () and table.lease_until_ms > 101 + SILENT_MS, (
+        "there is time left to take it out"
+    )
     table.approve(())
     assert table.lease_until_ms == inf
     table.reported(1, 0, 0, 0, 5_000)
@@ -187,7 +230,9 @@ def test_progress_is_noted_as_far_as_every_electable_copy_has_the_log() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_confirmed_is_ever_missing_in_a_copy_that_can_be_elected(seed: int) -> None:
-    """The controller answers late, in order, or refuses; slaves come, lag and go. Electable: what it has approved so far, told or not."""
+    """The controller answers late, in order, or refuses; slaves come, lag and go. Electable: what
+    it has approved so far, told or not.
+    """
     chance = random.Random(seed)
     table = master((1, 2), copies_min=chance.choice((2, 3)), lag_ms=50)
     held, connected, end, now_ms = {1: 0, 2: 0, 3: 0}, {1: False, 2: False, 3: False}, 0, 0.0
@@ -222,8 +267,12 @@ def test_nothing_confirmed_is_ever_missing_in_a_copy_that_can_be_elected(seed: i
             answers.clear()
             table.approve(latest)
             queue.clear()
-        proposed = table.proposal(now_ms) if not answers else None  # the shell adds the version that it gave last: others are refused
+        proposed = (
+            table.proposal(now_ms) if not answers else None
+        )  # the shell adds the version that it gave last: others are refused
         if proposed is not None:
             queue.append(proposed)
-        assert all(held[number] >= table.confirmed for number in electable), "whoever is elected has it"
+        assert all(held[number] >= table.confirmed for number in electable), (
+            "whoever is elected has it"
+        )
         assert table.confirmed <= end

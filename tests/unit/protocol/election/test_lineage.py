@@ -24,13 +24,17 @@ from rmq_ray.protocol.election.lineage import parting_point
         ([], 0, [(5, 0)], None),
     ],
 )
-def test_copies_share_an_epoch_as_far_as_both_go_in_it(ours: list[tuple[int, int]], end: int, theirs: list[tuple[int, int]], point: int | None) -> None:
+def test_copies_share_an_epoch_as_far_as_both_go_in_it(
+    ours: list[tuple[int, int]], end: int, theirs: list[tuple[int, int]], point: int | None
+) -> None:
     assert parting_point(ours, end, theirs) == point
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_point_is_exactly_the_length_of_what_both_share(seed: int) -> None:
-    """Reigns write (epoch, number) one after the other on random copies; each election keeps what its winner has."""
+    """Reigns write (epoch, number) one after the other on random copies; each election keeps what
+    its winner has.
+    """
     chance = random.Random(seed)
     logs: list[list[tuple[int, int]]] = [[], [], []]
     epochs: list[list[tuple[int, int]]] = [[], [], []]
@@ -50,4 +54,7 @@ def test_the_point_is_exactly_the_length_of_what_both_share(seed: int) -> None:
 
 
 def _shared(ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+        min(len(ours), len(theirs)),
+    )

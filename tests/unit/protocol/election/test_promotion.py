@@ -16,14 +16,34 @@ RULES = Rules("b", 3, synchronous=True)
 
 
 def says(replica: int, role: Role = Role.SLAVE, **settings: object) -> ReplicaReport:
-    values = {"log_epoch": 1, "end": 100, "flushed": 100, "sound": True, "promise_ms": 0, **settings}
+    values = {
+        "log_epoch": 1,
+        "end": 100,
+        "flushed": 100,
+        "sound": True,
+        "promise_ms": 0,
+        **settings,
+    }
     return ReplicaReport(replica, role, f"host:{replica}", f"store-{replica}", **values)  # type: ignore[arg-type]
 
 
-def reigning(master: int = 0, members: tuple[int, ...] = (0, 1, 2), epoch: int = 1, **rules: object) -> Succession:
+def reigning(
+    master: int = 0, members: tuple[int, ...] = (0, 1, 2), epoch: int = 1, **rules: object
+) -> Succession:
     standing = Standing(Assignment("b", epoch, master, f"host:{master}", members, 1), master)
     found = Succession(replace(RULES, **rules), standing, 0.0)  # type: ignore[arg-type]
-    tell(found, 0.0, **{f"r{n}": says(n, Role.MASTER if n == master else Role.SLAVE, master_epoch=epoch if n == master else 0) for n in range(3)})
+    tell(
+        found,
+        0.0,
+        **{
+            f"r{n}": says(
+                n,
+                Role.MASTER if n == master else Role.SLAVE,
+                master_epoch=epoch if n == master else 0,
+            )
+            for n in range(3)
+        },
+    )
     assert found.serves(0.0)
     assert not found.serves(10_000.0)
     return found
@@ -66,13 +86,21 @@ def test_of_fresh_replicas_the_first_is_elected_and_all_are_in_the_set() -> None
     assert rules.call_for(1) == 1
     tell(rules, 30, **fresh)
     found = write(rules, 40)
-    assert (found.assignment.master, found.assignment.master_epoch, found.assignment.sync_state_set) == (0, 1, (0, 1, 2))
+    assert (
+        found.assignment.master,
+        found.assignment.master_epoch,
+        found.assignment.sync_state_set,
+    ) == (0, 1, (0, 1, 2))
     assert rules.call_for(2) == found.assignment
 
 
 def test_without_a_ledger_the_furthest_log_wins_and_only_its_equals_are_in_the_set() -> None:
     rules = Succession(RULES, None, 0.0)
-    found = {"r0": says(0, log_epoch=4, end=900), "r1": says(1, log_epoch=5, end=300), "r2": says(2, log_epoch=5, end=300)}
+    found = {
+        "r0": says(0, log_epoch=4, end=900),
+        "r1": says(1, log_epoch=5, end=300),
+        "r2": says(2, log_epoch=5, end=300),
+    }
     tell(rules, 10, **found)
     opened(rules, 20)
     tell(rules, 30, **found)
@@ -160,7 +188,9 @@ def test_without_automatic_failover_a_slave_that_has_more_waits_for_an_order() -
 
 
 def test_where_all_replicas_start_their_master_has_time_to_come() -> None:
-    rules = Succession(RULES, Standing(Assignment("b", 1, 0, "host:0", (0, 1, 2), 1), 0), 0.0, grace_ms=15_000)
+    rules = Succession(
+        RULES, Standing(Assignment("b", 1, 0, "host:0", (0, 1, 2), 1), 0), 0.0, grace_ms=15_000
+    )
     tell(rules, 14_000, r1=says(1), r2=says(2))
     assert rules.step(14_000) is None
     tell(rules, 17_600, r1=says(1), r2=says(2))
@@ -170,7 +200,9 @@ def test_where_all_replicas_start_their_master_has_time_to_come() -> None:
 # --- whom ---
 
 
-def vacant(now_ms: float = 3_000, members: tuple[int, ...] = (0, 1, 2), **settings: object) -> Succession:
+def vacant(
+    now_ms: float = 3_000, members: tuple[int, ...] = (0, 1, 2), **settings: object
+) -> Succession:
     """The master 0 is gone; an election runs since ``now_ms``."""
     rules = reigning(members=members, **settings)
     tell(rules, now_ms, r1=says(1), r2=says(2))
@@ -189,7 +221,13 @@ def test_another_replica_waits_until_its_promise_is_over() -> None:
 
 def test_no_promise_is_waited_for_when_the_old_master_says_that_it_is_deposed() -> None:
     rules = vacant()
-    tell(rules, 3_050, r0=says(0, Role.WAITING), r1=says(1, promise_ms=LEASE_MS), r2=says(2, promise_ms=LEASE_MS))
+    tell(
+        rules,
+        3_050,
+        r0=says(0, Role.WAITING),
+        r1=says(1, promise_ms=LEASE_MS),
+        r2=says(2, promise_ms=LEASE_MS),
+    )
     assert write(rules, 3_060).assignment.master == 1
 
 
@@ -258,7 +296,9 @@ def test_an_asynchronous_broker_waits_for_a_second_copy_five_seconds_at_most() -
 
 
 def test_a_lone_master_that_booted_looks_for_a_copy_that_has_more() -> None:
-    """The set was itself, as far as the ledger knows; what it had acknowledged with others it may have lost."""
+    """The set was itself, as far as the ledger knows; what it had acknowledged with others it may
+    have lost.
+    """
     rules = reigning(members=(0,))
     tell(rules, 400, r0=says(0, sound=False, end=80))
     opened(rules, 410)
@@ -267,7 +307,9 @@ def test_a_lone_master_that_booted_looks_for_a_copy_that_has_more() -> None:
 
 
 def test_a_lone_synchronous_master_that_booted_waits_for_every_replica_or_for_people() -> None:
-    """A host lost its power, another one's process is away: what both had acknowledged is on the other disk."""
+    """A host lost its power, another one's process is away: what both had acknowledged is on the
+    other disk.
+    """
     rules = reigning(members=(0,))
     tell(rules, 400, r0=says(0, sound=False, end=80))
     opened(rules, 410)
@@ -280,7 +322,13 @@ def test_a_lone_synchronous_master_that_booted_waits_for_every_replica_or_for_pe
 
 def test_an_unsound_replica_is_not_taken_into_the_set_without_all_bytes() -> None:
     rules = vacant()
-    tell(rules, 3_050, r0=says(0, sound=False, end=99), r1=says(1, end=100), r2=says(2, sound=False, end=100))
+    tell(
+        rules,
+        3_050,
+        r0=says(0, sound=False, end=99),
+        r1=says(1, end=100),
+        r2=says(2, sound=False, end=100),
+    )
     assert write(rules, 3_060).assignment.sync_state_set == (1, 2)
 
 
@@ -352,7 +400,9 @@ def test_an_order_is_not_carried_out_where_its_replica_lacks_messages() -> None:
     assert write(rules, 40).assignment.master == 0
 
 
-@pytest.mark.parametrize(("replica", "words"), [(0, "master already"), (2, "not in sync"), (3, "replicas 0 to 2")])
+@pytest.mark.parametrize(
+    ("replica", "words"), [(0, "master already"), (2, "not in sync"), (3, "replicas 0 to 2")]
+)
 def test_orders_that_cannot_be_carried_out_are_refused(replica: int, words: str) -> None:
     with pytest.raises(PromotionRefused, match=words):
         reigning(members=(0, 1)).heir(replica, force=False, now_ms=10)
@@ -408,7 +458,12 @@ def test_the_status_says_who_reigns_who_lags_and_what_is_waited_for() -> None:
     rules = reigning()
     tell(rules, 10, r1=says(1, end=40))
     status = rules.status(20)
-    assert (status["state"], status["master"], status["sync_state_set"], status["why"]) == ("serving", 0, [0, 1, 2], "")
+    assert (status["state"], status["master"], status["sync_state_set"], status["why"]) == (
+        "serving",
+        0,
+        [0, 1, 2],
+        "",
+    )
     assert status["replicas"][1]["lag_bytes"] == 60  # type: ignore[index]
 
 

@@ -1,4 +1,5 @@
-"""Random histories of a controller and its replicas: kills, hangs, lost power, partitions, lost and late calls. No promise breaks, in any of them.
+"""Random histories of a controller and its replicas: kills, hangs, lost power, partitions, lost and
+late calls. No promise breaks, in any of them.
 
 A few of them here; thousands with ``python -m tests.support.faults.reign_model 4000``.
 """
@@ -12,7 +13,11 @@ from tests.support.faults.reign_model import Flaws, World, WorldBroken
 HISTORIES = 12
 
 
-@pytest.mark.parametrize(("synchronous", "durable"), [(True, True), (True, False), (False, False)], ids=["sync, on disk", "sync", "async"])
+@pytest.mark.parametrize(
+    ("synchronous", "durable"),
+    [(True, True), (True, False), (False, False)],
+    ids=["sync, on disk", "sync", "async"],
+)
 @pytest.mark.parametrize("count", [2, 3])
 def test_no_history_breaks_a_promise(count: int, synchronous: bool, durable: bool) -> None:
     epochs = acknowledged = 0
@@ -37,7 +42,15 @@ def test_no_history_breaks_a_promise(count: int, synchronous: bool, durable: boo
         ("reuse_epoch", True, False, 3, 0),
     ],
 )
-def test_a_rule_that_is_not_kept_is_found(flaw: str, synchronous: bool, durable: bool, count: int, first: int) -> None:
+def test_a_rule_that_is_not_kept_is_found(
+    flaw: str, synchronous: bool, durable: bool, count: int, first: int
+) -> None:
     with pytest.raises(WorldBroken):
         for seed in range(first, first + 60):
-            World(seed, synchronous=synchronous, durable=durable, count=count, flaws=Flaws(**{flaw: True})).run()
+            World(
+                seed,
+                synchronous=synchronous,
+                durable=durable,
+                count=count,
+                flaws=Flaws(**{flaw: True}),
+            ).run()

@@ -1,4 +1,6 @@
-"""SQL filters of groups: which heartbeat counts, how long they live, bit maps, conflicting subscriptions."""
+"""SQL filters of groups: which heartbeat counts, how long they live, bit maps, conflicting
+subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,20 @@ def test_bits_are_those_of_apache_rocketmqs_bloom_filter() -> None:
     bloom = filter_for()
     assert (bloom.hashes, bloom.bits) == (3, 112)
     vectors = {
-        "G#T": (24, 26, 83), "billing#orders": (31, 20, 9), "": (0, 0, 0), "a": (94, 99, 7), "0123456789abcdef": (11, 47, 60),
-        "0123456789abcdef0": (60, 67, 74), "标签#主题": (87, 36, 95), "%RETRY%g#averyveryverylongtopicname_0123456789": (23, 37, 60),
-    }  # fmt: skip
+        "G#T": (24, 26, 83),
+        "billing#orders": (31, 20, 9),
+        "": (0, 0, 0),
+        "a": (94, 99, 7),
+        "0123456789abcdef": (11, 47, 60),
+        "0123456789abcdef0": (60, 67, 74),
+        "标签#主题": (87, 36, 95),
+        "%RETRY%g#averyveryverylongtopicname_0123456789": (23, 37, 60),
+    }
     assert {key: bloom.positions(key) for key in vectors} == vectors
     assert bloom.bit_map([bloom.data_of("G", "T")]).hex() == "0000000500000000000008000000"
-    assert [(filter_for(f, n).hashes, filter_for(f, n).bits) for f, n in ((1, 32), (50, 1), (10, 1000))] == [(7, 312), (1, 8), (4, 4800)]
+    assert [
+        (filter_for(f, n).hashes, filter_for(f, n).bits) for f, n in ((1, 32), (50, 1), (10, 1000))
+    ] == [(7, 312), (1, 8), (4, 4800)]
 
 
 def test_a_hit_may_be_wrong_and_a_miss_never_is() -> None:
@@ -38,7 +48,9 @@ def test_a_hit_may_be_wrong_and_a_miss_never_is() -> None:
         bit_map = bloom.bit_map(some)
         assert all(is_hit(data, bit_map) for data in some)
         assert sum(is_hit(data, bit_map) for data in datas) < 40
-    assert is_hit(datas[0], b"") and is_hit(datas[0], bytes(13)), "a map of another size says nothing"
+    assert is_hit(datas[0], b"") and is_hit(datas[0], bytes(13)), (
+        "a map of another size says nothing"
+    )
     assert not is_hit(datas[0], bytes(14))
 
 
@@ -58,7 +70,9 @@ def test_a_newer_heartbeat_replaces_a_filter_and_an_older_one_does_not() -> None
 def test_a_filter_dies_with_its_group_or_topic_comes_back_and_is_forgotten_after_a_day() -> None:
     table = FilterTable()
     table.register("g", [by_sql("a > 1"), by_sql("b > 1", topic="bills")], NOW_MS)
-    table.register("g", [by_sql("b > 1", topic="bills"), tag_subscription("orders", "x", 9)], NOW_MS + 5)
+    table.register(
+        "g", [by_sql("b > 1", topic="bills"), tag_subscription("orders", "x", 9)], NOW_MS + 5
+    )
     data = table.find("orders", "g")
     assert data is not None and data.dead_ms == NOW_MS + 5
     table.register("g", [by_sql("a > 1"), by_sql("b > 1", topic="bills")], NOW_MS + 6)
@@ -85,15 +99,25 @@ def test_the_table_survives_its_file_and_what_makes_no_sense_in_it_is_left_out()
     table.register("g", [by_sql("a > 1", 7)], NOW_MS)
     value = table.encode()
     for change in ({"expression": "a >"}, {"expressionType": "X"}, {"clientVersion": None}):
-        value["orders"]["groupFilterData"][f"bad{change}"] = value["orders"]["groupFilterData"]["g"] | change
-    other = value["orders"]["groupFilterData"]["g"] | {"bloomFilterData": {"bitNum": 64, "bitPos": [1]}}
+        value["orders"]["groupFilterData"][f"bad{change}"] = (
+            value["orders"]["groupFilterData"]["g"] | change
+        )
+    other = value["orders"]["groupFilterData"]["g"] | {
+        "bloomFilterData": {"bitNum": 64, "bitPos": [1]}
+    }
     value["bills"] = {"groupFilterData": {"g": other}, "topic": "bills"}
     loaded = FilterTable()
     loaded.load(value, NOW_MS + 50)
     assert len(loaded) == 2
     kept, foreign = loaded.find("orders", "g"), loaded.find("bills", "g")
-    assert kept is not None and (kept.born_ms, kept.client_version, kept.dead_ms) == (NOW_MS, 7, NOW_MS + 50)
-    assert foreign is not None and foreign.born_ms == NOW_MS + 50, "other bits than ours: what was mapped before says nothing"
+    assert kept is not None and (kept.born_ms, kept.client_version, kept.dead_ms) == (
+        NOW_MS,
+        7,
+        NOW_MS + 50,
+    )
+    assert foreign is not None and foreign.born_ms == NOW_MS + 50, (
+        "other bits than ours: what was mapped before says nothing"
+    )
 
 
 @pytest.mark.seed("S4-142")
@@ -102,12 +126,22 @@ def test_bit_maps_rule_out_only_what_arrived_while_the_filter_lived() -> None:
     table.register("g", [by_sql("a > 1")], NOW_MS)
     data = table.find("orders", "g")
     assert data is not None
-    passing, failing = (table.bit_map("orders", text, NOW_MS + 1) for text in (b"a\x012", b"a\x011"))
-    assert data.may_match(NOW_MS + 1, passing) and not data.may_match(NOW_MS + 1, failing) and data.may_match(NOW_MS, failing)
+    passing, failing = (
+        table.bit_map("orders", text, NOW_MS + 1) for text in (b"a\x012", b"a\x011")
+    )
+    assert (
+        data.may_match(NOW_MS + 1, passing)
+        and not data.may_match(NOW_MS + 1, failing)
+        and data.may_match(NOW_MS, failing)
+    )
     table.bit_map("orders", b"a\x011", NOW_MS + 500)
     table.register("late", [by_sql("a > 1")], NOW_MS + 100)  # the clock was set back
     late = table.find("orders", "late")
-    assert late is not None and late.may_match(NOW_MS + 500, failing) and not late.may_match(NOW_MS + 501, failing)
+    assert (
+        late is not None
+        and late.may_match(NOW_MS + 500, failing)
+        and not late.may_match(NOW_MS + 501, failing)
+    )
 
 
 # --- conflicts ---

@@ -8,14 +8,28 @@ from hypothesis import strategies as st
 
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.hashing import java_hash, tags_code
-from rmq_ray.protocol.filters.filter_tag import TAGS_MAX, code_passes, parse_tags, tag_passes, tag_subscription
+from rmq_ray.protocol.filters.filter_tag import (
+    TAGS_MAX,
+    code_passes,
+    parse_tags,
+    tag_passes,
+    tag_subscription,
+)
 
 
 @pytest.mark.parametrize("expression", ["*", "", "  ", " * ", None])
 def test_star_blank_and_none_subscribe_to_everything(expression: str | None) -> None:
     subscription = tag_subscription("t", expression, 1)
-    assert (subscription.expression, subscription.tags, subscription.codes) == ("*", frozenset(), frozenset())
-    assert tag_passes(subscription, None) and tag_passes(subscription, "any") and code_passes(subscription, 0)
+    assert (subscription.expression, subscription.tags, subscription.codes) == (
+        "*",
+        frozenset(),
+        frozenset(),
+    )
+    assert (
+        tag_passes(subscription, None)
+        and tag_passes(subscription, "any")
+        and code_passes(subscription, 0)
+    )
 
 
 def test_parts_are_trimmed_and_empty_ones_skipped() -> None:

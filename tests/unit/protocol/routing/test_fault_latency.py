@@ -7,7 +7,14 @@ import itertools
 import pytest
 
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.routing.fault_latency import ISOLATION_LATENCY_MS, LATENCY_MAX_MS, NOT_AVAILABLE_MS, FaultItem, LatencyFaults, not_available_ms
+from rmq_ray.protocol.routing.fault_latency import (
+    ISOLATION_LATENCY_MS,
+    LATENCY_MAX_MS,
+    NOT_AVAILABLE_MS,
+    FaultItem,
+    LatencyFaults,
+    not_available_ms,
+)
 
 QUEUES = [MessageQueue("T", name, number) for name in ("a", "b", "c") for number in (0, 1)]
 
@@ -20,10 +27,24 @@ def test_seven_levels_of_latency_have_seven_durations() -> None:
 
 @pytest.mark.seed("S3-052", "S3-055", "S3-056")
 def test_the_highest_level_that_was_reached_decides_how_long_a_broker_is_kept_away_from() -> None:
-    found = {latency: not_available_ms(latency) for latency in (0, 49, 50, 549.9, 550, 999, 1000, 2999, 3000, 14_999, 15_000, 1e9)}
+    found = {
+        latency: not_available_ms(latency)
+        for latency in (0, 49, 50, 549.9, 550, 999, 1000, 2999, 3000, 14_999, 15_000, 1e9)
+    }
     assert found == {
-        0: 0, 49: 0, 50: 0, 549.9: 0, 550: 30_000, 999: 30_000, 1000: 60_000, 2999: 120_000, 3000: 180_000, 14_999: 180_000, 15_000: 600_000, 1e9: 600_000,
-    }  # fmt: skip
+        0: 0,
+        49: 0,
+        50: 0,
+        549.9: 0,
+        550: 30_000,
+        999: 30_000,
+        1000: 60_000,
+        2999: 120_000,
+        3000: 180_000,
+        14_999: 180_000,
+        15_000: 600_000,
+        1e9: 600_000,
+    }
 
 
 @pytest.mark.seed("S3-051", "S3-053", "S3-054")
@@ -53,7 +74,9 @@ def test_selection_walks_the_queues_in_turn_for_a_broker_that_is_available() -> 
     assert [queue.broker_name for queue in chosen] == ["a", "a", "c", "c", "a", "a", "c", "c"]
     faults.update("b", 10.0, False, 2.0)
     turn = itertools.count(2).__next__
-    assert faults.select(QUEUES, turn, 3.0, last_broker="b").broker_name == "b", "the broker that failed before is chosen again once it is available"
+    assert faults.select(QUEUES, turn, 3.0, last_broker="b").broker_name == "b", (
+        "the broker that failed before is chosen again once it is available"
+    )
 
 
 @pytest.mark.seed("S3-060", "S3-061")
@@ -64,7 +87,10 @@ def test_when_all_are_kept_away_from_one_of_the_better_half_is_taken_on_a_queue_
     turn = itertools.count(0).__next__
     chosen = [faults.select(QUEUES, turn, 1.0) for _ in range(24)]
     assert {queue.broker_name for queue in chosen} == {"b", "c"}, "half of four"
-    assert {queue.queue_id for queue in (faults.select(QUEUES, itertools.count(n).__next__, 1.0) for n in range(4))} == {0, 1}
+    assert {
+        queue.queue_id
+        for queue in (faults.select(QUEUES, itertools.count(n).__next__, 1.0) for n in range(4))
+    } == {0, 1}
 
 
 def test_the_better_half_is_those_available_then_faster_then_free_earlier() -> None:
@@ -89,7 +115,9 @@ def test_a_broker_without_queues_is_forgotten_and_plain_rotation_follows() -> No
     assert "gone" not in {item.broker_name for item in faults.items()}
 
 
-def test_a_probe_that_is_answered_ends_isolation_and_a_slow_answer_keeps_away_as_a_slow_send_does() -> None:
+def test_a_probe_that_is_answered_ends_isolation_and_a_slow_answer_keeps_away_as_a_slow_send_does() -> (
+    None
+):
     faults = LatencyFaults()
     faults.update("a", 0.0, True, 0.0)
     faults.update("b", 800.0, False, 0.0)

@@ -6,14 +6,23 @@ import pytest
 
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
-from rmq_ray.protocol.routing.publish_info import PublishInfo, default_route, normalized, publish_info, subscribe_queues
+from rmq_ray.protocol.routing.publish_info import (
+    PublishInfo,
+    default_route,
+    normalized,
+    publish_info,
+    subscribe_queues,
+)
 
 
 def two_brokers(permission: int = 7) -> TopicRoute:
     """The seed documents' example: TBW102 on two brokers, told in the wrong order."""
     return TopicRoute(
         (QueueData("broker-b", 8, 8, permission), QueueData("broker-a", 8, 8, permission)),
-        (BrokerData("c", "broker-a", {0: "10.0.0.1:10911"}), BrokerData("c", "broker-b", {0: "10.0.0.2:10911"})),
+        (
+            BrokerData("c", "broker-a", {0: "10.0.0.1:10911"}),
+            BrokerData("c", "broker-b", {0: "10.0.0.2:10911"}),
+        ),
     )
 
 
@@ -36,7 +45,9 @@ def test_every_queue_is_named_by_topic_broker_and_id() -> None:
 @pytest.mark.seed("S0-039")
 def test_a_broker_that_forbids_writing_is_left_out_of_publishing_only() -> None:
     route = TopicRoute(
-        (QueueData("a", 2, 2, 4), QueueData("b", 2, 2, 6)), two_brokers().brokers + (BrokerData("c", "a", {0: "h:1"}), BrokerData("c", "b", {0: "h:2"}))
+        (QueueData("a", 2, 2, 4), QueueData("b", 2, 2, 6)),
+        two_brokers().brokers
+        + (BrokerData("c", "a", {0: "h:1"}), BrokerData("c", "b", {0: "h:2"})),
     )
     assert publish_info("T", route).brokers == ("b",)
     assert {queue.broker_name for queue in subscribe_queues("T", route)} == {"a", "b"}
@@ -44,7 +55,9 @@ def test_a_broker_that_forbids_writing_is_left_out_of_publishing_only() -> None:
 
 @pytest.mark.seed("S0-040")
 def test_without_broker_data_or_without_a_master_nothing_is_written_but_a_slave_is_read() -> None:
-    route = TopicRoute((QueueData("a", 2, 2, 6), QueueData("b", 2, 2, 6)), (BrokerData("c", "a", {1: "h:1"}),))
+    route = TopicRoute(
+        (QueueData("a", 2, 2, 6), QueueData("b", 2, 2, 6)), (BrokerData("c", "a", {1: "h:1"}),)
+    )
     assert publish_info("T", route).queues == ()
     assert not publish_info("T", route).ok
     assert len(subscribe_queues("T", route)) == 4
@@ -52,9 +65,15 @@ def test_without_broker_data_or_without_a_master_nothing_is_written_but_a_slave_
 
 @pytest.mark.seed("S0-037")
 def test_an_order_configuration_replaces_the_queue_data() -> None:
-    info = publish_info("T", TopicRoute((QueueData("a", 9, 9, 6),), (), "broker-b:2;broker-a:1;;broken;x:y"))
+    info = publish_info(
+        "T", TopicRoute((QueueData("a", 9, 9, 6),), (), "broker-b:2;broker-a:1;;broken;x:y")
+    )
     assert info.ordered
-    assert info.queues == (MessageQueue("T", "broker-b", 0), MessageQueue("T", "broker-b", 1), MessageQueue("T", "broker-a", 0))
+    assert info.queues == (
+        MessageQueue("T", "broker-b", 0),
+        MessageQueue("T", "broker-b", 1),
+        MessageQueue("T", "broker-a", 0),
+    )
 
 
 @pytest.mark.seed("S0-035")

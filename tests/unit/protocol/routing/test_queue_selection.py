@@ -8,9 +8,20 @@ import pytest
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.routing.queue_selection import checked_choice, position, select_by_group, select_by_hash, select_by_random, select_queue
+from rmq_ray.protocol.routing.queue_selection import (
+    checked_choice,
+    position,
+    select_by_group,
+    select_by_hash,
+    select_by_random,
+    select_queue,
+)
 
-QUEUES = [MessageQueue("T", name, number) for name in ("Broker_A", "Broker_B", "Broker_C") for number in (1, 2)]
+QUEUES = [
+    MessageQueue("T", name, number)
+    for name in ("Broker_A", "Broker_B", "Broker_C")
+    for number in (1, 2)
+]
 
 
 @pytest.mark.seed("S0-053", "S0-056")
@@ -30,18 +41,26 @@ def test_after_a_failure_the_next_queue_is_on_another_broker() -> None:
 
 @pytest.mark.seed("S3-063", "S3-066", "S3-067")
 def test_a_counter_at_one_that_meets_a_failed_broker_goes_on_to_the_next_queue_elsewhere() -> None:
-    four = [MessageQueue("T", name, number) for name in ("Broker_A", "Broker_B") for number in (0, 1)]
+    four = [
+        MessageQueue("T", name, number) for name in ("Broker_A", "Broker_B") for number in (0, 1)
+    ]
     turn = itertools.count(1).__next__
     failed = select_queue(four, turn)
     assert failed == four[1 % 4]
-    assert select_queue(four, turn, failed.broker_name) == four[2 % 4] == MessageQueue("T", "Broker_B", 0)
+    assert (
+        select_queue(four, turn, failed.broker_name)
+        == four[2 % 4]
+        == MessageQueue("T", "Broker_B", 0)
+    )
 
 
 @pytest.mark.seed("S0-054")
 def test_a_topic_of_one_broker_is_retried_there_on_the_plainly_next_queue() -> None:
     alone = QUEUES[:2]
     turn = itertools.count(0).__next__
-    assert select_queue(alone, turn, "Broker_A") == alone[0]  # turns 0 and 1 are used up in the search, turn 2 is taken
+    assert (
+        select_queue(alone, turn, "Broker_A") == alone[0]
+    )  # turns 0 and 1 are used up in the search, turn 2 is taken
 
 
 @pytest.mark.seed("S0-054")

@@ -14,9 +14,13 @@ from rmq_ray.protocol.routing.route_table import Registration, RouteTable
 V1, V2 = DataVersion(1, 100), DataVersion(2, 200)
 
 
-def registration(name="broker-a", broker_id=0, address="h1:1", *, version=V1, topics=("orders",), **more) -> Registration:
+def registration(
+    name="broker-a", broker_id=0, address="h1:1", *, version=V1, topics=("orders",), **more
+) -> Registration:
     table = None if topics is None else {topic: TopicConfig(topic, 4, 4) for topic in topics}
-    return Registration(more.pop("cluster", "C"), name, broker_id, address, f"{address}-ha", version, table, **more)
+    return Registration(
+        more.pop("cluster", "C"), name, broker_id, address, f"{address}-ha", version, table, **more
+    )
 
 
 def register(table: RouteTable, *args, connection: str | None = None, now_ms: int = 0, **more):
@@ -33,16 +37,27 @@ def test_the_route_of_a_topic_names_its_queues_per_broker_and_the_brokers_addres
     route = table.route("orders")
     assert route is not None
     assert route.queues == (QueueData("broker-a", 4, 4, 6), QueueData("broker-b", 4, 4, 6))
-    assert route.brokers == (BrokerData("C", "broker-a", {0: "h1:1", 1: "h3:1"}), BrokerData("C", "broker-b", {0: "h2:1"}))
+    assert route.brokers == (
+        BrokerData("C", "broker-a", {0: "h1:1", 1: "h3:1"}),
+        BrokerData("C", "broker-b", {0: "h2:1"}),
+    )
     assert route.order_conf is None
     assert table.route("unknown") is None
 
 
 @pytest.mark.seed("S0-043", "S0-044")
-def test_the_default_topic_on_two_brokers_comes_sorted_with_8_queues_each_and_permission_7() -> None:
+def test_the_default_topic_on_two_brokers_comes_sorted_with_8_queues_each_and_permission_7() -> (
+    None
+):
     table = RouteTable()
     for name in ("broker-b", "broker-a"):
-        table.register(Registration("C", name, 0, f"{name}:1", topics={"TBW102": TopicConfig("TBW102", 8, 8, 7)}), name, 0)
+        table.register(
+            Registration(
+                "C", name, 0, f"{name}:1", topics={"TBW102": TopicConfig("TBW102", 8, 8, 7)}
+            ),
+            name,
+            0,
+        )
     route = table.route("TBW102")
     assert route is not None
     assert route.queues == (QueueData("broker-a", 8, 8, 7), QueueData("broker-b", 8, 8, 7))
@@ -68,7 +83,18 @@ def test_topics_are_taken_with_a_new_data_version_only_and_missing_ones_are_not_
 def test_a_new_data_version_replaces_the_settings_of_a_topic() -> None:
     table = RouteTable()
     register(table)
-    table.register(Registration("C", "broker-a", 0, "h1:1", version=V2, topics={"orders": TopicConfig("orders", 8, 2, 4, sys_flag=1)}), "c", 0)
+    table.register(
+        Registration(
+            "C",
+            "broker-a",
+            0,
+            "h1:1",
+            version=V2,
+            topics={"orders": TopicConfig("orders", 8, 2, 4, sys_flag=1)},
+        ),
+        "c",
+        0,
+    )
     route = table.route("orders")
     assert route is not None and route.queues == (QueueData("broker-a", 8, 2, 4, 1),)
 
@@ -104,11 +130,15 @@ def test_an_address_that_comes_back_under_another_name_or_cluster_leaves_the_old
     assert table.brokers()["broker-z"].cluster == "D"
 
 
-def test_a_restarted_master_with_another_address_replaces_the_old_one_and_its_late_end_harms_nothing() -> None:
+def test_a_restarted_master_with_another_address_replaces_the_old_one_and_its_late_end_harms_nothing() -> (
+    None
+):
     table = RouteTable()
     register(table, address="h1:1")
     register(table, address="h1:2")
-    assert [removed.address for removed in table.connection_closed("connection of h1:1")] == ["h1:1"]
+    assert [removed.address for removed in table.connection_closed("connection of h1:1")] == [
+        "h1:1"
+    ]
     assert not table.unregister("broker-a", 0, "h1:1")
     assert table.brokers()["broker-a"].addresses == {0: "h1:2"}
 
@@ -122,15 +152,21 @@ def test_the_old_connection_of_a_broker_that_registered_again_closes_without_eff
 
 
 @pytest.mark.seed("S3-134")
-def test_a_broker_is_silent_for_120_seconds_before_it_leaves_but_a_closed_connection_removes_it_at_once() -> None:
+def test_a_broker_is_silent_for_120_seconds_before_it_leaves_but_a_closed_connection_removes_it_at_once() -> (
+    None
+):
     table = RouteTable()
     register(table, "broker-a", address="h1:1", now_ms=0)
     register(table, "broker-b", address="h2:1", now_ms=0)
     assert table.expire(120_000) == []
     register(table, "broker-b", address="h2:1", now_ms=120_000)
-    assert [(removed.address, removed.connection) for removed in table.expire(120_001)] == [("h1:1", "connection of h1:1")]
+    assert [(removed.address, removed.connection) for removed in table.expire(120_001)] == [
+        ("h1:1", "connection of h1:1")
+    ]
     assert list(table.brokers()) == ["broker-b"]
-    assert [removed.address for removed in table.connection_closed("connection of h2:1")] == ["h2:1"]
+    assert [removed.address for removed in table.connection_closed("connection of h2:1")] == [
+        "h2:1"
+    ]
     assert (table.topics(), table.brokers(), table.clusters()) == ([], {}, {})
 
 
@@ -145,7 +181,9 @@ def test_a_dead_slave_takes_nothing_along_and_a_dead_master_leaves_routes_to_its
     register(table, "broker-a", 1, "h2:1")
     table.connection_closed("connection of h1:1")
     route = table.route("orders")
-    assert route is not None and route.brokers[0].addresses == {1: "h2:1"} and len(route.queues) == 1
+    assert (
+        route is not None and route.brokers[0].addresses == {1: "h2:1"} and len(route.queues) == 1
+    )
     table.connection_closed("connection of h2:1")
     assert table.route("orders") is None and table.topics() == []
 
@@ -205,11 +243,16 @@ def test_a_topic_is_deleted_everywhere_or_on_the_brokers_of_one_cluster() -> Non
 def test_topic_lists_by_cluster_system_and_unit() -> None:
     table = RouteTable()
     register(table, "broker-a", address="h1:1", topics=("orders", "%RETRY%billing"))
-    units = {name: TopicConfig(name, sys_flag=flag) for name, flag in (("unit", 1), ("sub", 2), ("both", 3))}
+    units = {
+        name: TopicConfig(name, sys_flag=flag)
+        for name, flag in (("unit", 1), ("sub", 2), ("both", 3))
+    }
     table.register(Registration("D", "broker-b", 0, "h2:1", topics=units), "c", 0)
     assert table.topics_of_cluster("C") == ["%RETRY%billing", "orders"]
     assert table.topics_of_cluster("nowhere") == []
-    assert {"C", "D", "broker-a", "broker-b", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(table.system_topics())
+    assert {"C", "D", "broker-a", "broker-b", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(
+        table.system_topics()
+    )
     assert table.any_address() == "h1:1"
     assert RouteTable().any_address() is None
     assert table.unit_topics(1) == ["both", "unit"]
@@ -218,7 +261,9 @@ def test_topic_lists_by_cluster_system_and_unit() -> None:
 
 
 class RouteTableModel(RuleBasedStateMachine):
-    """Against a plain list of who lives: addresses, names, clusters and topics stay consistent in any order of events."""
+    """Against a plain list of who lives: addresses, names, clusters and topics stay consistent in
+    any order of events.
+    """
 
     NAMES = ["broker-a", "broker-b"]
     ADDRESSES = ["h:1", "h:2", "h:3"]
@@ -238,7 +283,9 @@ class RouteTableModel(RuleBasedStateMachine):
         for address in addresses:
             self.heard.pop(address)
             self.versions.pop(address)
-        self.places = {place: address for place, address in self.places.items() if address not in addresses}
+        self.places = {
+            place: address for place, address in self.places.items() if address not in addresses
+        }
         self.drop_empty()
 
     def drop_empty(self) -> None:
@@ -256,7 +303,11 @@ class RouteTableModel(RuleBasedStateMachine):
     def register(self, name, broker_id, address, counter, topics) -> None:
         self.connections += 1
         version = DataVersion(counter, 0)
-        moved = [place for place, stands in self.places.items() if stands == address and place != (name, broker_id)]
+        moved = [
+            place
+            for place, stands in self.places.items()
+            if stands == address and place != (name, broker_id)
+        ]
         for place in moved:
             del self.places[place]
         first = (name, broker_id) not in self.places
@@ -267,11 +318,17 @@ class RouteTableModel(RuleBasedStateMachine):
         self.heard[address] = (self.now_ms, self.connections)
         self.versions[address] = version
         configs = {topic: TopicConfig(topic) for topic in topics}
-        answer = self.table.register(Registration("C", name, broker_id, address, version=version, topics=configs), self.connections, self.now_ms)
+        answer = self.table.register(
+            Registration("C", name, broker_id, address, version=version, topics=configs),
+            self.connections,
+            self.now_ms,
+        )
         assert answer.first == first
         assert answer.master_address == (self.places.get((name, 0)) if broker_id else None)
 
-    @rule(name=st.sampled_from(NAMES), broker_id=st.integers(0, 1), address=st.sampled_from(ADDRESSES))
+    @rule(
+        name=st.sampled_from(NAMES), broker_id=st.integers(0, 1), address=st.sampled_from(ADDRESSES)
+    )
     def unregister(self, name, broker_id, address) -> None:
         stands = self.places.get((name, broker_id)) == address
         assert self.table.unregister(name, broker_id, address) == stands
@@ -281,8 +338,14 @@ class RouteTableModel(RuleBasedStateMachine):
     @rule(step=st.integers(1, 90_000))
     def time_passes(self, step) -> None:
         self.now_ms += step
-        silent = [address for address, (at, _connection) in self.heard.items() if at + 120_000 < self.now_ms]
-        assert sorted(removed.address for removed in self.table.expire(self.now_ms)) == sorted(silent)
+        silent = [
+            address
+            for address, (at, _connection) in self.heard.items()
+            if at + 120_000 < self.now_ms
+        ]
+        assert sorted(removed.address for removed in self.table.expire(self.now_ms)) == sorted(
+            silent
+        )
         self.remove(silent)
 
     @rule(data=st.data())
@@ -294,7 +357,11 @@ class RouteTableModel(RuleBasedStateMachine):
 
     @invariant()
     def addresses_stand_where_they_registered_last(self) -> None:
-        stands = {(name, broker_id): address for name, broker in self.table.brokers().items() for broker_id, address in broker.addresses.items()}
+        stands = {
+            (name, broker_id): address
+            for name, broker in self.table.brokers().items()
+            for broker_id, address in broker.addresses.items()
+        }
         assert stands == self.places
         names = tuple(sorted({name for name, _id in self.places}))
         assert self.table.clusters() == ({"C": names} if names else {})
@@ -306,24 +373,35 @@ class RouteTableModel(RuleBasedStateMachine):
             route = self.table.route(topic)
             assert (route is None) == (not names)
             if route is not None:
-                assert [queues.broker_name for queues in route.queues] == [broker.broker_name for broker in route.brokers] == names
+                assert (
+                    [queues.broker_name for queues in route.queues]
+                    == [broker.broker_name for broker in route.brokers]
+                    == names
+                )
 
 
 def test_a_master_of_a_lower_epoch_is_refused_and_changes_nothing() -> None:
     table = RouteTable()
     register(table, address="old:1", epoch=1)
     register(table, broker_id=1, address="new:1", topics=None)
-    assert register(table, address="new:1", epoch=2, version=V2, topics=("orders", "payments")).first is False
+    assert (
+        register(table, address="new:1", epoch=2, version=V2, topics=("orders", "payments")).first
+        is False
+    )
     before = table.brokers()
     assert before["broker-a"].addresses == {0: "new:1"} and table.route("payments") is not None
     with pytest.raises(MasterReplaced, match="epoch 1"):
         register(table, address="old:1", epoch=1, topics=("orders",), version=DataVersion(3, 300))
     assert table.brokers() == before
     register(table, broker_id=1, address="old:1", epoch=1, topics=None)
-    assert table.brokers()["broker-a"].addresses == {0: "new:1", 1: "old:1"}, "as a slave it may come"
+    assert table.brokers()["broker-a"].addresses == {0: "new:1", 1: "old:1"}, (
+        "as a slave it may come"
+    )
 
 
-def test_the_epoch_of_a_broker_name_outlives_its_addresses_and_brokers_without_one_come_as_ever() -> None:
+def test_the_epoch_of_a_broker_name_outlives_its_addresses_and_brokers_without_one_come_as_ever() -> (
+    None
+):
     table = RouteTable()
     register(table, address="h1:1", epoch=5)
     assert table.unregister("broker-a", 0, "h1:1") and table.route("orders") is None

@@ -63,9 +63,13 @@ def test_words_among_offsets_are_the_queues_own_bounds() -> None:
 def test_a_group_stands_where_it_committed_and_at_the_beginning_of_other_queues() -> None:
     bounds = {A: (0, 9), B: (3, 9)}
     assert group_offsets("daily", {A: 7, B: None}, bounds) == {A: 7, B: 3}
-    assert group_offsets("daily", {A: 0, B: None}, bounds) == {A: 0, B: 3}, "a position at the beginning is one"
+    assert group_offsets("daily", {A: 0, B: None}, bounds) == {A: 0, B: 3}, (
+        "a position at the beginning is one"
+    )
     assert group_offsets("daily", {}, {}) == {}
-    with pytest.raises(GroupNotFound, match="'dayli' has no position in orders: see `rmq-ray group list`") as caught:
+    with pytest.raises(
+        GroupNotFound, match="'dayli' has no position in orders: see `rmq-ray group list`"
+    ) as caught:
         group_offsets("dayli", {A: None, B: None}, bounds)
     assert caught.value.args[1] == "dayli"
     with pytest.raises(ClientError, match="group"):

@@ -1,4 +1,6 @@
-"""Bodies about members and positions of groups: the dialect's text, both ways, and what is no such body."""
+"""Bodies about members and positions of groups: the dialect's text, both ways, and what is no such
+body.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,48 @@ def test_positions_have_queues_as_object_keys() -> None:
 
 
 def test_the_form_for_clients_in_other_languages_is_read_too() -> None:
-    assert decode_offsets(b'{"offsetTable":[{"brokerName":"broker-a","queueId":2,"topic":"orders","offset":5}]}') == {QUEUE: 5}
+    assert decode_offsets(
+        b'{"offsetTable":[{"brokerName":"broker-a","queueId":2,"topic":"orders","offset":5}]}'
+    ) == {QUEUE: 5}
 
 
 def test_what_members_say_of_themselves_goes_both_ways() -> None:
     assert decode_offsets(encode_client_status({QUEUE: 7}), "messageQueueTable") == {QUEUE: 7}
-    assert decode_status(encode_status({"c1": {QUEUE: 7}, "c2": {}})) == {"c1": {QUEUE: 7}, "c2": {}}
+    assert decode_status(encode_status({"c1": {QUEUE: 7}, "c2": {}})) == {
+        "c1": {QUEUE: 7},
+        "c2": {},
+    }
 
 
 def test_running_info_direct_results_and_producers_have_rocketmqs_members() -> None:
-    info = parse(encode_running_info({"PROP_CONSUMEORDERLY": "false"}, {QUEUE: {"commitOffset": 3}}, {"orders": {"consumeRT": 0.5}}))
+    info = parse(
+        encode_running_info(
+            {"PROP_CONSUMEORDERLY": "false"},
+            {QUEUE: {"commitOffset": 3}},
+            {"orders": {"consumeRT": 0.5}},
+        )
+    )
     assert set(info) == {"mqTable", "properties", "statusTable", "subscriptionSet"}
-    assert encode_direct_result("CR_LATER", 3, None, order=False) == b'{"autoCommit":true,"consumeResult":"CR_LATER","order":false,"spentTimeMills":3}'
-    assert parse(encode_producers({"web": [{"clientId": "c"}]})) == {"data": {"web": [{"clientId": "c"}]}}
+    assert (
+        encode_direct_result("CR_LATER", 3, None, order=False)
+        == b'{"autoCommit":true,"consumeResult":"CR_LATER","order":false,"spentTimeMills":3}'
+    )
+    assert parse(encode_producers({"web": [{"clientId": "c"}]})) == {
+        "data": {"web": [{"clientId": "c"}]}
+    }
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"offsetTable":5}', b'{"offsetTable":{"x":1}}', b'{"offsetTable":[{"offset":1}]}', b'{"offsetTable":[5]}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"{",
+        b'{"offsetTable":5}',
+        b'{"offsetTable":{"x":1}}',
+        b'{"offsetTable":[{"offset":1}]}',
+        b'{"offsetTable":[5]}',
+    ],
+)
 def test_anything_else_is_refused_as_no_such_body(body: bytes) -> None:
     with pytest.raises(BodyInvalid):
         decode_offsets(body)

@@ -1,4 +1,6 @@
-"""Frames: bytes captured from Apache RocketMQ 4.9.7 come out the same, and nothing but ``MalformedFrame`` comes of bad ones."""
+"""Frames: bytes captured from Apache RocketMQ 4.9.7 come out the same, and nothing but
+``MalformedFrame`` comes of bad ones.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import FrameTooLarge, MalformedFrame
-from rmq_ray.remoting.wire.frame import BINARY, FIELDS_MAX, FRAME_BYTES_MAX, JSON, LANGUAGES, Command, decode, encode, encode_bytes
+from rmq_ray.remoting.wire.frame import (
+    BINARY,
+    FIELDS_MAX,
+    FRAME_BYTES_MAX,
+    JSON,
+    LANGUAGES,
+    Command,
+    decode,
+    encode,
+    encode_bytes,
+)
 from tests.support.stores.golden_frames import GOLDEN, Golden
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -40,15 +52,34 @@ def decoded(data: bytes) -> Command:
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
 def test_captured_frames_are_read(golden: Golden) -> None:
     command = decoded(golden.frame)
-    assert (command.code, command.opaque, command.flag, command.version) == (golden.code, golden.opaque, golden.flag, 407)
-    assert (command.fields, command.remark, bytes(command.body)) == (golden.fields, golden.remark, golden.body)
+    assert (command.code, command.opaque, command.flag, command.version) == (
+        golden.code,
+        golden.opaque,
+        golden.flag,
+        407,
+    )
+    assert (command.fields, command.remark, bytes(command.body)) == (
+        golden.fields,
+        golden.remark,
+        golden.body,
+    )
     assert (command.serialize, LANGUAGES[command.language]) == (golden.serialize, golden.language)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
 def test_captured_frames_are_written_byte_for_byte(golden: Golden) -> None:
     language = LANGUAGES.index(golden.language)
-    command = Command(golden.code, golden.opaque, golden.flag, golden.fields, golden.body, golden.remark, language, 407, golden.serialize)
+    command = Command(
+        golden.code,
+        golden.opaque,
+        golden.flag,
+        golden.fields,
+        golden.body,
+        golden.remark,
+        language,
+        407,
+        golden.serialize,
+    )
     assert encode_bytes(command) == golden.frame
 
 
@@ -86,7 +117,13 @@ def test_a_body_of_several_buffers_is_written_back_to_back() -> None:
 def test_an_answer_has_the_opaque_and_the_form_of_its_request() -> None:
     for form in (JSON, BINARY):
         answer = Command(11, 42, 0, serialize=form).answer(17, remark="no topic")
-        assert (answer.code, answer.opaque, answer.serialize, answer.is_response, answer.is_oneway) == (17, 42, form, True, False)
+        assert (
+            answer.code,
+            answer.opaque,
+            answer.serialize,
+            answer.is_response,
+            answer.is_oneway,
+        ) == (17, 42, form, True, False)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +131,28 @@ def test_an_answer_has_the_opaque_and_the_form_of_its_request() -> None:
     [
         ('{"code":28,"opaque":7}', 28, 7, None),
         ('{"code":0,"flag":1,"opaque":7,"unknown":{"a":[1]}}', 0, 7, None),
-        ('{ "code" : "11", "opaque": -1, "extFields": {"queueId": 3, "on": true, "no": null, "r": 1.5} }', 11, -1, {"queueId": "3", "on": "true", "r": "1.5"}),
+        (
+            '{ "code" : "11", "opaque": -1, "extFields": {"queueId": 3, "on": true, "no": '
+            'null, "r": 1.5} }',
+            11,
+            -1,
+            {"queueId": "3", "on": "true", "r": "1.5"},
+        ),
         ('{"code":34,"extFields":{}}', 34, 0, {}),
         ('{"code":34,"extFields":null,"language":"COBOL","remark":null}', 34, 0, None),
         ('{"code":34,"extFields":{5:6}}', 34, 0, {"5": "6"}),
     ],
 )
-def test_json_headers_are_read_as_leniently_as_rocketmq_reads_them(header: str, code: int, opaque: int, fields: dict[str, str] | None) -> None:
+def test_json_headers_are_read_as_leniently_as_rocketmq_reads_them(
+    header: str, code: int, opaque: int, fields: dict[str, str] | None
+) -> None:
     found = decode(whole(9_999, len(header), header.encode()))
     assert (found.code, found.opaque, found.fields) == (code, opaque, fields)
 
 
-@pytest.mark.parametrize(("language", "number"), [('"GO"', 9), ("9", 9), ('"KLINGON"', 7), ("99", 7), ("null", 0)])
+@pytest.mark.parametrize(
+    ("language", "number"), [('"GO"', 9), ("9", 9), ('"KLINGON"', 7), ("99", 7), ("null", 0)]
+)
 def test_unknown_languages_are_served(language: str, number: int) -> None:
     header = f'{{"code":1,"language":{language}}}'.encode()
     assert decode(whole(9_999, len(header), header)).language == number
@@ -113,7 +160,9 @@ def test_unknown_languages_are_served(language: str, number: int) -> None:
 
 def test_control_characters_are_escaped_in_json_and_raw_in_binary() -> None:
     fields = {"i": "KEYS\x01k\x02TAGS\x01\x1f\x7f"}
-    assert b"KEYS\\u0001k\\u0002TAGS\\u0001\\u001F\\u007F" in encode_bytes(Command(310, fields=fields, serialize=JSON))
+    assert b"KEYS\\u0001k\\u0002TAGS\\u0001\\u001F\\u007F" in encode_bytes(
+        Command(310, fields=fields, serialize=JSON)
+    )
     assert fields["i"].encode() in encode_bytes(Command(310, fields=fields, serialize=BINARY))
 
 
@@ -123,7 +172,9 @@ def test_half_a_surrogate_pair_becomes_a_question_mark_as_in_java() -> None:
 
 
 def test_a_binary_value_of_no_length_reads_as_no_value() -> None:
-    assert decoded(encode_bytes(Command(1, fields={"a": "", "b": "x"}, serialize=BINARY))).fields == {"b": "x"}
+    assert decoded(
+        encode_bytes(Command(1, fields={"a": "", "b": "x"}, serialize=BINARY))
+    ).fields == {"b": "x"}
 
 
 MALFORMED = {
@@ -142,15 +193,37 @@ MALFORMED = {
     "remark is a number": struct.pack(">I", 12) + b'{"remark":1}',
     "ext fields are a list": struct.pack(">I", 16) + b'{"extFields":[]}',
     "binary header of 20 bytes": struct.pack(">I", 1 << 24 | 20) + bytes(20),
-    "binary remark too long": struct.pack(">I", 1 << 24 | 21) + bytes(13) + struct.pack(">ii", 1, 0),
-    "binary remark negative": struct.pack(">I", 1 << 24 | 21) + bytes(13) + struct.pack(">ii", -1, 0),
+    "binary remark too long": struct.pack(">I", 1 << 24 | 21)
+    + bytes(13)
+    + struct.pack(">ii", 1, 0),
+    "binary remark negative": struct.pack(">I", 1 << 24 | 21)
+    + bytes(13)
+    + struct.pack(">ii", -1, 0),
     "binary fields too long": struct.pack(">I", 1 << 24 | 21) + bytes(17) + struct.pack(">i", 1),
     "binary fields negative": struct.pack(">I", 1 << 24 | 21) + bytes(17) + struct.pack(">i", -1),
-    "binary fields cut": struct.pack(">I", 1 << 24 | 24) + bytes(17) + struct.pack(">i", 3) + b"\0\1a",
-    "binary name too long": struct.pack(">I", 1 << 24 | 28) + bytes(17) + struct.pack(">ihi", 7, 9, 0) + b"a",
-    "binary value too long": struct.pack(">I", 1 << 24 | 28) + bytes(17) + struct.pack(">ih", 7, 1) + b"a" + struct.pack(">i", 1),
-    "binary value negative": struct.pack(">I", 1 << 24 | 28) + bytes(17) + struct.pack(">ih", 7, 1) + b"a" + struct.pack(">i", -1),
-    "binary remark is not utf-8": struct.pack(">I", 1 << 24 | 22) + bytes(13) + struct.pack(">i", 1) + b"\xff" + bytes(4),
+    "binary fields cut": struct.pack(">I", 1 << 24 | 24)
+    + bytes(17)
+    + struct.pack(">i", 3)
+    + b"\0\1a",
+    "binary name too long": struct.pack(">I", 1 << 24 | 28)
+    + bytes(17)
+    + struct.pack(">ihi", 7, 9, 0)
+    + b"a",
+    "binary value too long": struct.pack(">I", 1 << 24 | 28)
+    + bytes(17)
+    + struct.pack(">ih", 7, 1)
+    + b"a"
+    + struct.pack(">i", 1),
+    "binary value negative": struct.pack(">I", 1 << 24 | 28)
+    + bytes(17)
+    + struct.pack(">ih", 7, 1)
+    + b"a"
+    + struct.pack(">i", -1),
+    "binary remark is not utf-8": struct.pack(">I", 1 << 24 | 22)
+    + bytes(13)
+    + struct.pack(">i", 1)
+    + b"\xff"
+    + bytes(4),
 }
 
 
@@ -168,7 +241,13 @@ def test_a_flood_of_ext_fields_is_refused_in_both_forms() -> None:
 
 
 def test_a_deep_header_is_refused() -> None:
-    header = json.dumps({"code": 1}).encode()[:-1] + b',"extFields":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    header = (
+        json.dumps({"code": 1}).encode()[:-1]
+        + b',"extFields":'
+        + b"[" * 5_000
+        + b"]" * 5_000
+        + b"}"
+    )
     with pytest.raises(MalformedFrame):
         decode(whole(99_999, len(header), header))
 
@@ -195,7 +274,10 @@ def test_no_bytes_make_the_decoder_fail_otherwise(data: bytes) -> None:
 
 
 @settings(deadline=None)
-@given(COMMANDS, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    COMMANDS,
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
+)
 def test_flipped_bytes_are_read_or_refused(command: Command, flips: list[tuple[int, int]]) -> None:
     frame = bytearray(encode_bytes(command)[4:])
     for at, value in flips:

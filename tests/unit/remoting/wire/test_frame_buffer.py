@@ -1,4 +1,6 @@
-"""The receive buffer: frames come out whole however the bytes were cut, and strangers cannot make it grow."""
+"""The receive buffer: frames come out whole however the bytes were cut, and strangers cannot make
+it grow.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,14 @@ def feed(buffer: FrameBuffer, data: bytes) -> list[bytes]:
 
 
 @settings(deadline=None)
-@given(st.lists(LENGTHS, max_size=6), st.lists(st.integers(400, 90_000), min_size=1, max_size=8), st.booleans())
-def test_frames_come_out_whole_however_they_were_cut(lengths: list[int], cuts: list[int], eager: bool) -> None:
+@given(
+    st.lists(LENGTHS, max_size=6),
+    st.lists(st.integers(400, 90_000), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_frames_come_out_whole_however_they_were_cut(
+    lengths: list[int], cuts: list[int], eager: bool
+) -> None:
     wanted = [bytes((number + 1,)) * length for number, length in enumerate(lengths)]
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in wanted)
     buffer = FrameBuffer(FRAME_BYTES_MAX, eager)
@@ -51,7 +59,9 @@ def test_frames_come_out_whole_when_every_byte_comes_alone() -> None:
     frames = [b"abcd", b"x" * 300, b"12345"]
     buffer = FrameBuffer(FRAME_BYTES_MAX, eager=False)
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
-    assert [frame for at in range(len(stream)) for frame in feed(buffer, stream[at : at + 1])] == frames
+    assert [
+        frame for at in range(len(stream)) for frame in feed(buffer, stream[at : at + 1])
+    ] == frames
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, -1, -(1 << 31), 1_001, 0x7FFFFFFF])
@@ -72,7 +82,10 @@ def test_16777212_is_the_greatest_length() -> None:
 
 
 def test_a_stranger_that_announces_much_gets_no_memory_for_it() -> None:
-    stranger, trusted = FrameBuffer(FRAME_BYTES_MAX, eager=False), FrameBuffer(FRAME_BYTES_MAX, eager=True)
+    stranger, trusted = (
+        FrameBuffer(FRAME_BYTES_MAX, eager=False),
+        FrameBuffer(FRAME_BYTES_MAX, eager=True),
+    )
     announcement = struct.pack(">i", FRAME_BYTES_MAX) + b"x" * 10
     feed(stranger, announcement)
     feed(trusted, announcement)
@@ -92,8 +105,14 @@ def test_a_grown_buffer_is_given_back_when_it_is_empty() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.lists(st.integers(400, 300_000), min_size=1, max_size=8), st.booleans())
-def test_frames_that_were_given_away_stay_as_they_are_until_their_buffer_is_taken_back(lengths: list[int], cuts: list[int], back: bool) -> None:
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=6),
+    st.lists(st.integers(400, 300_000), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_frames_that_were_given_away_stay_as_they_are_until_their_buffer_is_taken_back(
+    lengths: list[int], cuts: list[int], back: bool
+) -> None:
     wanted = [bytes((number + 1,)) * length for number, length in enumerate(lengths)]
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in wanted)
     buffer = FrameBuffer(FRAME_BYTES_MAX, eager=True)

@@ -1,4 +1,6 @@
-"""Bodies of our own requests: lengths agree or the frame is refused; records are views, never copies."""
+"""Bodies of our own requests: lengths agree or the frame is refused; records are views, never
+copies.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from rmq_ray.remoting.wire import records
 from rmq_ray.remoting.wire.records import PullRecords, ScanRecords, SendAnswer
 
 SIZES = st.lists(st.integers(records.RECORD_BYTES_MIN, 300), min_size=1, max_size=20)
-PULL = PullRecords("group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2, 7)
+PULL = PullRecords(
+    "group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2, 7
+)
 
 
 @settings(deadline=None)
@@ -33,7 +37,13 @@ def test_a_frame_of_records_is_read_back(lengths: list[int], order: str) -> None
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_readers_fail_otherwise(data: bytes) -> None:
-    for read in (records.unpack_send, records.unpack_send_answer, records.unpack_pull, records.unpack_scan, records.unpack_pull_answer):
+    for read in (
+        records.unpack_send,
+        records.unpack_send_answer,
+        records.unpack_pull,
+        records.unpack_scan,
+        records.unpack_pull_answer,
+    ):
         try:
             found = read(data)
         except MalformedFrame:
@@ -44,11 +54,20 @@ def test_no_bytes_make_the_readers_fail_otherwise(data: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\0\0\0", struct.pack(">i", 0), struct.pack(">i", -1), struct.pack(">i", 1), struct.pack(">i", 1 << 30) + bytes(100),
-        struct.pack(">ii", 1, 90) + bytes(90), struct.pack(">ii", 1, 100) + bytes(99), struct.pack(">ii", 1, 100) + bytes(101),
-        struct.pack(">iii", 2, 200, -100) + bytes(100), struct.pack(">ii", 1, -100), struct.pack(">i", 65_537) + bytes(4 * 65_537),
+        b"",
+        b"\0\0\0",
+        struct.pack(">i", 0),
+        struct.pack(">i", -1),
+        struct.pack(">i", 1),
+        struct.pack(">i", 1 << 30) + bytes(100),
+        struct.pack(">ii", 1, 90) + bytes(90),
+        struct.pack(">ii", 1, 100) + bytes(99),
+        struct.pack(">ii", 1, 100) + bytes(101),
+        struct.pack(">iii", 2, 200, -100) + bytes(100),
+        struct.pack(">ii", 1, -100),
+        struct.pack(">i", 65_537) + bytes(4 * 65_537),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_do_not_add_up_are_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrame):
         records.unpack_send(body)
@@ -64,10 +83,16 @@ def test_sizes_whose_sum_overflows_32_bits_are_refused() -> None:
 def test_a_pulled_page_is_the_answer_with_its_few_sizes_as_numbers(count: int) -> None:
     lengths = [91 + number for number in range(count)]
     payload = bytes(number % 251 for number in range(sum(lengths)))
-    body = b"".join(records.pack_pull_answer(10 + count, 2, 10 + count, 3, 1, np.array(lengths, np.int32), (payload,)))
+    body = b"".join(
+        records.pack_pull_answer(
+            10 + count, 2, 10 + count, 3, 1, np.array(lengths, np.int32), (payload,)
+        )
+    )
     answer, page = records.unpack_pull_answer(body), records.unpack_pulled(body)
     assert isinstance(page.sizes, tuple) is (count < records.FEW)
-    assert list(page.sizes) == lengths == answer.sizes.tolist() and answer.sizes.dtype == np.dtype(">i4")
+    assert list(page.sizes) == lengths == answer.sizes.tolist() and answer.sizes.dtype == np.dtype(
+        ">i4"
+    )
     assert page[:5] == answer[:5] == (10 + count, 2, 10 + count, 3, 1)
     assert bytes(page.records) == bytes(answer.records) == payload
     if 0 < count < records.FEW:
@@ -83,7 +108,22 @@ def test_the_answer_to_a_send_is_28_bytes() -> None:
 
 
 def test_a_pull_and_a_scan_are_lists_in_their_fixed_order() -> None:
-    values = ["group", "topic", 3, 77, 256, 1 << 20, 3, -1, 15_000, 1_700_000_000_000, "TAG", None, 2, 7]
+    values = [
+        "group",
+        "topic",
+        3,
+        77,
+        256,
+        1 << 20,
+        3,
+        -1,
+        15_000,
+        1_700_000_000_000,
+        "TAG",
+        None,
+        2,
+        7,
+    ]
     assert msgpack.unpackb(records.pack_pull(PULL)) == values
     assert records.unpack_pull(records.pack_pull(PULL)) == PULL
     scan = ScanRecords("topic", 1, 10, 20, 1 << 20, 7)
@@ -125,7 +165,9 @@ def test_a_request_that_is_no_list_of_the_right_length_is_refused(values: object
 
 def test_pages_of_records_are_views_of_the_answer() -> None:
     sizes = np.array([100, 120], "<i4")
-    body = b"".join(records.pack_pull_answer(12, 0, 90, 3, 1, sizes, [b"a" * 100, memoryview(b"b" * 120)]))
+    body = b"".join(
+        records.pack_pull_answer(12, 0, 90, 3, 1, sizes, [b"a" * 100, memoryview(b"b" * 120)])
+    )
     page = records.unpack_pull_answer(body)
     assert page[:5] == (12, 0, 90, 3, 1) and page.sizes.tolist() == [100, 120]
     assert bytes(page.records) == b"a" * 100 + b"b" * 120 and page.records.obj is body

@@ -1,4 +1,6 @@
-"""Administration through a whole broker core: topics, groups, queries, statistics, what a broker tells about itself."""
+"""Administration through a whole broker core: topics, groups, queries, statistics, what a broker
+tells about itself.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,15 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from rmq_ray.codec.record import decode_record
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig, TopicConfig
-from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import Progress, QueueStats
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, SendHeader
-from rmq_ray.codec.record import decode_record
 from tests.support.brokers.broker_bench import Bench, unpacked
 from tests.support.faults.fake_peer import FakePeer
 
@@ -30,8 +31,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def create(bench: Bench, topic: str = "orders", **changes: object) -> int:
-    values: dict[str, object] = {"default_topic": "TBW102", "read_queues": 8, "write_queues": 8, "permission": 6, **changes}
-    return bench.ask(Code.UPDATE_AND_CREATE_TOPIC, CreateTopicHeader(topic, **values).to_fields()).code  # type: ignore[arg-type]
+    values: dict[str, object] = {
+        "default_topic": "TBW102",
+        "read_queues": 8,
+        "write_queues": 8,
+        "permission": 6,
+        **changes,
+    }
+    return bench.ask(
+        Code.UPDATE_AND_CREATE_TOPIC, CreateTopicHeader(topic, **values).to_fields()
+    ).code  # type: ignore[arg-type]
 
 
 def saved(bench: Bench, name: str) -> dict[str, object]:
@@ -47,7 +56,10 @@ def test_a_created_topic_is_on_disk_when_the_answer_leaves(bench: Bench) -> None
     bench.offload.held = True
     peer = FakePeer()
     fields = CreateTopicHeader("orders", "TBW102", 8, 4, 6).to_fields()
-    assert bench.core.handle(bench.command(Code.UPDATE_AND_CREATE_TOPIC, fields), peer) is None and peer.sent == []
+    assert (
+        bench.core.handle(bench.command(Code.UPDATE_AND_CREATE_TOPIC, fields), peer) is None
+        and peer.sent == []
+    )
     bench.offload.run()
     assert [answer.code for answer in peer.sent] == [0]
     assert saved(bench, "topics.json")["topicConfigTable"]["orders"]["writeQueueNums"] == 4  # type: ignore[index]
@@ -57,11 +69,21 @@ def test_a_created_topic_is_on_disk_when_the_answer_leaves(bench: Bench) -> None
 @pytest.mark.parametrize(
     ("topic", "changes"),
     [
-        ("two words", {}), ("x" * 128, {}), ("../escape", {}), ("TBW102", {}), ("SCHEDULE_TOPIC_XXXX", {}), ("broker-a", {}), ("rmq_sys_x", {}),
-        ("orders", {"write_queues": 100_000}), ("orders", {"read_queues": -1}), ("orders", {"permission": 64}),
+        ("two words", {}),
+        ("x" * 128, {}),
+        ("../escape", {}),
+        ("TBW102", {}),
+        ("SCHEDULE_TOPIC_XXXX", {}),
+        ("broker-a", {}),
+        ("rmq_sys_x", {}),
+        ("orders", {"write_queues": 100_000}),
+        ("orders", {"read_queues": -1}),
+        ("orders", {"permission": 64}),
     ],
-)  # fmt: skip
-def test_unlawful_topics_are_not_created(bench: Bench, topic: str, changes: dict[str, object]) -> None:
+)
+def test_unlawful_topics_are_not_created(
+    bench: Bench, topic: str, changes: dict[str, object]
+) -> None:
     before = bench.core.tables.topics.version
     assert create(bench, topic, **changes) == ResponseCode.SYSTEM_ERROR
     assert bench.core.tables.topics.version == before
@@ -71,19 +93,30 @@ def test_a_deleted_topic_and_its_offsets_are_gone_and_new_ones_begin_at_zero(ben
     bench.send(bodies_=[b"x"] * 3)
     bench.core.tables.offsets.commit("orders", "billing", 0, 2, "c")
     assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == 0
-    assert bench.pull()[0] == ResponseCode.TOPIC_NOT_EXIST and bench.core.tables.offsets.query("orders", "billing", 0) is None
+    assert (
+        bench.pull()[0] == ResponseCode.TOPIC_NOT_EXIST
+        and bench.core.tables.offsets.query("orders", "billing", 0) is None
+    )
     assert "orders" not in saved(bench, "topics.json")["topicConfigTable"]  # type: ignore[operator]
     assert bench.send().base_queue_offset == 0
     assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "absent"}).code == 0
-    assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "TBW102"}).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "TBW102"}).code
+        == ResponseCode.SYSTEM_ERROR
+    )
 
 
 def test_all_topics_come_with_their_version(bench: Bench) -> None:
     create(bench)
     topics, version = bodies.decode_topic_configs(bench.ask(Code.GET_ALL_TOPIC_CONFIG).body)
-    assert topics["orders"] == TopicConfig("orders", 8, 8, 6) and version == bench.core.tables.topics.version
+    assert (
+        topics["orders"] == TopicConfig("orders", 8, 8, 6)
+        and version == bench.core.tables.topics.version
+    )
     system = bodies.decode_topic_list(bench.ask(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)
-    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a", "default"} <= set(system) and "orders" not in system
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a", "default"} <= set(
+        system
+    ) and "orders" not in system
 
 
 @pytest.mark.seed("S0-008")
@@ -93,7 +126,10 @@ def test_topics_and_groups_survive_a_restart(tmp_path: Path) -> None:
     bench.heartbeat(FakePeer())
     bench.close()
     again = Bench(tmp_path).open(create=False)
-    assert again.core.tables.topics.get("kept") == TopicConfig("kept", 8, 2, 6) and "billing" in again.core.tables.groups
+    assert (
+        again.core.tables.topics.get("kept") == TopicConfig("kept", 8, 2, 6)
+        and "billing" in again.core.tables.groups
+    )
     again.close()
 
 
@@ -103,21 +139,49 @@ def test_topics_and_groups_survive_a_restart(tmp_path: Path) -> None:
 @pytest.mark.seed("S4-201")
 def test_groups_are_created_listed_and_deleted_with_their_offsets(bench: Bench) -> None:
     config = GroupConfig("billing", retry_max_times=3)
-    assert bench.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, bodies.write(bodies_admin.encode_group(config))).code == 0
-    assert saved(bench, "subscriptionGroup.json")["subscriptionGroupTable"]["billing"]["retryMaxTimes"] == 3  # type: ignore[index]
-    groups, version = bodies_admin.decode_group_configs(bench.ask(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
+    assert (
+        bench.ask(
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            None,
+            bodies.write(bodies_admin.encode_group(config)),
+        ).code
+        == 0
+    )
+    assert (
+        saved(bench, "subscriptionGroup.json")["subscriptionGroupTable"]["billing"]["retryMaxTimes"]
+        == 3
+    )  # type: ignore[index]
+    groups, version = bodies_admin.decode_group_configs(
+        bench.ask(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+    )
     assert groups["billing"] == config and version == bench.core.tables.groups.version
     bench.core.tables.offsets.commit("orders", "billing", 0, 2, "c")
-    assert bench.ask(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "billing", "removeOffset": "true"}).code == 0
-    assert "billing" not in bench.core.tables.groups and bench.core.tables.offsets.of_group("billing") == {}
-    assert bench.ask(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "TOOLS_CONSUMER"}).code == ResponseCode.NO_PERMISSION
-    assert bench.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b'{"groupName":"two words"}').code == ResponseCode.SYSTEM_ERROR
+    assert (
+        bench.ask(
+            Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "billing", "removeOffset": "true"}
+        ).code
+        == 0
+    )
+    assert (
+        "billing" not in bench.core.tables.groups
+        and bench.core.tables.offsets.of_group("billing") == {}
+    )
+    assert (
+        bench.ask(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "TOOLS_CONSUMER"}).code
+        == ResponseCode.NO_PERMISSION
+    )
+    assert (
+        bench.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b'{"groupName":"two words"}').code
+        == ResponseCode.SYSTEM_ERROR
+    )
 
 
 def test_who_consumes_a_topic_now_or_before(bench: Bench) -> None:
     bench.heartbeat(FakePeer(), "now")
     bench.core.tables.offsets.commit("orders", "before", 0, 1, "c")
-    assert bodies_admin.decode_group_list(bench.ask(Code.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "orders"}).body) == ["before", "now"]
+    assert bodies_admin.decode_group_list(
+        bench.ask(Code.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "orders"}).body
+    ) == ["before", "now"]
 
 
 # --- finding messages ---
@@ -126,14 +190,34 @@ def test_who_consumes_a_topic_now_or_before(bench: Bench) -> None:
 @pytest.mark.seed("S0-018")
 def test_messages_are_found_by_key_and_by_unique_key(bench: Bench) -> None:
     for n in range(3):
-        header = SendHeader("web", "orders", 0, 0, bench.clock.now_ms(), 0, properties=f"KEYS\x01k{n} shared\x02UNIQ_KEY\x01UNIQUE{n}")
+        header = SendHeader(
+            "web",
+            "orders",
+            0,
+            0,
+            bench.clock.now_ms(),
+            0,
+            properties=f"KEYS\x01k{n} shared\x02UNIQ_KEY\x01UNIQUE{n}",
+        )
         assert bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), b"%d" % n).code == 0
 
     def find(key: str, count: int = 32, begin: int = 0, end: int = (1 << 63) - 1) -> list[bytes]:
-        answer = bench.ask(Code.QUERY_MESSAGE, {"topic": "orders", "key": key, "maxNum": str(count), "beginTimestamp": str(begin), "endTimestamp": str(end)})
+        answer = bench.ask(
+            Code.QUERY_MESSAGE,
+            {
+                "topic": "orders",
+                "key": key,
+                "maxNum": str(count),
+                "beginTimestamp": str(begin),
+                "endTimestamp": str(end),
+            },
+        )
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return []
-        assert answer.code == 0 and set(answer.fields or {}) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
+        assert answer.code == 0 and set(answer.fields or {}) == {
+            "indexLastUpdateTimestamp",
+            "indexLastUpdatePhyoffset",
+        }
         return [decode_record(bytes(part)).body for part in answer.body]  # type: ignore[arg-type]
 
     assert find("k1") == [b"1"] and find("UNIQUE2") == [b"2"] and find("absent") == []
@@ -146,14 +230,22 @@ def test_a_message_is_seen_by_its_physical_offset(bench: Bench) -> None:
     answer = bench.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(sent.base_log_offset)})
     assert answer.code == 0 and decode_record(bytes(answer.body)).body == b"one"  # type: ignore[arg-type]
     for offset in (sent.base_log_offset + 1, 1 << 40, -1):
-        assert bench.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(offset)}).code == ResponseCode.SYSTEM_ERROR
+        assert (
+            bench.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(offset)}).code
+            == ResponseCode.SYSTEM_ERROR
+        )
 
 
 def test_slow_queries_do_not_hold_the_loop_and_too_many_are_refused(bench: Bench) -> None:
     sent = bench.send()
     bench.offload.held = True
     peer = FakePeer()
-    assert bench.core.handle(bench.command(Code.VIEW_MESSAGE_BY_ID, {"offset": str(sent.base_log_offset)}), peer) is None
+    assert (
+        bench.core.handle(
+            bench.command(Code.VIEW_MESSAGE_BY_ID, {"offset": str(sent.base_log_offset)}), peer
+        )
+        is None
+    )
     assert peer.sent == [] and bench.pull()[0] == 0, "others are served meanwhile"
     bench.offload.run()
     assert [answer.code for answer in peer.sent] == [0]
@@ -173,15 +265,25 @@ def test_lag_of_a_group_per_queue(bench: Bench) -> None:
         stats = bodies_admin.decode_consume_stats(bench.ask(Code.GET_CONSUME_STATS, fields).body)
         assert stats[MessageQueue("orders", "broker-a", 0)] == Progress(4, 3, first_ms)
         assert stats[MessageQueue("orders", "broker-a", 1)] == Progress(0, 0, 0) and len(stats) == 4
-    assert bodies_admin.decode_consume_stats(bench.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body) == {}
+    assert (
+        bodies_admin.decode_consume_stats(
+            bench.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body
+        )
+        == {}
+    )
 
 
 def test_offsets_and_last_times_of_a_topic(bench: Bench) -> None:
     bench.send(bodies_=[b"a", b"b"])
-    stats = bodies_admin.decode_topic_stats(bench.ask(Code.GET_TOPIC_STATS_INFO, {"topic": "orders"}).body)
+    stats = bodies_admin.decode_topic_stats(
+        bench.ask(Code.GET_TOPIC_STATS_INFO, {"topic": "orders"}).body
+    )
     assert stats[MessageQueue("orders", "broker-a", 0)] == QueueStats(0, 2, bench.clock.now_ms())
     assert stats[MessageQueue("orders", "broker-a", 3)] == QueueStats(0, 0, 0)
-    assert bench.ask(Code.GET_TOPIC_STATS_INFO, {"topic": "absent"}).code == ResponseCode.TOPIC_NOT_EXIST
+    assert (
+        bench.ask(Code.GET_TOPIC_STATS_INFO, {"topic": "absent"}).code
+        == ResponseCode.TOPIC_NOT_EXIST
+    )
 
 
 # --- the broker itself ---
@@ -193,9 +295,20 @@ def test_runtime_info_has_the_names_that_rocketmqs_tools_read(bench: Bench) -> N
         bench.clock.advance_ms(1_000)
         bench.core.tick()
     table = bodies.decode_table(bench.ask(Code.GET_BROKER_RUNTIME_INFO).body)
-    assert table["brokerVersionDesc"] == "V4_9_7" and table["msgPutTotalTodayNow"] == "5" and len(table["putTps"].split()) == 3
-    assert int(table["commitLogMaxOffset"]) > 0 and table["commitLogMinOffset"] == "0" and 0 < float(table["commitLogDiskRatio"]) < 1
-    assert table["bootTimestamp"] == str(bench.identity.boot_ms) and table["runtime"] == "[ 0 days, 0 hours, 0 minutes, 11 seconds ]"
+    assert (
+        table["brokerVersionDesc"] == "V4_9_7"
+        and table["msgPutTotalTodayNow"] == "5"
+        and len(table["putTps"].split()) == 3
+    )
+    assert (
+        int(table["commitLogMaxOffset"]) > 0
+        and table["commitLogMinOffset"] == "0"
+        and 0 < float(table["commitLogDiskRatio"]) < 1
+    )
+    assert (
+        table["bootTimestamp"] == str(bench.identity.boot_ms)
+        and table["runtime"] == "[ 0 days, 0 hours, 0 minutes, 11 seconds ]"
+    )
 
 
 def test_rates_are_messages_a_second_over_the_window(bench: Bench) -> None:
@@ -211,10 +324,19 @@ def test_rates_are_messages_a_second_over_the_window(bench: Bench) -> None:
 def test_the_configuration_is_told_as_lines(bench: Bench) -> None:
     answer = bench.ask(Code.GET_BROKER_CONFIG)
     lines = dict(line.split("=", 1) for line in bytes(answer.body).decode().splitlines())  # type: ignore[arg-type]
-    assert lines["brokerName"] == "broker-a" and lines["flushDiskType"] == "ASYNC_FLUSH" and lines["autoCreateTopicEnable"] == "true"
-    assert lines["rmq_ray.store.segment_bytes"] == str(1 << 20) and "secret" not in bytes(answer.body).decode()  # type: ignore[arg-type]
+    assert (
+        lines["brokerName"] == "broker-a"
+        and lines["flushDiskType"] == "ASYNC_FLUSH"
+        and lines["autoCreateTopicEnable"] == "true"
+    )
+    assert (
+        lines["rmq_ray.store.segment_bytes"] == str(1 << 20)
+        and "secret" not in bytes(answer.body).decode()
+    )  # type: ignore[arg-type]
     version = loads((answer.fields or {})["version"])
-    assert isinstance(version, dict) and version["counter"] == bench.core.tables.topics.version.counter
+    assert (
+        isinstance(version, dict) and version["counter"] == bench.core.tables.topics.version.counter
+    )
 
 
 def test_status_and_store_info_name_what_readers_and_supervisors_need(bench: Bench) -> None:
@@ -222,20 +344,43 @@ def test_status_and_store_info_name_what_readers_and_supervisors_need(bench: Ben
     status = unpacked(bench.ask(Code.BROKER_STATUS))
     store = bench.core.keeper.store
     assert store is not None
-    assert (status["state"], status["identity"], status["epoch"], status["address"]) == ("serving", store.identity, 1, "10.0.0.1:10911")
+    assert (status["state"], status["identity"], status["epoch"], status["address"]) == (
+        "serving",
+        store.identity,
+        1,
+        "10.0.0.1:10911",
+    )
     assert status["put_messages"] == 1 and status["pid"] > 0
     info = unpacked(bench.ask(Code.STORE_INFO))
-    assert {key: info[key] for key in ("identity", "epoch", "visible_end", "segment_bytes", "consume_queue_entries", "path")} == {
-        "identity": store.identity, "epoch": 1, "visible_end": store.visible_offset, "segment_bytes": 1 << 20, "consume_queue_entries": 1_000,
+    assert {
+        key: info[key]
+        for key in (
+            "identity",
+            "epoch",
+            "visible_end",
+            "segment_bytes",
+            "consume_queue_entries",
+            "path",
+        )
+    } == {
+        "identity": store.identity,
+        "epoch": 1,
+        "visible_end": store.visible_offset,
+        "segment_bytes": 1 << 20,
+        "consume_queue_entries": 1_000,
         "path": bench.config.store.path,
-    }  # fmt: skip
+    }
     assert info["host_id"]
-    assert bench.ask(Code.STORE_INFO, peer=FakePeer(trusted=False)).code == ResponseCode.NO_PERMISSION, "paths are told to those who know the secret"
+    assert (
+        bench.ask(Code.STORE_INFO, peer=FakePeer(trusted=False)).code == ResponseCode.NO_PERMISSION
+    ), "paths are told to those who know the secret"
 
 
 def test_pins_keep_segments_until_given_back(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 3)
-    pin = unpacked(bench.ask(Code.PIN_SEGMENTS, None, msgpack.packb(["orders", {0: 1}, 60_000])))["pin"]
+    pin = unpacked(bench.ask(Code.PIN_SEGMENTS, None, msgpack.packb(["orders", {0: 1}, 60_000])))[
+        "pin"
+    ]
     assert isinstance(pin, int)
     assert bench.ask(Code.UNPIN_SEGMENTS, None, msgpack.packb([pin])).code == 0
     for code, body in ((Code.PIN_SEGMENTS, [1]), (Code.UNPIN_SEGMENTS, ["x"])):
@@ -244,4 +389,7 @@ def test_pins_keep_segments_until_given_back(bench: Bench) -> None:
 
 def test_unknown_codes_are_refused_by_name(bench: Bench) -> None:
     answer = bench.ask(9_999)
-    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and answer.remark == " request type 9999 not supported"
+    assert (
+        answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        and answer.remark == " request type 9999 not supported"
+    )

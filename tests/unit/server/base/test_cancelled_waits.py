@@ -1,4 +1,6 @@
-"""What waits for an event and a time is cancelled at any turn of the loop: the cancellation arrives, also together with the event or with an error."""
+"""What waits for an event and a time is cancelled at any turn of the loop: the cancellation
+arrives, also together with the event or with an error.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> N
     async def story() -> bool:
         fatal: list[object] = []
         told = Registration(
-            Identity("broker-a", 0, "c", boot_ms=0), ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, 30_000, no_tables, lambda _: None, fatal.append
+            Identity("broker-a", 0, "c", boot_ms=0),
+            ("127.0.0.1:9",),
+            None,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            30_000,
+            no_tables,
+            lambda _: None,
+            fatal.append,
         )
         told.start()
         await turns(20)
@@ -49,7 +59,9 @@ def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> N
 
 
 class FailingDisk:
-    """The master answers the first poll with a part of its log, and the second one never; nothing can be written."""
+    """The master answers the first poll with a part of its log, and the second one never; nothing
+    can be written.
+    """
 
     def __init__(self) -> None:
         self.fails = asyncio.Event()
@@ -75,7 +87,9 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
         disk: Any = FailingDisk()
         store: Any = SimpleNamespace(epoch=1, end_offset=0, flushed_offset=0)
         core: Any = SimpleNamespace(gate=None, keeper=SimpleNamespace(store=store))
-        stream = ReplicaStream(core, disk, store, Threads(disk, disk), 1 << 20, lambda: None, lambda _end: None, False)
+        stream = ReplicaStream(
+            core, disk, store, Threads(disk, disk), 1 << 20, lambda: None, lambda _end: None, False
+        )
         task = asyncio.create_task(stream.run())
         await turns(20)
         assert disk.polls == 2

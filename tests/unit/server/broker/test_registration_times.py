@@ -1,4 +1,6 @@
-"""When a broker tells its name servers what it has: at the start, after 10 s, then every 30 s; soon again after a failure, at once after a change."""
+"""When a broker tells its name servers what it has: at the start, after 10 s, then every 30 s; soon
+again after a failure, at once after a change.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,24 @@ def nothing() -> tuple[dict[str, TopicConfig], DataVersion]:
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch, period_ms: int, turns: list[Turn]) -> list[float]:
-    """Seconds that the broker would wait after each turn, a turn being one registration: what ``turns`` do in its place."""
+    """Seconds that the broker would wait after each turn, a turn being one registration: what
+    ``turns`` do in its place.
+    """
     waited: list[float] = []
 
     async def story() -> None:
         done = asyncio.Event()
-        told = Registration(Identity("broker-a", 0, "c", boot_ms=0), ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, period_ms, nothing, print, print)
+        told = Registration(
+            Identity("broker-a", 0, "c", boot_ms=0),
+            ("127.0.0.1:9",),
+            None,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            period_ms,
+            nothing,
+            print,
+            print,
+        )
         left = iter(turns)
 
         async def register(_server: object, _body: bytes) -> None:
@@ -69,22 +83,46 @@ def not_ready() -> None:
     raise StoreNotReady("its role changes")
 
 
-def test_a_broker_registers_again_after_10_s_and_then_every_30(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_registers_again_after_10_s_and_then_every_30(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert pauses(monkeypatch, DEFAULT_MS, [works] * 4) == [10.0, 30.0, 30.0, 30.0]
 
 
-@pytest.mark.parametrize(("period_ms", "seconds"), [(1, 10.0), (10_000, 10.0), (45_000, 45.0), (60_001, 60.0)])
-def test_no_setting_makes_it_rarer_than_a_minute_or_more_often_than_every_10_s(monkeypatch: pytest.MonkeyPatch, period_ms: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("period_ms", "seconds"), [(1, 10.0), (10_000, 10.0), (45_000, 45.0), (60_001, 60.0)]
+)
+def test_no_setting_makes_it_rarer_than_a_minute_or_more_often_than_every_10_s(
+    monkeypatch: pytest.MonkeyPatch, period_ms: int, seconds: float
+) -> None:
     assert pauses(monkeypatch, period_ms, [works] * 3) == [10.0, seconds, seconds]
 
 
-def test_a_registration_that_failed_comes_again_within_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pauses(monkeypatch, DEFAULT_MS, [fails, fails, works, not_ready, works]) == [0.25, 0.25, 10.0, 0.25, 30.0]
+def test_a_registration_that_failed_comes_again_within_a_quarter_of_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert pauses(monkeypatch, DEFAULT_MS, [fails, fails, works, not_ready, works]) == [
+        0.25,
+        0.25,
+        10.0,
+        0.25,
+        30.0,
+    ]
 
 
 def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
     async def story() -> int:
-        told = Registration(Identity("broker-a", 0, "c", boot_ms=0), ("127.0.0.1:9",), None, RemotingLimits(), SYSTEM_CLOCK, DEFAULT_MS, nothing, print, print)
+        told = Registration(
+            Identity("broker-a", 0, "c", boot_ms=0),
+            ("127.0.0.1:9",),
+            None,
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            DEFAULT_MS,
+            nothing,
+            print,
+            print,
+        )
         turns, again = 0, asyncio.Event()
 
         async def register(_server: object, _body: bytes) -> None:

@@ -1,4 +1,6 @@
-"""What retention takes from groups that lag is counted, once; an administrator can ask for a cycle; a drained broker refuses sends."""
+"""What retention takes from groups that lag is counted, once; an administrator can ask for a cycle;
+a drained broker refuses sends.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import SendBackHeader, UpdateOffsetHeader
-from rmq_ray.server.tables.offset_table import Commit
 from rmq_ray.server.broker.upkeep import CLEAN_MS
+from rmq_ray.server.tables.offset_table import Commit
 from rmq_ray.store.reading.retention import RetentionReport
 from tests.support.brokers.broker_bench import Bench, unpacked
 from tests.support.faults.fake_peer import FakePeer
@@ -26,12 +28,20 @@ BODY = b"x" * 900  # three records a segment
 
 
 def aged(path: Path, hours: int = 100) -> Bench:
-    """A broker whose files were written ``hours`` ago: its clock is that much ahead of the disk's."""
+    """A broker whose files were written ``hours`` ago: its clock is that much ahead of the
+    disk's.
+    """
     import time
 
     clock = ManualClock(int(time.time() * 1000) + hours * HOUR_MS)
     store = StoreConfig(
-        str(path / "store"), segment_bytes=SEGMENT_BYTES, consume_queue_entries=16, index_slots=97, index_items=400, preallocate=False, delete_when=""
+        str(path / "store"),
+        segment_bytes=SEGMENT_BYTES,
+        consume_queue_entries=16,
+        index_slots=97,
+        index_items=400,
+        preallocate=False,
+        delete_when="",
     )
     return Bench(path, clock=clock, store=store).open()
 
@@ -40,7 +50,11 @@ def commit(bench: Bench, group: str, offset: int, queue_id: int = 0, topic: str 
     peer = FakePeer()
     bench.heartbeat(peer, group)
     bench.pull(topic, queue_id, 0, group, peer=peer)
-    answer = bench.ask(Code.UPDATE_CONSUMER_OFFSET, UpdateOffsetHeader(group, topic, queue_id, offset).to_fields(), peer=peer)
+    answer = bench.ask(
+        Code.UPDATE_CONSUMER_OFFSET,
+        UpdateOffsetHeader(group, topic, queue_id, offset).to_fields(),
+        peer=peer,
+    )
     assert answer.code == 0, answer.remark
 
 
@@ -57,7 +71,9 @@ def minimum(bench: Bench, queue_id: int = 0) -> int:
     return bench.core.keeper.store.bounds("orders", queue_id)[0]
 
 
-def test_messages_that_go_before_a_group_consumed_them_are_counted_once_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_that_go_before_a_group_consumed_them_are_counted_once_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = aged(tmp_path)
     for _ in range(20):
         bench.send(bodies_=[BODY])
@@ -72,7 +88,10 @@ def test_messages_that_go_before_a_group_consumed_them_are_counted_once_and_told
     status = bench.core.status()
     assert {(row["group"], row["messages"]) for row in status["expired"]} == expired
     assert status["expired_messages"] == sum(count for _, count in expired)
-    assert f"{low - 2} messages of orders expired before group slow consumed them" in caplog.text and "quick" not in caplog.text
+    assert (
+        f"{low - 2} messages of orders expired before group slow consumed them" in caplog.text
+        and "quick" not in caplog.text
+    )
     clean(bench)
     assert bench.core.status()["expired_messages"] == status["expired_messages"]
     bench.close()
@@ -98,23 +117,34 @@ def test_the_accounts_of_a_group_add_up_over_several_cycles(tmp_path: Path) -> N
     bench.close()
 
 
-def test_a_thousand_groups_that_lag_are_counted_and_the_worst_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thousand_groups_that_lag_are_counted_and_the_worst_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = aged(tmp_path)
     for _ in range(20):
         bench.send(bodies_=[BODY])
     for number in range(1_000):
-        assert bench.core.tables.offsets.commit("orders", f"g{number}", 0, number % 10, "x", administrator=True) is Commit.STORED
+        assert (
+            bench.core.tables.offsets.commit(
+                "orders", f"g{number}", 0, number % 10, "x", administrator=True
+            )
+            is Commit.STORED
+        )
     clean(bench)
     low, status = minimum(bench), bench.core.status()
     assert status["expired_messages"] == sum(low - number % 10 for number in range(1_000))
-    assert [row["messages"] for row in status["expired"]] == [low] * 20 and caplog.text.count("expired before group") == 20
+    assert [row["messages"] for row in status["expired"]] == [low] * 20 and caplog.text.count(
+        "expired before group"
+    ) == 20
     bench.close()
     bench = aged(tmp_path)
     assert len(bench.core.tables.offsets.groups_of("orders")) == 1_000
     bench.close()
 
 
-def test_what_expired_before_the_start_and_for_groups_without_progress_is_not_counted(tmp_path: Path) -> None:
+def test_what_expired_before_the_start_and_for_groups_without_progress_is_not_counted(
+    tmp_path: Path,
+) -> None:
     bench = aged(tmp_path)
     for _ in range(20):
         bench.send(bodies_=[BODY])
@@ -180,16 +210,28 @@ def test_a_drained_broker_refuses_every_kind_of_send_and_serves_the_rest(tmp_pat
     bench = Bench(tmp_path).open()
     offset = bench.send().base_log_offset
     commit(bench, "billing", 0)
-    assert unpacked(bench.ask(Code.DRAIN_BROKER, None, msgpack.packb([True]))) == {"draining": True, "was": False}
+    assert unpacked(bench.ask(Code.DRAIN_BROKER, None, msgpack.packb([True]))) == {
+        "draining": True,
+        "was": False,
+    }
     refused = bench.ask(Code.SEND_RECORDS, None, bench.frame("orders"))
-    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE and "drained" in (refused.remark or "")
-    assert bench.ask(Code.SEND_RECORDS, None, bench.frame("unknown-topic")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE and "drained" in (
+        refused.remark or ""
+    )
+    assert (
+        bench.ask(Code.SEND_RECORDS, None, bench.frame("unknown-topic")).code
+        == ResponseCode.SERVICE_NOT_AVAILABLE
+    )
     assert bench.core.tables.topics.get("unknown-topic") is None
     back = SendBackHeader(offset, "billing", 0, "id", "orders", False, 16)
-    assert bench.ask(Code.CONSUMER_SEND_MSG_BACK, back.to_fields()).code == ResponseCode.NO_PERMISSION
+    assert (
+        bench.ask(Code.CONSUMER_SEND_MSG_BACK, back.to_fields()).code == ResponseCode.NO_PERMISSION
+    )
     assert bench.pull()[0] == 0 and bench.core.status()["draining"]
     assert {config.permission & 2 for config in bench.core.drain.snapshot()[0].values()} == {0}
-    assert {config.permission & 2 for config in bench.core.tables.topics.snapshot()[0].values()} == {2}
+    assert {
+        config.permission & 2 for config in bench.core.tables.topics.snapshot()[0].values()
+    } == {2}
     version = bench.core.tables.topics.version
     assert drain(bench, msgpack.packb([True])) == 0 and bench.core.tables.topics.version == version
     assert drain(bench, msgpack.packb([False])) == 0 and bench.core.tables.topics.version != version
@@ -197,7 +239,17 @@ def test_a_drained_broker_refuses_every_kind_of_send_and_serves_the_rest(tmp_pat
     bench.close()
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb([]), msgpack.packb("yes"), msgpack.packb([True, True])])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1]),
+        msgpack.packb([]),
+        msgpack.packb("yes"),
+        msgpack.packb([True, True]),
+    ],
+)
 def test_a_drain_that_makes_no_sense_is_refused(tmp_path: Path, body: bytes) -> None:
     bench = Bench(tmp_path).open()
     assert drain(bench, body) != 0 and not bench.core.identity.draining

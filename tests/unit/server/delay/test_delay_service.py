@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import StoreFailed
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.message import decode_properties
@@ -14,7 +15,6 @@ from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import Record, decode_record
 from tests.support.brokers.broker_bench import Bench
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -28,7 +28,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def send(bench: Bench, body: bytes, level: int, queue_id: int = 1) -> None:
-    header = SendHeader("web", "orders", queue_id, 0, bench.clock.now_ms(), 3, properties=f"KEYS\x01k\x02DELAY\x01{level}\x02UNIQ_KEY\x01U\x02WAIT\x01false")
+    header = SendHeader(
+        "web",
+        "orders",
+        queue_id,
+        0,
+        bench.clock.now_ms(),
+        3,
+        properties=f"KEYS\x01k\x02DELAY\x01{level}\x02UNIQ_KEY\x01U\x02WAIT\x01false",
+    )
     assert bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), body).code == 0
 
 
@@ -58,11 +66,23 @@ def test_a_delayed_message_lies_in_its_levels_queue_and_then_in_its_own(bench: B
     assert advance(bench, 50) == [b"later"]
     delivered = records(bench)[0]
     properties = decode_properties(delivered.properties)
-    assert "DELAY" not in properties and "WAIT" not in properties and properties["UNIQ_KEY"] == "U" and properties["KEYS"] == "k"
-    assert (delivered.flag, delivered.born_ms, delivered.born_host, delivered.store_ms) == (3, parked.born_ms, parked.born_host, bench.clock.now_ms())
+    assert (
+        "DELAY" not in properties
+        and "WAIT" not in properties
+        and properties["UNIQ_KEY"] == "U"
+        and properties["KEYS"] == "k"
+    )
+    assert (delivered.flag, delivered.born_ms, delivered.born_host, delivered.store_ms) == (
+        3,
+        parked.born_ms,
+        parked.born_host,
+        bench.clock.now_ms(),
+    )
 
 
-@pytest.mark.parametrize(("level", "delay_ms"), [(1, 1_000), (2, 5_000), (5, 60_000), (18, 7_200_000), (99, 7_200_000)])
+@pytest.mark.parametrize(
+    ("level", "delay_ms"), [(1, 1_000), (2, 5_000), (5, 60_000), (18, 7_200_000), (99, 7_200_000)]
+)
 def test_each_level_waits_its_time_and_never_less(bench: Bench, level: int, delay_ms: int) -> None:
     send(bench, b"x", level)
     assert advance(bench, delay_ms - 1) == []
@@ -75,7 +95,9 @@ def test_level_zero_and_below_are_not_delayed(bench: Bench) -> None:
     assert [record.body for record in records(bench)] == [b"a", b"b"]
 
 
-def test_messages_of_a_level_keep_their_order_and_levels_do_not_wait_for_one_another(bench: Bench) -> None:
+def test_messages_of_a_level_keep_their_order_and_levels_do_not_wait_for_one_another(
+    bench: Bench,
+) -> None:
     for n in range(3):
         send(bench, b"slow%d" % n, 2)
         bench.clock.advance_ms(100)
@@ -96,7 +118,9 @@ def test_many_due_messages_are_delivered_in_slices(bench: Bench) -> None:
     assert [int(record.body) for record in records(bench)] == list(range(700))
 
 
-def test_a_clock_that_was_set_back_delivers_now_what_would_wait_longer_than_its_level(bench: Bench) -> None:
+def test_a_clock_that_was_set_back_delivers_now_what_would_wait_longer_than_its_level(
+    bench: Bench,
+) -> None:
     send(bench, b"x", 1)
     bench.clock.advance_ms(-3_600_000)
     bench.core._deliver()
@@ -119,7 +143,9 @@ def test_offsets_are_written_each_ten_seconds_and_continue_after_a_restart(tmp_p
     again.close()
 
 
-def test_what_became_due_while_the_broker_was_down_is_delivered_at_its_start(tmp_path: Path) -> None:
+def test_what_became_due_while_the_broker_was_down_is_delivered_at_its_start(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path).open()
     send(bench, b"x", 4)
     bench.close()
@@ -129,7 +155,9 @@ def test_what_became_due_while_the_broker_was_down_is_delivered_at_its_start(tmp
     again.close()
 
 
-def test_an_offset_is_saved_only_when_the_copy_is_on_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_is_saved_only_when_the_copy_is_on_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = bench.core.keeper.store
     assert store is not None
     durable = {"durable": 0}
@@ -143,7 +171,9 @@ def test_an_offset_is_saved_only_when_the_copy_is_on_disk(bench: Bench, monkeypa
 
 
 def test_a_parked_message_without_a_lawful_target_is_dropped_and_counted(bench: Bench) -> None:
-    bench.core.writer.put(SCHEDULE, 0, b"lost", {"REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"})
+    bench.core.writer.put(
+        SCHEDULE, 0, b"lost", {"REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"}
+    )
     bench.core.writer.put(SCHEDULE, 0, b"found", {"REAL_TOPIC": "orders", "REAL_QID": "1"})
     assert advance(bench, 1_000) == [b"found"] and bench.core.counters.delayed_dropped == 1
 
@@ -156,7 +186,9 @@ def test_an_offset_outside_the_queue_becomes_its_bound(bench: Bench) -> None:
     assert advance(bench, 1_000) == [b"y"]
 
 
-def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(bench, b"x", 1)
     bench.clock.advance_ms(1_000)
 
@@ -172,7 +204,9 @@ def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(bench: Ben
 
 
 def test_levels_that_changed_at_a_restart_hold_for_what_waits_already(tmp_path: Path) -> None:
-    """A level that became shorter delivers sooner, one that became longer later; what lies in a level that is gone waits for its return."""
+    """A level that became shorter delivers sooner, one that became longer later; what lies in a
+    level that is gone waits for its return.
+    """
     bench = Bench(tmp_path, delay_levels="10s 60s 1s").open()
     send(bench, b"longer", 1)
     send(bench, b"shorter", 2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreFull, StoreUnreadable
 from rmq_ray.model.ids import FrameId
@@ -20,7 +21,6 @@ from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.codec.record import Record, decode_record
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -36,13 +36,21 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def header(bench: Bench, key: str, frame_id: FrameId | None, **timer: int) -> SendHeader:
-    text = "\x02".join([f"UNIQ_KEY\x01{key:K>32}", *(f"TIMER_{name}\x01{value}" for name, value in timer.items())])
-    return SendHeader("web", "orders", 2, 0, bench.clock.now_ms(), 0, properties=text, frame_id=frame_id)
+    text = "\x02".join(
+        [f"UNIQ_KEY\x01{key:K>32}", *(f"TIMER_{name}\x01{value}" for name, value in timer.items())]
+    )
+    return SendHeader(
+        "web", "orders", 2, 0, bench.clock.now_ms(), 0, properties=text, frame_id=frame_id
+    )
 
 
-def send(bench: Bench, body: bytes = b"x", frame_id: FrameId | None = None, **timer: int) -> Command:
+def send(
+    bench: Bench, body: bytes = b"x", frame_id: FrameId | None = None, **timer: int
+) -> Command:
     """``DELAY_MS=5`` and the like."""
-    return bench.ask(Code.SEND_MESSAGE_V2, header(bench, body.decode(), frame_id, **timer).to_v2(), body)
+    return bench.ask(
+        Code.SEND_MESSAGE_V2, header(bench, body.decode(), frame_id, **timer).to_v2(), body
+    )
 
 
 def handle_of(answer: Command) -> str:
@@ -73,7 +81,9 @@ def jump(bench: Bench, ms: int) -> None:
 def records(bench: Bench, topic: str = "orders", queue_id: int = 2) -> list[Record]:
     store = bench.core.keeper.store
     assert store is not None
-    found = store.get_messages(topic, queue_id, store.bounds(topic, queue_id)[0], 1_000, 1 << 20, None)
+    found = store.get_messages(
+        topic, queue_id, store.bounds(topic, queue_id)[0], 1_000, 1 << 20, None
+    )
     data, at, decoded = b"".join(found.parts), 0, []
     for size in found.sizes.tolist():
         decoded.append(decode_record(data, at))
@@ -107,7 +117,11 @@ def test_a_message_comes_when_it_is_due_and_not_before(bench: Bench) -> None:
     assert bodies(bench) == [] and bench.core.status()["timing_messages"] == 1
     go(bench, 100)
     (record,) = records(bench)
-    assert record.body == b"a" and due <= record.store_ms <= due + 100 and bench.core.status()["timing_messages"] == 0
+    assert (
+        record.body == b"a"
+        and due <= record.store_ms <= due + 100
+        and bench.core.status()["timing_messages"] == 0
+    )
     assert decode_properties(record.properties) == {"UNIQ_KEY": f"{'a':K>32}", "CLUSTER": "default"}
 
 
@@ -125,7 +139,9 @@ def test_a_time_in_the_past_is_now_and_one_too_far_is_refused(bench: Bench) -> N
     go(bench, 50)
     assert bodies(bench) == [b"a"]
     refused = send(bench, b"b", DELAY_SEC=366 * 86_400)
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "timer_max_delay_hours" in (refused.remark or "")
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "timer_max_delay_hours" in (
+        refused.remark or ""
+    )
 
 
 def test_what_is_behind_the_window_is_found_by_a_later_scan(tmp_path: Path) -> None:
@@ -144,7 +160,9 @@ def test_what_is_behind_the_window_is_found_by_a_later_scan(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("save", [True, False], ids=["fresh checkpoint", "no checkpoint"])
-def test_after_a_crash_nothing_is_lost_nothing_early_and_only_the_last_second_comes_again(bench: Bench, tmp_path: Path, save: bool) -> None:
+def test_after_a_crash_nothing_is_lost_nothing_early_and_only_the_last_second_comes_again(
+    bench: Bench, tmp_path: Path, save: bool
+) -> None:
     for delay in range(100, 4_100, 100):
         send(bench, b"%04d" % delay, DELAY_MS=delay)
     go(bench, 2_000)
@@ -159,7 +177,9 @@ def test_after_a_crash_nothing_is_lost_nothing_early_and_only_the_last_second_co
     bench.close()
 
 
-def test_the_queue_of_waiting_messages_survives_being_built_anew(bench: Bench, tmp_path: Path) -> None:
+def test_the_queue_of_waiting_messages_survives_being_built_anew(
+    bench: Bench, tmp_path: Path
+) -> None:
     """Due times are in the records: consume queues are derived files."""
     import shutil
 
@@ -196,7 +216,11 @@ def test_what_was_due_cannot_be_recalled(bench: Bench) -> None:
     handle = handle_of(send(bench, b"a", DELAY_MS=1_000))
     go(bench, 1_100)
     answer = recall(bench, handle)
-    assert answer.code == ResponseCode.QUERY_NOT_FOUND and "due already" in (answer.remark or "") and bodies(bench) == [b"a"]
+    assert (
+        answer.code == ResponseCode.QUERY_NOT_FOUND
+        and "due already" in (answer.remark or "")
+        and bodies(bench) == [b"a"]
+    )
 
 
 def test_handles_of_others_recall_nothing(bench: Bench) -> None:
@@ -204,9 +228,19 @@ def test_handles_of_others_recall_nothing(bench: Bench) -> None:
     ordinary = bench.send("orders", 0)
     forged = [
         RecallHandle("orders", "broker-a", "x", handle.queue_offset, handle.log_offset),
-        RecallHandle("orders", "broker-a", handle.unique_key[:-1] + "Z", ordinary.base_queue_offset, ordinary.base_log_offset),
-        RecallHandle("orders", "broker-b", handle.unique_key, handle.queue_offset, handle.log_offset),
-        RecallHandle("other", "broker-a", handle.unique_key, handle.queue_offset, handle.log_offset),
+        RecallHandle(
+            "orders",
+            "broker-a",
+            handle.unique_key[:-1] + "Z",
+            ordinary.base_queue_offset,
+            ordinary.base_log_offset,
+        ),
+        RecallHandle(
+            "orders", "broker-b", handle.unique_key, handle.queue_offset, handle.log_offset
+        ),
+        RecallHandle(
+            "other", "broker-a", handle.unique_key, handle.queue_offset, handle.log_offset
+        ),
     ]
     assert [recall(bench, fake.encode()).code for fake in forged] == [22, 22, 1, 1]
     assert recall(bench, "nonsense").code == ResponseCode.SYSTEM_ERROR
@@ -214,7 +248,9 @@ def test_handles_of_others_recall_nothing(bench: Bench) -> None:
     assert bodies(bench) == [b"a"]
 
 
-def test_who_waits_longer_than_the_log_is_kept_gets_a_new_record_and_comes_once(tmp_path: Path) -> None:
+def test_who_waits_longer_than_the_log_is_kept_gets_a_new_record_and_comes_once(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, timer_roll_hours=1, timer_window_ms=600_000).open()
     handle = handle_of(send(bench, b"a", DELAY_SEC=5 * 3_600))
     recalled = handle_of(send(bench, b"b", DELAY_SEC=5 * 3_600))
@@ -222,7 +258,9 @@ def test_who_waits_longer_than_the_log_is_kept_gets_a_new_record_and_comes_once(
         jump(bench, 300_000)
     for body in (b"a", b"b"):  # b is the last message of the queue
         copies = [record for record in records(bench, TIMER_TOPIC, 0) if record.body == body]
-        assert len(copies) >= 4 and decode_properties(copies[-1].properties)["TIMER_ROLL_TIMES"] == str(len(copies) - 1)
+        assert len(copies) >= 4 and decode_properties(copies[-1].properties)[
+            "TIMER_ROLL_TIMES"
+        ] == str(len(copies) - 1)
     assert recall(bench, recalled).code == 0, "the handle of the first copy"
     bench = restarted(bench, tmp_path, timer_roll_hours=1)
     assert bench.core.status()["timing_messages"] == 1
@@ -252,7 +290,9 @@ def test_a_crash_in_the_middle_of_rolling_delivers_once(tmp_path: Path) -> None:
     bench.close()
 
 
-def test_a_full_disk_delays_and_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_delays_and_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         send(bench, b"%d" % number, DELAY_MS=1_000)
     with monkeypatch.context() as patch:
@@ -290,8 +330,12 @@ def test_a_clock_that_is_set_back_neither_loses_nor_repeats(bench: Bench) -> Non
     assert bodies(bench) == [b"a", b"b"]
 
 
-def test_under_sync_flush_nothing_overtakes_what_is_not_visible_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that waits for its fdatasync while later ones are due must not count as delivered."""
+def test_under_sync_flush_nothing_overtakes_what_is_not_visible_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that waits for its fdatasync while later ones are due must not count as
+    delivered.
+    """
     bench = Bench(tmp_path, flush=FlushMode.SYNC_FLUSH, clock=ManualClock()).open()
     store = bench.core.keeper.store
     assert store is not None
@@ -300,7 +344,9 @@ def test_under_sync_flush_nothing_overtakes_what_is_not_visible_yet(tmp_path: Pa
     bench.core._often()
     late = header(bench, "late", None, DELAY_MS=200)
     sent_ms = bench.clock.now_ms()
-    assert bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, late.to_v2(), b"late"), peer) is None
+    assert (
+        bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, late.to_v2(), b"late"), peer) is None
+    )
     with monkeypatch.context() as patch:
         patch.setattr(type(store), "visible_offset", property(lambda self: 0))
         for _ in range(20):
@@ -318,7 +364,12 @@ def test_batches_with_a_delivery_time_are_refused(bench: Bench) -> None:
     import struct
 
     text = b"TIMER_DELAY_MS\x0110"
-    body = struct.pack(">iiiii", 22 + 1 + len(text), 0, 0, 0, 1) + b"x" + struct.pack(">h", len(text)) + text
+    body = (
+        struct.pack(">iiiii", 22 + 1 + len(text), 0, 0, 0, 1)
+        + b"x"
+        + struct.pack(">h", len(text))
+        + text
+    )
     answer = bench.ask(Code.SEND_BATCH_MESSAGE, header(bench, "k", None).to_v2(), body)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
 
@@ -343,16 +394,26 @@ def test_a_hundred_random_lives_lose_nothing_and_are_never_early(tmp_path: Path)
                     taken_back.add(victim)
             go(bench, rng.choice([0, 50, 200]))
         if life % 3 == 2:
-            bench = restarted(bench, tmp_path, save=rng.random() < 0.7, timer_window_ms=800, timer_window_messages=30)
+            bench = restarted(
+                bench,
+                tmp_path,
+                save=rng.random() < 0.7,
+                timer_window_ms=800,
+                timer_window_messages=30,
+            )
     go(bench, 4_200)
     found = records(bench)
     early = [record.body for record in found if record.store_ms < sent[record.body]]
-    assert not early and {record.body for record in found} == sent.keys() - taken_back, "recalled = never, all others come"
+    assert not early and {record.body for record in found} == sent.keys() - taken_back, (
+        "recalled = never, all others come"
+    )
     assert bench.core.status()["timing_messages"] == 0
     bench.close()
 
 
-def test_a_store_with_waiting_recalled_and_delivered_messages_is_sound(bench: Bench, tmp_path: Path) -> None:
+def test_a_store_with_waiting_recalled_and_delivered_messages_is_sound(
+    bench: Bench, tmp_path: Path
+) -> None:
     from rmq_ray.store.fsck.inspect import verify
 
     handle = handle_of(send(bench, b"a", DELAY_MS=1_000))
@@ -367,7 +428,9 @@ def test_a_store_with_waiting_recalled_and_delivered_messages_is_sound(bench: Be
     bench.core.keeper.store = None
 
 
-def test_a_waiting_message_on_a_bad_sector_is_dropped_visibly_and_holds_up_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_message_on_a_bad_sector_is_dropped_visibly_and_holds_up_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = RecallHandle.decode(handle_of(send(bench, b"bad", DELAY_MS=1_000)))
     send(bench, b"good", DELAY_MS=1_000)
     store = bench.core.keeper.store
@@ -384,7 +447,9 @@ def test_a_waiting_message_on_a_bad_sector_is_dropped_visibly_and_holds_up_nobod
     assert bodies(bench) == [b"good"] and bench.core.counters.timed_dropped == 1
 
 
-def test_progress_is_saved_only_as_far_as_copies_are_on_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_saved_only_as_far_as_copies_are_on_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(bench, b"a", DELAY_MS=100)
     store = bench.core.keeper.store
     assert store is not None

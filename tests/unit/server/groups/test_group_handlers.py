@@ -9,8 +9,7 @@ import pytest
 
 from rmq_ray.model.groups import ConsumeType, Heartbeat
 from rmq_ray.model.topics import GroupConfig, TopicConfig
-from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY
@@ -26,7 +25,11 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def notices(peer: FakePeer) -> list[str]:
-    return [sent.fields["consumerGroup"] for sent in peer.take() if sent.code == Code.NOTIFY_CONSUMER_IDS_CHANGED]
+    return [
+        sent.fields["consumerGroup"]
+        for sent in peer.take()
+        if sent.code == Code.NOTIFY_CONSUMER_IDS_CHANGED
+    ]
 
 
 def member_list(bench: Bench, group: str = "billing") -> list[str] | None:
@@ -47,7 +50,9 @@ def test_the_notice_leaves_before_the_answer_and_to_all_members(bench: Bench) ->
     one, two = FakePeer(port=1), FakePeer(port=2)
     bench.heartbeat(one)
     first = one.take()
-    assert [(sent.code, sent.flag, sent.fields) for sent in first] == [(40, FLAG_ONEWAY, {"consumerGroup": "billing"})]
+    assert [(sent.code, sent.flag, sent.fields) for sent in first] == [
+        (40, FLAG_ONEWAY, {"consumerGroup": "billing"})
+    ]
     bench.heartbeat(two)
     assert notices(one) == notices(two) == ["billing"]
     bench.heartbeat(two, version=7)
@@ -87,8 +92,15 @@ def test_unregistering_leaves_the_group(bench: Bench) -> None:
     bench.heartbeat(one, client_id="c1")
     bench.heartbeat(two, client_id="c2")
     notices(two)
-    answer = bench.ask(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "billing"}, peer=one)
-    assert answer.code == 0 and answer.fields == {} and member_list(bench) == ["c2"] and notices(two) == ["billing"]
+    answer = bench.ask(
+        Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "billing"}, peer=one
+    )
+    assert (
+        answer.code == 0
+        and answer.fields == {}
+        and member_list(bench) == ["c2"]
+        and notices(two) == ["billing"]
+    )
 
 
 def test_a_silent_connection_is_closed_after_two_minutes(bench: Bench) -> None:
@@ -108,17 +120,26 @@ def test_a_heartbeat_that_is_no_json_is_refused(bench: Bench) -> None:
 
 def test_producer_groups_are_known_with_their_connections(bench: Bench) -> None:
     peer = FakePeer()
-    assert bench.ask(Code.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "web"}).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        bench.ask(Code.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "web"}).code
+        == ResponseCode.SYSTEM_ERROR
+    )
     bench.ask(Code.HEART_BEAT, None, bodies.encode_heartbeat(Heartbeat("p1", ("web",))), peer)
-    found = bodies_admin.decode_connections(bench.ask(Code.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "web"}).body)
-    assert [(client.client_id, client.address, client.language, client.version) for client in found] == [("p1", "10.0.0.9:40001", "PYTHON", 407)]
+    found = bodies_admin.decode_connections(
+        bench.ask(Code.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "web"}).body
+    )
+    assert [
+        (client.client_id, client.address, client.language, client.version) for client in found
+    ] == [("p1", "10.0.0.9:40001", "PYTHON", 407)]
 
 
 def test_consumer_connections_show_how_the_group_consumes(bench: Bench) -> None:
     answer = bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"})
     assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
     bench.heartbeat(FakePeer(), expression="paid")
-    found = bodies.parse(bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"}).body)
+    found = bodies.parse(
+        bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"}).body
+    )
     assert (found["consumeType"], found["messageModel"], found["consumeFromWhere"]) == (
         ConsumeType.CONSUME_PASSIVELY.name,
         "CLUSTERING",
@@ -128,6 +149,20 @@ def test_consumer_connections_show_how_the_group_consumes(bench: Bench) -> None:
 
 
 def test_subscriptions_that_cannot_be_served_are_told_at_start(bench: Bench) -> None:
-    for kind, expression, code in (("TAG", "a > 5", 0), ("SQL92", "a > 5", 0), ("SQL92", "a >", 23)):
-        body = bodies.write({"clientId": "c", "group": "g", "subscriptionData": {"topic": "orders", "expressionType": kind, "subString": expression}})
+    for kind, expression, code in (
+        ("TAG", "a > 5", 0),
+        ("SQL92", "a > 5", 0),
+        ("SQL92", "a >", 23),
+    ):
+        body = bodies.write(
+            {
+                "clientId": "c",
+                "group": "g",
+                "subscriptionData": {
+                    "topic": "orders",
+                    "expressionType": kind,
+                    "subString": expression,
+                },
+            }
+        )
         assert bench.ask(Code.CHECK_CLIENT_CONFIG, None, body).code == code

@@ -1,4 +1,6 @@
-"""Queue locks through a whole broker core: who is granted what, whose commits count, and what a restarted broker knows."""
+"""Queue locks through a whole broker core: who is granted what, whose commits count, and what a
+restarted broker knows.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,36 @@ def queue(queue_id: int) -> MessageQueue:
 
 def ask(bench: Bench, client_id: str, *queue_ids: int, code: int = Code.LOCK_BATCH_MQ) -> Command:
     """As RocketMQ's own clients ask."""
-    return bench.ask(code, None, bodies.encode_lock("billing", client_id, [queue(n) for n in queue_ids]))
+    return bench.ask(
+        code, None, bodies.encode_lock("billing", client_id, [queue(n) for n in queue_ids])
+    )
 
 
 def granted(bench: Bench, client_id: str, *queue_ids: int) -> list[int]:
-    return [found.queue_id for found in bodies.decode_locked(ask(bench, client_id, *queue_ids).body)]
+    return [
+        found.queue_id for found in bodies.decode_locked(ask(bench, client_id, *queue_ids).body)
+    ]
 
 
 def lock(bench: Bench, client_id: str, queue_id: int = 0, epoch: int = 0) -> int | None:
     """As clients of ours ask; the epoch, None when refused."""
-    answer = bench.ask(Code.LOCK_BATCH_MQ, None, bodies.encode_lock("billing", client_id, [queue(queue_id)], [epoch]))
+    answer = bench.ask(
+        Code.LOCK_BATCH_MQ,
+        None,
+        bodies.encode_lock("billing", client_id, [queue(queue_id)], [epoch]),
+    )
     return bodies.decode_locked_epochs(answer.body).get(queue(queue_id))
 
 
-def commit(bench: Bench, peer: FakePeer, offset: int, epoch: int | None = None, oneway: bool = False) -> int:
-    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "commitOffset": str(offset)}
+def commit(
+    bench: Bench, peer: FakePeer, offset: int, epoch: int | None = None, oneway: bool = False
+) -> int:
+    fields = {
+        "consumerGroup": "billing",
+        "topic": "orders",
+        "queueId": "0",
+        "commitOffset": str(offset),
+    }
     if epoch is not None:
         fields["rmqLockEpoch"] = str(epoch)
     if oneway:
@@ -77,7 +94,9 @@ def test_queue_locks_are_granted_refused_released_and_expire(bench: Bench) -> No
 
 
 def test_rocketmqs_own_clients_see_nothing_of_epochs(bench: Bench) -> None:
-    assert bodies.parse(ask(bench, "c1", 0).body) == {"lockOKMQSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}]}
+    assert bodies.parse(ask(bench, "c1", 0).body) == {
+        "lockOKMQSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}]
+    }
 
 
 def test_how_long_a_silent_holder_keeps_its_queue_is_a_setting(tmp_path: Path) -> None:
@@ -105,19 +124,25 @@ def test_a_zombie_cannot_commit_once_another_has_had_the_queue(bench: Bench) -> 
     new = lock(bench, "c2")
     assert old is not None and new is not None and new > old
     assert commit(bench, other, 5, new) == 0
-    assert commit(bench, zombie, 4, old) == commit(bench, zombie, 9, old) == ResponseCode.SYSTEM_ERROR
+    assert (
+        commit(bench, zombie, 4, old) == commit(bench, zombie, 9, old) == ResponseCode.SYSTEM_ERROR
+    )
     commit(bench, zombie, 9, old, oneway=True)
     assert stored(bench) == 5
     status = bench.core.status()
     assert (status["commits_fenced"], status["offsets_refused"], status["queue_locks"]) == (3, 3, 1)
 
 
-def test_a_zombie_cannot_commit_after_the_queue_was_given_back_nor_by_a_fresh_connection(bench: Bench) -> None:
+def test_a_zombie_cannot_commit_after_the_queue_was_given_back_nor_by_a_fresh_connection(
+    bench: Bench,
+) -> None:
     member(bench, "c1", 1)
     bench.send(bodies_=[b"x"] * 9)
     old = lock(bench, "c1")
     ask(bench, "c1", 0, code=Code.UNLOCK_BATCH_MQ)
-    assert commit(bench, FakePeer(port=9), 7, old) == ResponseCode.SYSTEM_ERROR, "an administrator names no lock"
+    assert commit(bench, FakePeer(port=9), 7, old) == ResponseCode.SYSTEM_ERROR, (
+        "an administrator names no lock"
+    )
     assert stored(bench) is None
 
 
@@ -126,7 +151,11 @@ def test_nobody_is_an_administrator_by_naming_a_lock(bench: Bench) -> None:
     epoch = lock(bench, "c1")
     fresh = FakePeer(port=9)
     assert commit(bench, fresh, 10, epoch) == ResponseCode.SYSTEM_ERROR, "the log ends at 9"
-    assert commit(bench, fresh, 9, epoch) == 0 and commit(bench, fresh, 4, epoch) == 0 and stored(bench) == 4, "the holder may go back"
+    assert (
+        commit(bench, fresh, 9, epoch) == 0
+        and commit(bench, fresh, 4, epoch) == 0
+        and stored(bench) == 4
+    ), "the holder may go back"
 
 
 def test_a_zombies_pull_commits_nothing(bench: Bench) -> None:
@@ -136,9 +165,14 @@ def test_a_zombies_pull_commits_nothing(bench: Bench) -> None:
     assert bench.pull(flags=COMMIT, commit_offset=2, lock_epoch=old, peer=zombie)[0] == 0
     assert stored(bench) == 2
     new = lock(bench, "c1")  # another life of the same client id
-    assert bench.pull(flags=COMMIT, commit_offset=8, lock_epoch=old, peer=zombie)[0] == 0, "the pull itself is served"
+    assert bench.pull(flags=COMMIT, commit_offset=8, lock_epoch=old, peer=zombie)[0] == 0, (
+        "the pull itself is served"
+    )
     assert stored(bench) == 2
-    assert bench.pull(flags=COMMIT, commit_offset=8, lock_epoch=new, peer=zombie)[0] == 0 and stored(bench) == 8
+    assert (
+        bench.pull(flags=COMMIT, commit_offset=8, lock_epoch=new, peer=zombie)[0] == 0
+        and stored(bench) == 8
+    )
 
 
 def test_an_administrator_may_set_offsets_of_locked_queues(bench: Bench) -> None:
@@ -153,7 +187,9 @@ def restarted(bench: Bench, tmp_path: Path) -> Bench:
     return Bench(tmp_path, clock=bench.clock).open(create=False)
 
 
-def test_a_restarted_broker_knows_the_holders_and_fences_the_others(bench: Bench, tmp_path: Path) -> None:
+def test_a_restarted_broker_knows_the_holders_and_fences_the_others(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.send(bodies_=[b"x"] * 9)
     first, freed = lock(bench, "c1", 0), lock(bench, "c1", 1)
     ask(bench, "c1", 1, code=Code.UNLOCK_BATCH_MQ)
@@ -169,7 +205,9 @@ def test_a_restarted_broker_knows_the_holders_and_fences_the_others(bench: Bench
     again.close()
 
 
-def test_a_broker_that_lost_its_journal_gives_no_old_epoch_again(bench: Bench, tmp_path: Path) -> None:
+def test_a_broker_that_lost_its_journal_gives_no_old_epoch_again(
+    bench: Bench, tmp_path: Path
+) -> None:
     old = lock(bench, "c1")
     bench.core.close()()
     (tmp_path / "store" / "rmq_ray" / "queue_locks").unlink()
@@ -181,7 +219,9 @@ def test_a_broker_that_lost_its_journal_gives_no_old_epoch_again(bench: Bench, t
     again.close()
 
 
-def test_locks_of_a_later_reign_have_greater_epochs_than_all_before_it(bench: Bench, tmp_path: Path) -> None:
+def test_locks_of_a_later_reign_have_greater_epochs_than_all_before_it(
+    bench: Bench, tmp_path: Path
+) -> None:
     core = bench.core
     line = LockLine(0, None, "billing", queue(0))
     epochs = []
@@ -193,7 +233,9 @@ def test_locks_of_a_later_reign_have_greater_epochs_than_all_before_it(bench: Be
     assert epochs == sorted(set(epochs)) and epochs[-1] < 1 << 63
 
 
-def test_what_cannot_be_written_is_not_granted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_not_granted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = lock(bench, "c1", 1)
 
     def full(self: LockJournal, lines: object) -> None:
@@ -213,13 +255,17 @@ def test_a_broker_that_stops_grants_and_writes_nothing_more(bench: Bench) -> Non
     path = Path(bench.config.store.path, "rmq_ray", "queue_locks")
     before = path.read_bytes()
     bench.core.close()()
-    answer = bench.ask(Code.LOCK_BATCH_MQ, None, bodies.encode_lock("billing", "c2", [queue(1)], [0]))
+    answer = bench.ask(
+        Code.LOCK_BATCH_MQ, None, bodies.encode_lock("billing", "c2", [queue(1)], [0])
+    )
     assert answer.code == ResponseCode.STILL_RECOVERING
     assert ask(bench, "c1", 0, code=Code.UNLOCK_BATCH_MQ).code == 0
     assert path.read_bytes() == before
 
 
-def test_housekeeping_forgets_clients_that_are_gone_and_shortens_the_journal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_housekeeping_forgets_clients_that_are_gone_and_shortens_the_journal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmq_ray.store.tables.lock_journal.SPARE_LINES", 8)
     lock(bench, "c1", 0)
     bench.clock.advance_ms(600_001)
@@ -230,5 +276,7 @@ def test_housekeeping_forgets_clients_that_are_gone_and_shortens_the_journal(ben
     bench.core.tick()
     assert len(bench.core.members.locks) == 1
     lines, highest = bench.core.tables.locks.load()
-    assert [(line.client_id, line.queue, line.epoch) for line in lines] == [("c2", queue(2), kept)] and highest == kept
+    assert [(line.client_id, line.queue, line.epoch) for line in lines] == [
+        ("c2", queue(2), kept)
+    ] and highest == kept
     assert Path(bench.config.store.path, "rmq_ray", "queue_locks").read_bytes().count(b"\n") == 1

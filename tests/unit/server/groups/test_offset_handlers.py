@@ -27,14 +27,30 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def query(bench: Bench, group: str = "billing", queue_id: int = 0) -> Command:
-    return bench.ask(Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": "orders", "queueId": str(queue_id)})
+    return bench.ask(
+        Code.QUERY_CONSUMER_OFFSET,
+        {"consumerGroup": group, "topic": "orders", "queueId": str(queue_id)},
+    )
 
 
-def update(bench: Bench, offset: int, group: str = "billing", peer: FakePeer | None = None, oneway: bool = False) -> Command | None:
+def update(
+    bench: Bench,
+    offset: int,
+    group: str = "billing",
+    peer: FakePeer | None = None,
+    oneway: bool = False,
+) -> Command | None:
     if bench.core.tables.topics.get("orders") is None:
         bench.send(bodies_=[b"x"] * 400)
-    fields = {"consumerGroup": group, "topic": "orders", "queueId": "0", "commitOffset": str(offset)}
-    return bench.core.handle(bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=oneway), peer or FakePeer())
+    fields = {
+        "consumerGroup": group,
+        "topic": "orders",
+        "queueId": "0",
+        "commitOffset": str(offset),
+    }
+    return bench.core.handle(
+        bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=oneway), peer or FakePeer()
+    )
 
 
 @pytest.mark.seed("S4-032")
@@ -44,17 +60,25 @@ def test_a_new_group_begins_at_zero_while_the_queue_is_still_in_memory(bench: Be
     assert answer.code == 0 and answer.fields == {"offset": "0"}
 
 
-def test_who_wants_to_know_whether_a_group_ever_committed_is_told_as_by_rocketmq_5(bench: Bench) -> None:
+def test_who_wants_to_know_whether_a_group_ever_committed_is_told_as_by_rocketmq_5(
+    bench: Bench,
+) -> None:
     bench.send()
     asked = {"consumerGroup": "billing", "topic": "orders", "queueId": "0"}
     for zero, code in (("false", ResponseCode.QUERY_NOT_FOUND), ("true", ResponseCode.SUCCESS)):
-        assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": zero}).code == code
+        assert (
+            bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": zero}).code == code
+        )
     update(bench, 0)
-    assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": "false"}).fields == {"offset": "0"}
+    assert bench.ask(
+        Code.QUERY_CONSUMER_OFFSET, {**asked, "setZeroIfNotFound": "false"}
+    ).fields == {"offset": "0"}
 
 
 @pytest.mark.seed("S4-222")
-def test_a_new_group_on_a_queue_that_lost_its_beginning_is_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_group_on_a_queue_that_lost_its_beginning_is_told_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = bench.core.keeper.store
     monkeypatch.setattr(type(store), "bounds", lambda self, topic, queue_id: (100, 200))
     assert query(bench).code == ResponseCode.QUERY_NOT_FOUND
@@ -73,7 +97,9 @@ def test_oneway_commits_get_no_answer(bench: Bench) -> None:
     assert query(bench).fields == {"offset": "5"}
 
 
-def test_an_administrator_may_lower_with_an_answered_request_and_a_stranger_oneway_may_not(bench: Bench) -> None:
+def test_an_administrator_may_lower_with_an_answered_request_and_a_stranger_oneway_may_not(
+    bench: Bench,
+) -> None:
     update(bench, 100)
     update(bench, 50, oneway=True)
     assert query(bench).fields == {"offset": "100"}
@@ -87,7 +113,11 @@ def test_a_consumer_is_no_administrator_of_its_group_even_after_it_left(bench: B
     update(bench, 100, peer=peer)
     bench.ask(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "billing"}, peer=peer)
     answer = update(bench, 50, peer=peer)
-    assert answer is not None and answer.code == ResponseCode.SYSTEM_ERROR and query(bench).fields == {"offset": "100"}
+    assert (
+        answer is not None
+        and answer.code == ResponseCode.SYSTEM_ERROR
+        and query(bench).fields == {"offset": "100"}
+    )
 
 
 @pytest.mark.seed("S4-226", "S4-026", "S3-146", "S4-113")
@@ -137,11 +167,17 @@ def test_the_file_has_rocketmqs_form_and_is_read_back(tmp_path: Path) -> None:
 def test_bounds_of_queues(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 3)
 
-    def ask(code: int, queue_id: int = 0, topic: str = "orders", **more: str) -> dict[str, str] | None:
+    def ask(
+        code: int, queue_id: int = 0, topic: str = "orders", **more: str
+    ) -> dict[str, str] | None:
         return bench.ask(code, {"topic": topic, "queueId": str(queue_id), **more}).fields
 
-    assert ask(Code.GET_MAX_OFFSET) == {"offset": "3"} and ask(Code.GET_MIN_OFFSET) == {"offset": "0"}
-    assert ask(Code.GET_MAX_OFFSET, topic="absent") == {"offset": "0"}, "what does not exist is empty, not an error"
+    assert ask(Code.GET_MAX_OFFSET) == {"offset": "3"} and ask(Code.GET_MIN_OFFSET) == {
+        "offset": "0"
+    }
+    assert ask(Code.GET_MAX_OFFSET, topic="absent") == {"offset": "0"}, (
+        "what does not exist is empty, not an error"
+    )
     assert ask(Code.GET_EARLIEST_MSG_STORETIME) == {"timestamp": str(bench.clock.now_ms())}
     assert ask(Code.GET_EARLIEST_MSG_STORETIME, queue_id=1) == {"timestamp": "-1"}
 
@@ -153,16 +189,30 @@ def test_offsets_by_time_are_nearest_and_never_beyond_the_last_message(bench: Be
         bench.clock.advance_ms(1_000)
 
     def at(ms: int) -> str:
-        fields = bench.ask(Code.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "orders", "queueId": "0", "timestamp": str(ms)}).fields
+        fields = bench.ask(
+            Code.SEARCH_OFFSET_BY_TIMESTAMP,
+            {"topic": "orders", "queueId": "0", "timestamp": str(ms)},
+        ).fields
         assert fields is not None
         return fields["offset"]
 
-    assert [at(start + delta) for delta in (-5_000, 0, 1_000, 3_000, 99_000)] == ["0", "0", "1", "3", "3"]
+    assert [at(start + delta) for delta in (-5_000, 0, 1_000, 3_000, 99_000)] == [
+        "0",
+        "0",
+        "1",
+        "3",
+        "3",
+    ]
 
 
 def test_bounds_of_many_topics_in_one_request(bench: Bench) -> None:
     bench.send("orders", 1)
     found = unpacked(bench.ask(Code.QUEUE_BOUNDS, None, msgpack.packb(["orders", "absent"])))
     assert found == {"orders": {0: [0, 0], 1: [0, 1], 2: [0, 0], 3: [0, 0]}}
-    assert set(unpacked(bench.ask(Code.QUEUE_BOUNDS, None, msgpack.packb([])))) == set(bench.core.tables.topics.names())
-    assert bench.ask(Code.QUEUE_BOUNDS, None, json.dumps("x").encode()).code == ResponseCode.SYSTEM_ERROR
+    assert set(unpacked(bench.ask(Code.QUEUE_BOUNDS, None, msgpack.packb([])))) == set(
+        bench.core.tables.topics.names()
+    )
+    assert (
+        bench.ask(Code.QUEUE_BOUNDS, None, json.dumps("x").encode()).code
+        == ResponseCode.SYSTEM_ERROR
+    )

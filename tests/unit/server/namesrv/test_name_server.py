@@ -12,13 +12,13 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError, RmqError, StoreCorrupt, StoreFull
+from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import HeaderInvalid
 from rmq_ray.server.namesrv.name_server import NameServer
-from rmq_ray.files import FileSystem
 from tests.support.faults.fake_peer import FakePeer
 
 V1 = DataVersion(1, 100)
@@ -33,16 +33,47 @@ class World:
         self.server = NameServer(NameServerConfig(directory=directory, **settings), self.clock)
         self.client = FakePeer()
 
-    def ask(self, code: int, fields: dict[str, str] | None = None, body: bytes = b"", peer: FakePeer | None = None, version: int = 407) -> Command:
-        answer = self.server.handle(Command(code, 7, 0, fields, body, version=version), peer or self.client)
+    def ask(
+        self,
+        code: int,
+        fields: dict[str, str] | None = None,
+        body: bytes = b"",
+        peer: FakePeer | None = None,
+        version: int = 407,
+    ) -> Command:
+        answer = self.server.handle(
+            Command(code, 7, 0, fields, body, version=version), peer or self.client
+        )
         assert answer is not None
         assert answer.opaque == 7 and answer.is_response
         return answer
 
-    def register(self, name="broker-a", broker_id=0, address="10.0.0.1:10911", topics=TOPICS, version=V1, peer=None, cluster="C", **fields) -> Command:
+    def register(
+        self,
+        name="broker-a",
+        broker_id=0,
+        address="10.0.0.1:10911",
+        topics=TOPICS,
+        version=V1,
+        peer=None,
+        cluster="C",
+        **fields,
+    ) -> Command:
         body = bodies.encode_registration(topics, version)
-        header = {"brokerName": name, "brokerAddr": address, "clusterName": cluster, "haServerAddr": "10.0.0.1:10912", "brokerId": str(broker_id), **fields}
-        return self.ask(RequestCode.REGISTER_BROKER, header, fields.get("body", body) if isinstance(fields.get("body"), bytes) else body, peer)
+        header = {
+            "brokerName": name,
+            "brokerAddr": address,
+            "clusterName": cluster,
+            "haServerAddr": "10.0.0.1:10912",
+            "brokerId": str(broker_id),
+            **fields,
+        }
+        return self.ask(
+            RequestCode.REGISTER_BROKER,
+            header,
+            fields.get("body", body) if isinstance(fields.get("body"), bytes) else body,
+            peer,
+        )
 
     def route(self, topic: str = "orders", **more) -> Command:
         return self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, **more)
@@ -69,7 +100,11 @@ def test_a_route_has_the_form_that_the_callers_version_reads() -> None:
     assert set(json.loads(text(new))) == {"brokerDatas", "filterServerTable", "queueDatas"}
     assert '"brokerAddrs":{"0":"10.0.0.1:10911"}' in text(new)
     assert '"brokerAddrs":{0:"10.0.0.1:10911"}' in text(old)
-    asked = world.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders", "acceptStandardJsonOnly": "true"}, version=0)
+    asked = world.ask(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        {"topic": "orders", "acceptStandardJsonOnly": "true"},
+        version=0,
+    )
     assert text(asked) == text(new)
 
 
@@ -87,7 +122,9 @@ def test_two_name_servers_exchange_nothing() -> None:
     first.register()
     assert second.route().code == ResponseCode.TOPIC_NOT_EXIST
     second.register(address="10.0.0.2:10911")
-    assert bodies.decode_route(first.route().body_bytes()).brokers[0].addresses == {0: "10.0.0.1:10911"}
+    assert bodies.decode_route(first.route().body_bytes()).brokers[0].addresses == {
+        0: "10.0.0.1:10911"
+    }
 
 
 def test_only_slaves_are_told_their_master() -> None:
@@ -100,12 +137,21 @@ def test_only_slaves_are_told_their_master() -> None:
 def test_the_compressed_form_of_a_registration_is_read_too() -> None:
     world = World()
     body = bodies.encode_registration_compressed({"orders": TopicConfig("orders", 3, 2, 4)}, V1)
-    header = {"brokerName": "b", "brokerAddr": "h:1", "clusterName": "C", "haServerAddr": "h:2", "brokerId": "0", "compressed": "true"}
+    header = {
+        "brokerName": "b",
+        "brokerAddr": "h:1",
+        "clusterName": "C",
+        "haServerAddr": "h:2",
+        "brokerId": "0",
+        "compressed": "true",
+    }
     world.ask(RequestCode.REGISTER_BROKER, header, body)
     assert bodies.decode_route(world.route().body_bytes()).queues == (QueueData("b", 3, 2, 4),)
 
 
-def test_a_registration_with_a_wrong_checksum_changes_nothing_and_one_without_or_with_the_right_one_is_taken() -> None:
+def test_a_registration_with_a_wrong_checksum_changes_nothing_and_one_without_or_with_the_right_one_is_taken() -> (
+    None
+):
     world = World()
     right = zlib.crc32(bodies.encode_registration(TOPICS, V1)) & 0x7FFFFFFF
     wrong = world.register(bodyCrc32=str(right ^ 1))
@@ -117,7 +163,13 @@ def test_a_registration_with_a_wrong_checksum_changes_nothing_and_one_without_or
 
 def test_a_registration_without_a_body_brings_an_address_and_no_topics() -> None:
     world = World()
-    header = {"brokerName": "b", "brokerAddr": "h:1", "clusterName": "C", "haServerAddr": "h:2", "brokerId": "0"}
+    header = {
+        "brokerName": "b",
+        "brokerAddr": "h:1",
+        "clusterName": "C",
+        "haServerAddr": "h:2",
+        "brokerId": "0",
+    }
     assert world.ask(RequestCode.REGISTER_BROKER, header).code == ResponseCode.SUCCESS
     assert world.server.status()["brokers"] == {"b": {0: "h:1"}}
     assert world.server.status()["topics"] == 0
@@ -125,10 +177,19 @@ def test_a_registration_without_a_body_brings_an_address_and_no_topics() -> None
 
 @pytest.mark.parametrize(
     "changed",
-    [{"brokerAddr": "nonsense"}, {"brokerAddr": "h:0"}, {"brokerName": ""}, {"clusterName": " C"}, {"brokerId": "-1"}, {"brokerName": "x" * 256}],
+    [
+        {"brokerAddr": "nonsense"},
+        {"brokerAddr": "h:0"},
+        {"brokerName": ""},
+        {"clusterName": " C"},
+        {"brokerId": "-1"},
+        {"brokerName": "x" * 256},
+    ],
     ids=str,
 )
-def test_what_would_poison_routes_is_refused_before_the_table_is_touched(changed: dict[str, str]) -> None:
+def test_what_would_poison_routes_is_refused_before_the_table_is_touched(
+    changed: dict[str, str],
+) -> None:
     world = World()
     with pytest.raises(AdminError):
         world.register(**changed)
@@ -145,7 +206,12 @@ def test_a_missing_field_is_named() -> None:
 
 def test_asking_for_the_data_version_tells_whether_a_registration_is_needed() -> None:
     world = World()
-    header = {"brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "brokerId": "0"}
+    header = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": "0",
+    }
     unknown = world.ask(RequestCode.QUERY_DATA_VERSION, header, b'{"counter":1,"timestamp":100}')
     assert (unknown.fields, unknown.body_bytes()) == ({"changed": "true"}, b"")
     world.register()
@@ -156,7 +222,9 @@ def test_asking_for_the_data_version_tells_whether_a_registration_is_needed() ->
 
 
 @pytest.mark.seed("S3-134")
-def test_a_closed_connection_takes_its_broker_along_at_once_and_silence_after_120_seconds_closes_it() -> None:
+def test_a_closed_connection_takes_its_broker_along_at_once_and_silence_after_120_seconds_closes_it() -> (
+    None
+):
     world, first, second = World(), FakePeer(), FakePeer()
     world.register("broker-a", address="10.0.0.1:1", peer=first)
     world.register("broker-b", address="10.0.0.2:1", peer=second)
@@ -198,7 +266,12 @@ def test_dead_brokers_are_looked_for_5_seconds_after_the_start_and_then_every_10
 def test_unregistering_ends_a_brokers_routes() -> None:
     world = World()
     world.register()
-    header = {"brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "brokerId": "0"}
+    header = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": "0",
+    }
     assert world.ask(RequestCode.UNREGISTER_BROKER, header).code == ResponseCode.SUCCESS
     assert world.route().code == ResponseCode.TOPIC_NOT_EXIST
 
@@ -208,7 +281,8 @@ def test_cluster_info_writes_ids_without_quotes() -> None:
     world.register("broker-a")
     world.register("broker-a", 1, "10.0.0.2:10911")
     expected = (
-        '{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"10.0.0.1:10911",1:"10.0.0.2:10911"},"brokerName":"broker-a","cluster":"C"}},'
+        '{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"10.0.0.1:10911",'
+        '1:"10.0.0.2:10911"},"brokerName":"broker-a","cluster":"C"}},'
         '"clusterAddrTable":{"C":["broker-a"]}}'
     )
     assert text(world.ask(RequestCode.GET_BROKER_CLUSTER_INFO)) == expected
@@ -216,17 +290,32 @@ def test_cluster_info_writes_ids_without_quotes() -> None:
 
 def test_topic_lists_of_the_whole_server_of_a_cluster_of_the_system_and_of_units() -> None:
     world = World()
-    units = {name: TopicConfig(name, sys_flag=flag) for name, flag in (("unit", 1), ("sub", 2), ("both", 3))}
+    units = {
+        name: TopicConfig(name, sys_flag=flag)
+        for name, flag in (("unit", 1), ("sub", 2), ("both", 3))
+    }
     world.register("broker-a", topics={**TOPICS, **units})
-    world.register("broker-b", address="10.0.0.2:1", topics={"refunds": TopicConfig("refunds")}, cluster="D")
+    world.register(
+        "broker-b", address="10.0.0.2:1", topics={"refunds": TopicConfig("refunds")}, cluster="D"
+    )
 
     def topics(code: int, fields: dict[str, str] | None = None) -> list[str]:
         return bodies.decode_topic_list(world.ask(code, fields).body_bytes())
 
-    assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["both", "orders", "refunds", "sub", "unit"]
+    assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == [
+        "both",
+        "orders",
+        "refunds",
+        "sub",
+        "unit",
+    ]
     assert topics(RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "D"}) == ["refunds"]
-    assert {"C", "D", "broker-a", "broker-b", "TBW102"} <= set(topics(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))
-    assert '"brokerAddr":"10.0.0.1:10911"' in text(world.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))
+    assert {"C", "D", "broker-a", "broker-b", "TBW102"} <= set(
+        topics(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    )
+    assert '"brokerAddr":"10.0.0.1:10911"' in text(
+        world.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    )
     assert topics(RequestCode.GET_UNIT_TOPIC_LIST) == ["both", "unit"]
     assert topics(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["both", "sub"]
     assert topics(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["sub"]
@@ -237,11 +326,17 @@ def test_topic_lists_of_the_whole_server_of_a_cluster_of_the_system_and_of_units
 def test_write_permission_is_wiped_and_added_with_the_number_of_topics_as_answer() -> None:
     world = World()
     world.register()
-    assert world.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}).fields == {"wipeTopicCount": "1"}
+    assert world.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}).fields == {
+        "wipeTopicCount": "1"
+    }
     assert bodies.decode_route(world.route().body_bytes()).queues[0].permission == 4
-    assert world.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}).fields == {"addTopicCount": "1"}
+    assert world.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}).fields == {
+        "addTopicCount": "1"
+    }
     assert bodies.decode_route(world.route().body_bytes()).queues[0].permission == 6
-    assert world.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "nobody"}).fields == {"wipeTopicCount": "0"}
+    assert world.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "nobody"}).fields == {
+        "wipeTopicCount": "0"
+    }
 
 
 def test_a_topic_is_deleted_by_name_or_for_one_cluster() -> None:
@@ -254,21 +349,34 @@ def test_a_topic_is_deleted_by_name_or_for_one_cluster() -> None:
 
 
 def put(world: World, namespace: str, key: str, value: str) -> Command:
-    return world.ask(RequestCode.PUT_KV_CONFIG, {"namespace": namespace, "key": key, "value": value})
+    return world.ask(
+        RequestCode.PUT_KV_CONFIG, {"namespace": namespace, "key": key, "value": value}
+    )
 
 
 def test_the_key_value_table_survives_a_restart_in_rocketmqs_file(tmp_path: Path) -> None:
     world = World(str(tmp_path))
     assert put(world, "ORDER_TOPIC_CONFIG", "orders", "broker-a:4").code == ResponseCode.SUCCESS
-    assert json.loads((tmp_path / "kvConfig.json").read_text()) == {"configTable": {"ORDER_TOPIC_CONFIG": {"orders": "broker-a:4"}}}
+    assert json.loads((tmp_path / "kvConfig.json").read_text()) == {
+        "configTable": {"ORDER_TOPIC_CONFIG": {"orders": "broker-a:4"}}
+    }
     again = World(str(tmp_path))
     again.server.load()
     asked = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders"}
     assert again.ask(RequestCode.GET_KV_CONFIG, asked).fields == {"value": "broker-a:4"}
-    assert text(again.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, asked)) == '{"table":{"orders":"broker-a:4"}}'
+    assert (
+        text(again.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, asked))
+        == '{"table":{"orders":"broker-a:4"}}'
+    )
     again.ask(RequestCode.DELETE_KV_CONFIG, asked)
-    assert World(str(tmp_path)).ask(RequestCode.GET_KV_CONFIG, asked).code == ResponseCode.QUERY_NOT_FOUND
-    assert again.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "never"}).code == ResponseCode.QUERY_NOT_FOUND
+    assert (
+        World(str(tmp_path)).ask(RequestCode.GET_KV_CONFIG, asked).code
+        == ResponseCode.QUERY_NOT_FOUND
+    )
+    assert (
+        again.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "never"}).code
+        == ResponseCode.QUERY_NOT_FOUND
+    )
 
 
 def test_a_broken_key_value_file_is_never_replaced_by_an_empty_table(tmp_path: Path) -> None:
@@ -290,7 +398,10 @@ def test_a_key_value_table_that_cannot_be_written_says_so() -> None:
             return None
 
     server = NameServer(NameServerConfig(directory="/nowhere"), ManualClock(), files=Full())
-    answer = server.handle(Command(RequestCode.PUT_KV_CONFIG, fields={"namespace": "n", "key": "k", "value": "v"}), FakePeer())
+    answer = server.handle(
+        Command(RequestCode.PUT_KV_CONFIG, fields={"namespace": "n", "key": "k", "value": "v"}),
+        FakePeer(),
+    )
     assert answer is not None and answer.code == StoreFull.code
     assert "in memory" in (answer.remark or "")
 
@@ -308,7 +419,9 @@ def test_a_change_written_by_a_thread_is_answered_when_it_is_on_disk() -> None:
 
     later, peer = Later(), FakePeer()
     server = NameServer(NameServerConfig(), ManualClock(), later)
-    command = Command(RequestCode.PUT_KV_CONFIG, 9, fields={"namespace": "n", "key": "k", "value": "v"})
+    command = Command(
+        RequestCode.PUT_KV_CONFIG, 9, fields={"namespace": "n", "key": "k", "value": "v"}
+    )
     assert server.handle(command, peer) is None
     assert peer.sent == []
     later.work.pop(0)()
@@ -334,7 +447,12 @@ def test_the_order_configuration_goes_to_brokers_always_and_into_routes_only_whe
     put(world, "ORDER_TOPIC_CONFIG", "orders", "broker-a:4")
     assert text(world.register()) == '{"table":{"orders":"broker-a:4"}}'
     assert bodies.decode_route(world.route().body_bytes()).order_conf is None
-    assert world.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"# order\norderMessageEnable=true\n").code == ResponseCode.SUCCESS
+    assert (
+        world.ask(
+            RequestCode.UPDATE_NAMESRV_CONFIG, body=b"# order\norderMessageEnable=true\n"
+        ).code
+        == ResponseCode.SUCCESS
+    )
     assert bodies.decode_route(world.route().body_bytes()).order_conf == "broker-a:4"
     assert "orderMessageEnable=true\n" in text(world.ask(RequestCode.GET_NAMESRV_CONFIG))
     enabled = World(order_messages=True)
@@ -343,7 +461,17 @@ def test_the_order_configuration_goes_to_brokers_always_and_into_routes_only_whe
     assert bodies.decode_route(enabled.route().body_bytes()).order_conf == "broker-a:4"
 
 
-@pytest.mark.parametrize("body", [b"kvConfigPath=/etc/passwd", b"rocketmqHome=/", b"listenPort=1", b"orderMessageEnable=perhaps", b"nonsense"], ids=str)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"kvConfigPath=/etc/passwd",
+        b"rocketmqHome=/",
+        b"listenPort=1",
+        b"orderMessageEnable=perhaps",
+        b"nonsense",
+    ],
+    ids=str,
+)
 def test_no_request_sets_a_path_a_port_or_nonsense(body: bytes) -> None:
     world = World()
     with pytest.raises(AdminError):
@@ -354,16 +482,36 @@ def test_no_request_sets_a_path_a_port_or_nonsense(body: bytes) -> None:
 def test_unknown_codes_are_refused_to_our_own_and_not_answered_to_strangers() -> None:
     world = World()
     answer = world.ask(9_999)
-    assert (answer.code, answer.remark) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 9999 not supported")
+    assert (answer.code, answer.remark) == (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        " request type 9999 not supported",
+    )
     assert world.server.handle(Command(9_999), FakePeer(trusted=False)) is None
-    assert world.server.handle(Command(int(RequestCode.SEND_MESSAGE)), FakePeer(trusted=False)) is None
+    assert (
+        world.server.handle(Command(int(RequestCode.SEND_MESSAGE)), FakePeer(trusted=False)) is None
+    )
     assert world.server.status()["unknown_requests"] == 3
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"t":3}}}', b'{"topicConfigSerializeWrapper":7}'], ids=str)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"{",
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"t":3}}}',
+        b'{"topicConfigSerializeWrapper":7}',
+    ],
+    ids=str,
+)
 def test_a_registration_that_cannot_be_read_changes_nothing(body: bytes) -> None:
     world = World()
-    header = {"brokerName": "b", "brokerAddr": "h:1", "clusterName": "C", "haServerAddr": "h:2", "brokerId": "0"}
+    header = {
+        "brokerName": "b",
+        "brokerAddr": "h:1",
+        "clusterName": "C",
+        "haServerAddr": "h:2",
+        "brokerId": "0",
+    }
     with pytest.raises((RmqError, TypeError, ValueError, AttributeError)):
         world.ask(RequestCode.REGISTER_BROKER, header, body)
     assert world.server.status()["brokers"] == {}

@@ -1,4 +1,6 @@
-"""Popping at a broker without sockets: leases, settlements, redelivery, waiting, restarts, and who may pop."""
+"""Popping at a broker without sockets: leases, settlements, redelivery, waiting, restarts, and who
+may pop.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,15 @@ from typing import Any
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import FlushMode
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    Heartbeat,
+    MessageModel,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire import bodies
@@ -19,8 +28,16 @@ from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers_groups import ResetOffsetHeader
-from rmq_ray.remoting.wire.pops import LeasedRecords, PopRecords, Settle, Settlement, pack_pop, pack_settle, unpack_popped, unpack_stale
-from rmq_ray.codec.record import Record, decode_record
+from rmq_ray.remoting.wire.pops import (
+    LeasedRecords,
+    PopRecords,
+    Settle,
+    Settlement,
+    pack_pop,
+    pack_settle,
+    unpack_popped,
+    unpack_stale,
+)
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -31,7 +48,13 @@ RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 class Worker(FakePeer):
     """A member of the group at a bench."""
 
-    def __init__(self, bench: Bench, port: int = 50_001, expression: str = "*", kind: ConsumeType = ConsumeType.CONSUME_POP) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        port: int = 50_001,
+        expression: str = "*",
+        kind: ConsumeType = ConsumeType.CONSUME_POP,
+    ) -> None:
         super().__init__(port=port)
         self.bench = bench
         self.expression = expression
@@ -39,12 +62,29 @@ class Worker(FakePeer):
 
     def beat(self, version: int = 1) -> Command:
         subscription = tag_subscription(TOPIC, self.expression, version)
-        data = ConsumerData(GROUP, self.kind, MessageModel.CLUSTERING, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, (subscription,))
-        return self.bench.ask(Code.HEART_BEAT, None, bodies.encode_heartbeat(Heartbeat(f"w{self.port}", (), (data,))), self)
+        data = ConsumerData(
+            GROUP,
+            self.kind,
+            MessageModel.CLUSTERING,
+            ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            (subscription,),
+        )
+        return self.bench.ask(
+            Code.HEART_BEAT,
+            None,
+            bodies.encode_heartbeat(Heartbeat(f"w{self.port}", (), (data,))),
+            self,
+        )
 
     def pop_command(self, count: int = 32, **more: Any) -> Command:
-        asked: dict[str, Any] = {"bytes_max": 1 << 20, "invisible_ms": 30_000, "expression": self.expression} | more
-        return self.bench.command(Code.POP_RECORDS, None, pack_pop(PopRecords(GROUP, TOPIC, count, **asked)))
+        asked: dict[str, Any] = {
+            "bytes_max": 1 << 20,
+            "invisible_ms": 30_000,
+            "expression": self.expression,
+        } | more
+        return self.bench.command(
+            Code.POP_RECORDS, None, pack_pop(PopRecords(GROUP, TOPIC, count, **asked))
+        )
 
     def ask(self, count: int = 32, **more: Any) -> Command:
         answer = self.bench.core.handle(self.pop_command(count, **more), self)
@@ -56,9 +96,18 @@ class Worker(FakePeer):
         assert answer.code in (0, ResponseCode.PULL_NOT_FOUND), (answer.code, answer.remark)
         return unpack_popped(answer.body) if answer.code == 0 else []
 
-    def settle(self, leased: LeasedRecords, mask: int, action: Settle = Settle.ACK, delay_ms: int = 0) -> int:
+    def settle(
+        self, leased: LeasedRecords, mask: int, action: Settle = Settle.ACK, delay_ms: int = 0
+    ) -> int:
         head = leased.head
-        row = Settlement(head.topic, head.queue_id, head.lease_id, int(action), mask.to_bytes(8, "little"), delay_ms)
+        row = Settlement(
+            head.topic,
+            head.queue_id,
+            head.lease_id,
+            int(action),
+            mask.to_bytes(8, "little"),
+            delay_ms,
+        )
         answer = self.bench.ask(Code.SETTLE_POPPED, None, pack_settle(GROUP, [row]), self)
         assert answer.code == 0, answer.remark
         return int.from_bytes(unpack_stale(answer.body, 1)[0], "little")
@@ -115,7 +164,9 @@ def test_a_message_that_is_out_is_given_to_nobody_else(bench: Bench, worker: Wor
     assert other.pop() == []
 
 
-def test_a_worker_that_missed_the_answer_gets_the_same_messages_once_more(bench: Bench, worker: Worker) -> None:
+def test_a_worker_that_missed_the_answer_gets_the_same_messages_once_more(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a", b"b", b"c"])
     (missed,) = worker.pop(2, attempt=71)
     peer_answers = len(worker.sent)
@@ -123,7 +174,9 @@ def test_a_worker_that_missed_the_answer_gets_the_same_messages_once_more(bench:
     (again,) = unpack_popped(worker.sent[peer_answers].body)
     assert (again.head, texts([again])) == (missed.head, [b"a", b"b"])
     worker.settle(missed, 0b01)
-    assert texts(worker.pop(8, attempt=71, again=1)) == [b"c"], "something became of them: nobody missed the answer"
+    assert texts(worker.pop(8, attempt=71, again=1)) == [b"c"], (
+        "something became of them: nobody missed the answer"
+    )
 
 
 def test_who_missed_an_empty_answer_gets_what_there_is(bench: Bench, worker: Worker) -> None:
@@ -148,7 +201,9 @@ def test_a_missed_answer_is_known_after_a_restart_and_with_a_filter(tmp_path: Pa
     second.close()
 
 
-def test_the_commit_offset_follows_acknowledgements_and_a_repeat_changes_nothing(bench: Bench, worker: Worker) -> None:
+def test_the_commit_offset_follows_acknowledgements_and_a_repeat_changes_nothing(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a", b"b", b"c"])
     (leased,) = worker.pop()
     assert worker.settle(leased, 0b110) == 0
@@ -159,14 +214,20 @@ def test_the_commit_offset_follows_acknowledgements_and_a_repeat_changes_nothing
     assert bench.core.pops.status()["acknowledged"] == 3
 
 
-def test_what_is_not_settled_in_time_comes_again_with_one_more_try_and_its_old_receipt_is_stale(bench: Bench, worker: Worker) -> None:
+def test_what_is_not_settled_in_time_comes_again_with_one_more_try_and_its_old_receipt_is_stale(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop(invisible_ms=1_000)
     pass_ms(bench, 700)
     assert worker.pop() == []
     pass_ms(bench, 300)
     (again,) = worker.pop()
-    assert (again.head.topic, records(again)[0].reconsume_times, texts([again])) == (RETRY, 1, [b"a"])
+    assert (again.head.topic, records(again)[0].reconsume_times, texts([again])) == (
+        RETRY,
+        1,
+        [b"a"],
+    )
     assert worker.settle(leased, 1) == 1
     assert worker.settle(again, 1) == 0
     assert commits(bench) == {TOPIC: {0: 1}, RETRY: {0: 1}}
@@ -182,7 +243,9 @@ def test_extended_time_counts_from_the_request(bench: Bench, worker: Worker) -> 
     assert worker.settle(leased, 1) == 0
 
 
-def test_a_message_given_back_comes_at_once_and_one_given_back_with_delay_later(bench: Bench, worker: Worker) -> None:
+def test_a_message_given_back_comes_at_once_and_one_given_back_with_delay_later(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"now", b"later"])
     (leased,) = worker.pop()
     worker.settle(leased, 0b01, Settle.CHANGE, 0)
@@ -206,7 +269,9 @@ def test_a_rejected_message_lies_in_the_dead_letters(bench: Bench, worker: Worke
 
 
 @pytest.mark.parametrize("limit", [0, 2])
-def test_after_its_last_retry_a_message_is_a_dead_letter(bench: Bench, worker: Worker, limit: int) -> None:
+def test_after_its_last_retry_a_message_is_a_dead_letter(
+    bench: Bench, worker: Worker, limit: int
+) -> None:
     bench.send(TOPIC, 0, [b"a"])
     deliveries = 0
     for _ in range(limit + 3):
@@ -219,7 +284,9 @@ def test_after_its_last_retry_a_message_is_a_dead_letter(bench: Bench, worker: W
     assert store is not None and store.bounds(DEAD, 0) == (0, 1)
 
 
-def test_only_messages_with_the_groups_tags_are_handed_out_and_the_others_count_as_done(bench: Bench) -> None:
+def test_only_messages_with_the_groups_tags_are_handed_out_and_the_others_count_as_done(
+    bench: Bench,
+) -> None:
     worker = Worker(bench, expression="paid")
     worker.beat()
     for tag in ("paid", "open", "open", "paid", "open"):
@@ -244,7 +311,9 @@ def test_a_pop_looks_at_every_queue_and_begins_with_another_one_each_time(tmp_pa
     bench.close()
 
 
-def test_waiting_pops_are_served_in_turn_and_get_nothing_twice(bench: Bench, worker: Worker) -> None:
+def test_waiting_pops_are_served_in_turn_and_get_nothing_twice(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"first"])
     worker.pop()
     others = [Worker(bench, 50_010 + number) for number in range(3)]
@@ -255,7 +324,11 @@ def test_waiting_pops_are_served_in_turn_and_get_nothing_twice(bench: Bench, wor
     bench.send(TOPIC, 0, [b"a", b"b"])
     bench.offload.drain()
     answers = [[answer for answer in other.take() if answer.is_response] for other in others]
-    assert [texts(unpack_popped(answer[0].body)) if answer else None for answer in answers] == [[b"a"], [b"b"], None]
+    assert [texts(unpack_popped(answer[0].body)) if answer else None for answer in answers] == [
+        [b"a"],
+        [b"b"],
+        None,
+    ]
     pass_ms(bench, 10_001)
     late = [[answer.code for answer in other.take() if answer.is_response] for other in others]
     assert late == [[], [], [ResponseCode.PULL_NOT_FOUND]], "each is answered once"
@@ -272,7 +345,9 @@ def test_without_long_polling_a_pop_looks_again_after_a_second(tmp_path: Path) -
     bench.send(TOPIC, 0, [b"b"])
     worker.take()
     pass_ms(bench, 1_000)
-    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"b"]]
+    assert [
+        texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response
+    ] == [[b"b"]]
     bench.close()
 
 
@@ -283,10 +358,14 @@ def test_a_message_that_comes_again_wakes_who_waits(bench: Bench, worker: Worker
     assert bench.core.handle(worker.pop_command(wait_ms=10_000), worker) is None
     worker.take()
     pass_ms(bench, 1_000)
-    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"a"]]
+    assert [
+        texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response
+    ] == [[b"a"]]
 
 
-def test_a_closed_connection_waits_no_longer_and_loses_nothing(bench: Bench, worker: Worker) -> None:
+def test_a_closed_connection_waits_no_longer_and_loses_nothing(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"old"])
     worker.pop()
     gone = Worker(bench, 50_002)
@@ -321,7 +400,9 @@ def test_a_full_queue_is_told_and_goes_on_when_something_is_settled(tmp_path: Pa
     worker.settle(leased, 0b01)
     bench.offload.drain()
     woken = [answer for answer in worker.take() if answer.is_response and answer.code == 0]
-    assert [texts(unpack_popped(answer.body)) for answer in woken if len(answer.body) > 1] == [[b"c"]]
+    assert [texts(unpack_popped(answer.body)) for answer in woken if len(answer.body) > 1] == [
+        [b"c"]
+    ]
     bench.close()
 
 
@@ -344,7 +425,9 @@ def test_a_restarted_broker_knows_who_has_what_and_what_was_acknowledged(tmp_pat
     second.close()
 
 
-def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(tmp_path: Path) -> None:
+def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(
+    tmp_path: Path,
+) -> None:
     first = Bench(tmp_path, default_topic_queues=1).open()
     worker = Worker(first)
     worker.beat()
@@ -363,7 +446,9 @@ def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(tm
     second.close()
 
 
-def test_a_journal_that_lost_its_end_makes_messages_come_again_but_never_vanish(tmp_path: Path) -> None:
+def test_a_journal_that_lost_its_end_makes_messages_come_again_but_never_vanish(
+    tmp_path: Path,
+) -> None:
     first = Bench(tmp_path, default_topic_queues=1).open()
     worker = Worker(first)
     worker.beat()
@@ -381,7 +466,9 @@ def test_a_journal_that_lost_its_end_makes_messages_come_again_but_never_vanish(
         journal.write_bytes(whole[:length])
         copy = tmp_path / f"cut-{length}"
         shutil.copytree(tmp_path / "store", copy / "store")
-        again = Bench(copy, clock=ManualClock(first.clock.now_ms() + 1), default_topic_queues=1).open(create=False)
+        again = Bench(
+            copy, clock=ManualClock(first.clock.now_ms() + 1), default_topic_queues=1
+        ).open(create=False)
         worker = Worker(again)
         worker.beat()
         found = set(texts(worker.pop()))
@@ -391,7 +478,9 @@ def test_a_journal_that_lost_its_end_makes_messages_come_again_but_never_vanish(
         again.close()
 
 
-def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_place(tmp_path: Path) -> None:
+def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_place(
+    tmp_path: Path,
+) -> None:
     first = Bench(tmp_path, default_topic_queues=1).open()
     worker = Worker(first)
     worker.beat()
@@ -413,7 +502,9 @@ def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_plac
     second.close()
 
 
-def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(
+    bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmq_ray.server.pop.pop_handlers.is_cold_pull", lambda *_: True)
     other = Worker(bench, 50_002)
     other.beat()
@@ -424,12 +515,16 @@ def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(bench: Be
     assert other.pop() == []
     bench.offload.held = False
     bench.offload.run()
-    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"a"]]
+    assert [
+        texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response
+    ] == [[b"a"]]
     assert bench.core.handle(other.pop_command(), other) is None
     assert texts(unpack_popped(other.sent[-1].body)) == [b"b"]
 
 
-def test_a_cold_message_comes_again_as_any_other(bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_message_comes_again_as_any_other(
+    bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmq_ray.server.pop.pop_mover.is_cold", lambda *_: True)
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop()
@@ -446,7 +541,9 @@ def test_nothing_is_granted_while_it_cannot_be_written_down(bench: Bench, worker
     assert texts(worker.pop()) == [b"a"]
 
 
-def test_an_administrator_who_moves_the_offset_voids_what_is_out(bench: Bench, worker: Worker) -> None:
+def test_an_administrator_who_moves_the_offset_voids_what_is_out(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a", b"b", b"c"])
     (leased,) = worker.pop()
     fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "1"}
@@ -456,7 +553,9 @@ def test_an_administrator_who_moves_the_offset_voids_what_is_out(bench: Bench, w
     assert commits(bench)[TOPIC] == {0: 1}
 
 
-def test_a_group_is_moved_while_its_workers_run_and_those_who_wait_are_served(bench: Bench, worker: Worker) -> None:
+def test_a_group_is_moved_while_its_workers_run_and_those_who_wait_are_served(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a", b"b", b"c"])
     (leased,) = worker.pop()
     worker.settle(leased, 0b111)
@@ -467,25 +566,38 @@ def test_a_group_is_moved_while_its_workers_run_and_those_who_wait_are_served(be
     assert bench.ask(Code.INVOKE_BROKER_TO_RESET_OFFSET, fields, body).code == 0
     assert commits(bench)[TOPIC] == {0: 1}
     pass_ms(bench, 1_000)
-    assert [texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response] == [[b"b", b"c"]]
+    assert [
+        texts(unpack_popped(answer.body)) for answer in worker.take() if answer.is_response
+    ] == [[b"b", b"c"]]
 
 
-def test_push_consumers_cannot_join_a_group_that_pops_and_are_told_by_whom_it_is_used(bench: Bench, worker: Worker) -> None:
+def test_push_consumers_cannot_join_a_group_that_pops_and_are_told_by_whom_it_is_used(
+    bench: Bench, worker: Worker
+) -> None:
     pusher = Worker(bench, 50_002, kind=ConsumeType.CONSUME_PASSIVELY)
     refused = pusher.beat()
-    assert (refused.code, "w50001" in str(refused.remark)) == (ResponseCode.GROUP_IN_OTHER_USE, True)
-    answer = bench.ask(Code.PULL_RECORDS, None, bench.pull_command(TOPIC, group=GROUP, flags=0).body, pusher)
+    assert (refused.code, "w50001" in str(refused.remark)) == (
+        ResponseCode.GROUP_IN_OTHER_USE,
+        True,
+    )
+    answer = bench.ask(
+        Code.PULL_RECORDS, None, bench.pull_command(TOPIC, group=GROUP, flags=0).body, pusher
+    )
     assert answer.code in (ResponseCode.GROUP_IN_OTHER_USE, ResponseCode.TOPIC_NOT_EXIST)
     assert worker.beat().code == 0
 
 
 def test_a_pull_of_a_group_that_pops_is_refused(bench: Bench, worker: Worker) -> None:
     bench.send(TOPIC, 0, [b"a"])
-    answer = bench.ask(Code.PULL_RECORDS, None, bench.pull_command(TOPIC, group=GROUP, flags=0).body, worker)
+    answer = bench.ask(
+        Code.PULL_RECORDS, None, bench.pull_command(TOPIC, group=GROUP, flags=0).body, worker
+    )
     assert answer.code == ResponseCode.GROUP_IN_OTHER_USE
 
 
-def test_workers_cannot_pop_as_a_group_of_push_consumers_until_those_have_gone(bench: Bench) -> None:
+def test_workers_cannot_pop_as_a_group_of_push_consumers_until_those_have_gone(
+    bench: Bench,
+) -> None:
     pusher = Worker(bench, 50_002, kind=ConsumeType.CONSUME_PASSIVELY)
     pusher.beat()
     bench.send(TOPIC, 0, [b"a"])
@@ -503,7 +615,10 @@ def test_two_subscriptions_in_one_group_are_told(bench: Bench, worker: Worker) -
     other.beat(version=2)
     assert texts(other.pop()) == []
     refused = worker.ask()
-    assert (refused.code, "'paid'" in str(refused.remark)) == (ResponseCode.GROUP_IN_OTHER_USE, True)
+    assert (refused.code, "'paid'" in str(refused.remark)) == (
+        ResponseCode.GROUP_IN_OTHER_USE,
+        True,
+    )
 
 
 def test_a_stranger_must_send_a_heartbeat_first(bench: Bench, worker: Worker) -> None:
@@ -511,14 +626,18 @@ def test_a_stranger_must_send_a_heartbeat_first(bench: Bench, worker: Worker) ->
     assert Worker(bench, 50_002).ask().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-def test_a_group_that_begins_with_the_last_message_gets_what_comes_after_its_first_pop(bench: Bench, worker: Worker) -> None:
+def test_a_group_that_begins_with_the_last_message_gets_what_comes_after_its_first_pop(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"old"])
     assert worker.pop(from_first=0) == []
     bench.send(TOPIC, 0, [b"new"])
     assert texts(worker.pop(from_first=0)) == [b"new"]
 
 
-def test_the_original_of_a_copy_that_is_not_on_the_disk_is_not_done(bench: Bench, worker: Worker) -> None:
+def test_the_original_of_a_copy_that_is_not_on_the_disk_is_not_done(
+    bench: Bench, worker: Worker
+) -> None:
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop()
     worker.settle(leased, 1, Settle.CHANGE, 0)
@@ -543,8 +662,12 @@ def test_a_message_that_retention_took_is_not_waited_for(bench: Bench, worker: W
     assert commits(bench)[TOPIC] == {0: 1}
 
 
-@pytest.mark.parametrize("wrong", [{"invisible_ms": 0}, {"invisible_ms": 13 * 3_600_000}, {"wait_ms": 500_000}])
-def test_times_out_of_range_are_refused(bench: Bench, worker: Worker, wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"invisible_ms": 0}, {"invisible_ms": 13 * 3_600_000}, {"wait_ms": 500_000}]
+)
+def test_times_out_of_range_are_refused(
+    bench: Bench, worker: Worker, wrong: dict[str, int]
+) -> None:
     answer = worker.ask(**wrong)
     assert (answer.code, "out of range" in str(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
 
@@ -554,7 +677,12 @@ def test_under_sync_flush_a_copy_moves_the_commit_when_it_is_durable(tmp_path: P
     worker = Worker(bench)
     worker.beat()
     peer = FakePeer()
-    assert bench.core.handle(bench.command(Code.SEND_RECORDS, None, bench.frame(TOPIC, 0, [b"a"])), peer) is None
+    assert (
+        bench.core.handle(
+            bench.command(Code.SEND_RECORDS, None, bench.frame(TOPIC, 0, [b"a"])), peer
+        )
+        is None
+    )
     bench.offload.run_until(lambda: bool(peer.sent))
     (leased,) = worker.pop()
     worker.settle(leased, 1, Settle.REJECT)

@@ -10,8 +10,8 @@ import pytest
 from rmq_ray.errors import TooManyRequests
 from rmq_ray.server.pull.hold_link import OnWake
 from rmq_ray.server.pull.parked_pulls import ParkedPulls
-from tests.support.faults.fake_peer import FakePeer
 from tests.support.clients.inline_hold import InlineHold
+from tests.support.faults.fake_peer import FakePeer
 
 QUEUE = ("orders", 0)
 
@@ -23,19 +23,31 @@ class SilentHold(InlineHold):
         super().__init__(on_wake)
         self.calls: list[tuple[object, ...]] = []
 
-    def park(self, token: int, topic: str, queue_id: int, from_offset: int, deadline_ms: float, codes: frozenset[int] | None) -> None:
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
         self.calls.append(("park", token, topic, queue_id, from_offset, deadline_ms, codes))
 
     def forget(self, token: int) -> None:
         self.calls.append(("forget", token))
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None) -> None:
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
         self.calls.append(("arrived", topic, queue_id, max_offset, codes))
 
 
 def pulls(parked_max: int = 100) -> tuple[ParkedPulls[str], list[str]]:
     answered: list[str] = []
-    return ParkedPulls(lambda request, peer: answered.append(request), InlineHold, parked_max), answered
+    return ParkedPulls(
+        lambda request, peer: answered.append(request), InlineHold, parked_max
+    ), answered
 
 
 def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
@@ -46,7 +58,11 @@ def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
         holds.append(SilentHold(on_wake))
         return holds[0]
 
-    return ParkedPulls(lambda request, peer: answered.append(request), make, 100), answered, holds[0]
+    return (
+        ParkedPulls(lambda request, peer: answered.append(request), make, 100),
+        answered,
+        holds[0],
+    )
 
 
 @pytest.mark.seed("S4-135", "S4-138", "S4-147")
@@ -98,7 +114,9 @@ def test_arrivals_are_told_only_while_pulls_are_parked() -> None:
     parked.arrived("orders", 0, 2, [0])
     parked.wake(1)
     parked.arrived("orders", 0, 3, [0])
-    assert [call for call in hold.calls if call[0] == "arrived"] == [("arrived", "orders", 0, 2, [0])]
+    assert [call for call in hold.calls if call[0] == "arrived"] == [
+        ("arrived", "orders", 0, 2, [0])
+    ]
 
 
 def test_a_closed_connections_pulls_go() -> None:

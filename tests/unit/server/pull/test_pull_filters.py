@@ -1,4 +1,6 @@
-"""SQL92 filters in the broker: refusals, what a filtered pull reads and where it goes on, held pulls, the table of filters on disk."""
+"""SQL92 filters in the broker: refusals, what a filtered pull reads and where it goes on, held
+pulls, the table of filters on disk.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def pull(bench: Bench, expression: str = DEAR, offset: int = 0, **more: Any) -> 
 
 
 @pytest.mark.seed("S4-008", "S4-099")
-def test_only_records_that_pass_are_handed_out_and_the_offset_moves_over_the_others(bench: Bench) -> None:
+def test_only_records_that_pass_are_handed_out_and_the_offset_moves_over_the_others(
+    bench: Bench,
+) -> None:
     fill(bench, 50, 200, 99, 300, 100)
     code, page = pull(bench)
     assert code == 0 and bodies_of(page) == [b"200", b"300"]
@@ -52,7 +56,11 @@ def test_only_records_that_pass_are_handed_out_and_the_offset_moves_over_the_oth
 def test_a_pull_that_nothing_passes_comes_back_behind_what_it_went_through(bench: Bench) -> None:
     fill(bench, 1, 2, 3)
     code, page = pull(bench)
-    assert code == ResponseCode.PULL_RETRY_IMMEDIATELY and len(page.sizes) == 0 and page.next_offset == 3
+    assert (
+        code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        and len(page.sizes) == 0
+        and page.next_offset == 3
+    )
 
 
 def test_a_full_page_goes_on_at_the_next_record_that_passes(bench: Bench) -> None:
@@ -84,16 +92,29 @@ def test_apache_rocketmqs_pull_is_filtered_as_well(bench: Bench) -> None:
     fill(bench, 50, 200)
     header = PullHeader("billing", "orders", 0, 0, 32, 4, 0, 0, 0, DEAR, "SQL92")
     answer = bench.ask(Code.PULL_MESSAGE, header.to_fields())
-    assert answer.code == 0 and b"200" in bytes(answer.body_bytes()) and PullAnswer.from_fields(answer.fields).next_offset == 2
+    assert (
+        answer.code == 0
+        and b"200" in bytes(answer.body_bytes())
+        and PullAnswer.from_fields(answer.fields).next_offset == 2
+    )
 
 
 @pytest.mark.seed("S4-081")
 def test_refusals_have_their_codes(tmp_path: Path, bench: Bench) -> None:
     fill(bench, 1)
-    answer = bench.core.handle(bench.pull_command(expression="amount > ", expression_type="SQL92"), FakePeer())
-    assert isinstance(answer, Command) and answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED and "character 10" in str(answer.remark)
+    answer = bench.core.handle(
+        bench.pull_command(expression="amount > ", expression_type="SQL92"), FakePeer()
+    )
+    assert (
+        isinstance(answer, Command)
+        and answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        and "character 10" in str(answer.remark)
+    )
     for nothing in ("*", None):
-        assert bench.pull(expression=nothing, expression_type="SQL92")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        assert (
+            bench.pull(expression=nothing, expression_type="SQL92")[0]
+            == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        )
     peer = FakePeer()
     bench.heartbeat(peer, expression="*", version=5)
     assert bench.pull(flags=0, sub_version=6, peer=peer)[0] == ResponseCode.SUBSCRIPTION_NOT_LATEST
@@ -101,18 +122,43 @@ def test_refusals_have_their_codes(tmp_path: Path, bench: Bench) -> None:
     other.send()
     assert pull(other)[0] == ResponseCode.SYSTEM_ERROR
     subscription = {"topic": "orders", "expressionType": "SQL92", "subString": "a > 5"}
-    assert other.ask(Code.CHECK_CLIENT_CONFIG, None, bodies.write({"clientId": "c", "group": "g", "subscriptionData": subscription})).code == 1
+    assert (
+        other.ask(
+            Code.CHECK_CLIENT_CONFIG,
+            None,
+            bodies.write({"clientId": "c", "group": "g", "subscriptionData": subscription}),
+        ).code
+        == 1
+    )
     other.close()
 
 
 def test_a_heartbeat_with_a_malformed_filter_leaves_pulls_without_filter_data(bench: Bench) -> None:
     fill(bench, 1)
-    beat = {"groupName": "billing", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET"}
-    beat |= {"subscriptionDataSet": [{"topic": "orders", "expressionType": "SQL92", "subString": "amount >", "subVersion": 1}]}  # type: ignore[dict-item]
+    beat = {
+        "groupName": "billing",
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+    }
+    beat |= {
+        "subscriptionDataSet": [
+            {"topic": "orders", "expressionType": "SQL92", "subString": "amount >", "subVersion": 1}
+        ]
+    }  # type: ignore[dict-item]
     peer = FakePeer()
-    bench.ask(Code.HEART_BEAT, None, bodies.write({"clientID": "c", "consumerDataSet": [beat], "producerDataSet": []}), peer)
+    bench.ask(
+        Code.HEART_BEAT,
+        None,
+        bodies.write({"clientID": "c", "consumerDataSet": [beat], "producerDataSet": []}),
+        peer,
+    )
     answer = bench.core.handle(bench.pull_command(flags=0), peer)
-    assert isinstance(answer, Command) and answer.code == ResponseCode.FILTER_DATA_NOT_EXIST and "expected" in str(answer.remark)
+    assert (
+        isinstance(answer, Command)
+        and answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
+        and "expected" in str(answer.remark)
+    )
 
 
 def test_heartbeats_bring_the_groups_filter_and_a_newer_one_replaces_it(bench: Bench) -> None:
@@ -120,7 +166,9 @@ def test_heartbeats_bring_the_groups_filter_and_a_newer_one_replaces_it(bench: B
     peer = FakePeer()
     bench.heartbeat(peer, expression=Sql(DEAR), version=5)
     assert bodies_of(bench.pull(flags=0, sub_version=5, peer=peer)[1]) == [b"200"]
-    bench.heartbeat(peer, expression=Sql("amount < 100"), version=4)  # older: the broker keeps what it has
+    bench.heartbeat(
+        peer, expression=Sql("amount < 100"), version=4
+    )  # older: the broker keeps what it has
     assert bodies_of(bench.pull(flags=0, peer=peer)[1]) == [b"200"]
     bench.heartbeat(peer, expression=Sql("amount < 100"), version=6)
     assert bodies_of(bench.pull(flags=0, sub_version=6, peer=peer)[1]) == [b"50"]
@@ -132,7 +180,13 @@ def test_heartbeats_bring_the_groups_filter_and_a_newer_one_replaces_it(bench: B
 
 
 def hold(bench: Bench, peer: FakePeer, offset: int = 0) -> None:
-    assert bench.core.handle(bench.pull_command(offset=offset, flags=6, expression=DEAR, expression_type="SQL92"), peer) is None
+    assert (
+        bench.core.handle(
+            bench.pull_command(offset=offset, flags=6, expression=DEAR, expression_type="SQL92"),
+            peer,
+        )
+        is None
+    )
 
 
 @pytest.mark.seed("S4-142")
@@ -145,7 +199,12 @@ def test_a_held_pull_sleeps_on_when_what_arrives_does_not_pass(bench: Bench) -> 
     fill(bench, 500)
     (answer,) = peer.sent
     page = page_of(answer)
-    assert answer.code == 0 and bodies_of(page) == [b"500"] and page is not None and page.next_offset == 4
+    assert (
+        answer.code == 0
+        and bodies_of(page) == [b"500"]
+        and page is not None
+        and page.next_offset == 4
+    )
     assert len(bench.core.pulls.parked) == 0
 
 
@@ -170,20 +229,30 @@ def test_a_held_pull_is_not_held_on_beyond_its_deadline(bench: Bench) -> None:
     fill(bench, 2)
     (answer,) = peer.sent
     page = page_of(answer)
-    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and page is not None and page.next_offset == 2
+    assert (
+        answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        and page is not None
+        and page.next_offset == 2
+    )
 
 
 # --- the table ---
 
 
-def test_filters_are_kept_on_disk_in_rocketmqs_form_and_come_back(tmp_path: Path, bench: Bench) -> None:
+def test_filters_are_kept_on_disk_in_rocketmqs_form_and_come_back(
+    tmp_path: Path, bench: Bench
+) -> None:
     fill(bench, 50, 200)
     peer = FakePeer()
     bench.heartbeat(peer, expression=Sql(DEAR), version=5)
     bench.core.tables.save_filters()
     path = tmp_path / "store" / "config" / "consumerFilter.json"
     data = json.loads(path.read_text())["filterDataByTopic"]["orders"]["groupFilterData"]["billing"]
-    assert data["expression"] == DEAR and data["bloomFilterData"] == {"bitNum": 112, "bitPos": [31, 20, 9]} and data["deadTime"] == 0
+    assert (
+        data["expression"] == DEAR
+        and data["bloomFilterData"] == {"bitNum": 112, "bitPos": [31, 20, 9]}
+        and data["deadTime"] == 0
+    )
     bench.close()
     bench.__init__(tmp_path, clock=bench.clock)  # type: ignore[misc]
     bench.open(create=False)
@@ -208,11 +277,17 @@ def test_a_filter_is_forgotten_a_day_after_its_group_has_left(bench: Bench) -> N
 # --- conflicts ---
 
 
-def test_members_with_different_subscriptions_are_told_counted_and_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_members_with_different_subscriptions_are_told_counted_and_logged_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = FakePeer(), FakePeer()
     assert not bench.heartbeat(first, expression="paid", client_id="one", version=1).fields
     answer = bench.heartbeat(second, expression=Sql(DEAR), client_id="two", version=2)
-    assert answer.fields and "'TAG paid' by one" in answer.fields[CONFLICT_FIELD] and "by two" in answer.fields[CONFLICT_FIELD]
+    assert (
+        answer.fields
+        and "'TAG paid' by one" in answer.fields[CONFLICT_FIELD]
+        and "by two" in answer.fields[CONFLICT_FIELD]
+    )
     assert bench.heartbeat(first, expression="paid", client_id="one", version=1).fields
     status = unpacked(bench.ask(Code.BROKER_STATUS))
     assert status["subscription_conflicts"] == 1
@@ -233,14 +308,18 @@ def test_the_same_tags_in_another_order_are_no_conflict(bench: Bench) -> None:
 def mapped(tmp_path: Path) -> Iterator[Bench]:
     found = Bench(tmp_path / "mapped")
     found.close()
-    store = found.config.store.but(consume_queue_ext=True, filter_bit_maps=True, consume_queue_ext_bytes=65_536)
+    store = found.config.store.but(
+        consume_queue_ext=True, filter_bit_maps=True, consume_queue_ext_bytes=65_536
+    )
     found = Bench(tmp_path / "mapped", store=store).open()
     yield found
     found.close()
 
 
 @pytest.mark.seed("S4-096", "S4-141", "S4-142")
-def test_with_bit_maps_records_that_cannot_pass_are_not_read(mapped: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_bit_maps_records_that_cannot_pass_are_not_read(
+    mapped: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, peer = mapped, FakePeer()
     fill(bench, 1)
     bench.heartbeat(peer, expression=Sql(DEAR), version=5)
@@ -250,13 +329,20 @@ def test_with_bit_maps_records_that_cannot_pass_are_not_read(mapped: Bench, monk
     assert known is not None
     read: list[bytes] = []
     matches = known.compiled.matches
-    monkeypatch.setattr(type(known.compiled), "matches", lambda _self, text: read.append(text) or matches(text))
+    monkeypatch.setattr(
+        type(known.compiled), "matches", lambda _self, text: read.append(text) or matches(text)
+    )
     code, page = bench.pull(flags=0, sub_version=5, peer=peer)
     assert code == 0 and bodies_of(page) == [b"200", b"300"] and page.next_offset == 5
     amounts = [text.split(b"\x02")[1] for text in read]  # behind the frame's mark
-    assert amounts == [b"amount\x011", b"amount\x01200", b"amount\x01300"], "what is older than the filter is read, the rest only where its map hits"
+    assert amounts == [b"amount\x011", b"amount\x01200", b"amount\x01300"], (
+        "what is older than the filter is read, the rest only where its map hits"
+    )
     monkeypatch.undo()
-    assert bodies_of(bench.pull(expression="amount < 55", expression_type="SQL92")[1]) == [b"1", b"50"], "an inline filter has no bits"
+    assert bodies_of(bench.pull(expression="amount < 55", expression_type="SQL92")[1]) == [
+        b"1",
+        b"50",
+    ], "an inline filter has no bits"
 
 
 @pytest.mark.seed("S4-096", "S4-141")

@@ -1,4 +1,6 @@
-"""Pulls through a whole broker core over a real store: checks in order, statuses, holding, committing."""
+"""Pulls through a whole broker core over a real store: checks in order, statuses, holding,
+committing.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreFailed
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Heartbeat, MessageModel
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    Heartbeat,
+    MessageModel,
+)
 from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire import bodies
@@ -21,7 +30,6 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import PullHeader
 from rmq_ray.remoting.wire.records import ScanRecords, pack_scan
 from rmq_ray.server.base import cold_reads
-from rmq_ray.codec.record import decode_record
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 from tests.support.faults.fake_peer import FakePeer
 
@@ -37,7 +45,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def foreign_pull(bench: Bench, peer: FakePeer | None = None, **changes: object) -> Command | None:
     header = PullHeader("billing", "orders", 0, 0, 32, INLINE, 0, 15_000, 0, "*", "TAG")
-    return bench.core.handle(bench.command(Code.PULL_MESSAGE, replace(header, **changes).to_fields()), peer or FakePeer())  # type: ignore[arg-type]
+    return bench.core.handle(
+        bench.command(Code.PULL_MESSAGE, replace(header, **changes).to_fields()), peer or FakePeer()
+    )  # type: ignore[arg-type]
 
 
 # --- checks, in their order (10.2) ---
@@ -49,7 +59,9 @@ def test_checks_come_in_rocketmqs_order(bench: Bench) -> None:
     codes: list[int] = []
 
     def ask(flags: int = 0, queue_id: int = 9) -> None:
-        codes.append(bench.pull("orders", queue_id, 0, "billing", flags, peer=peer, sub_version=5)[0])
+        codes.append(
+            bench.pull("orders", queue_id, 0, "billing", flags, peer=peer, sub_version=5)[0]
+        )
 
     core.identity.permission = 2
     ask()
@@ -82,7 +94,11 @@ def test_broadcasting_can_be_forbidden(bench: Bench) -> None:
     bench.send()
     bench.core.tables.groups.put(GroupConfig("billing", consume_broadcast_enable=False))
     data = ConsumerData(
-        "billing", ConsumeType.CONSUME_PASSIVELY, MessageModel.BROADCASTING, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, (tag_subscription("orders", "*", 1),)
+        "billing",
+        ConsumeType.CONSUME_PASSIVELY,
+        MessageModel.BROADCASTING,
+        ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        (tag_subscription("orders", "*", 1),),
     )
     bench.ask(Code.HEART_BEAT, None, bodies.encode_heartbeat(Heartbeat("c", (), (data,))))
     assert bench.pull(flags=0)[0] == ResponseCode.NO_PERMISSION
@@ -98,7 +114,10 @@ def test_a_lower_subscription_version_than_the_heartbeats_is_fine(bench: Bench) 
 def test_a_broken_inline_expression_is_refused(bench: Bench) -> None:
     bench.send()
     assert bench.pull(expression="||")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-    assert bench.pull(expression="a >", expression_type="SQL92")[0] == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert (
+        bench.pull(expression="a >", expression_type="SQL92")[0]
+        == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    )
 
 
 # --- statuses (10.3, 10.4) ---
@@ -118,7 +137,11 @@ def test_offsets_at_and_beyond_the_end(bench: Bench) -> None:
     bench.send(bodies_=[b"a", b"b", b"c"])
     for offset, expected in ((0, (0, 3)), (2, (0, 3)), (3, (19, 3)), (4, (21, 3)), (100, (21, 3))):
         code, page = bench.pull(offset=offset)
-        assert page is not None and (code, page.next_offset, page.min_offset, page.max_offset) == (*expected, 0, 3)
+        assert page is not None and (code, page.next_offset, page.min_offset, page.max_offset) == (
+            *expected,
+            0,
+            3,
+        )
 
 
 @pytest.mark.seed("S4-097", "S4-100")
@@ -145,7 +168,12 @@ def test_a_foreign_pull_gets_records_and_four_fields(bench: Bench) -> None:
     bench.send(bodies_=[b"a", b"b"])
     answer = foreign_pull(bench)
     assert answer is not None and answer.code == 0 and answer.remark == "FOUND"
-    assert answer.fields == {"maxOffset": "2", "minOffset": "0", "nextBeginOffset": "2", "suggestWhichBrokerId": "0"}
+    assert answer.fields == {
+        "maxOffset": "2",
+        "minOffset": "0",
+        "nextBeginOffset": "2",
+        "suggestWhichBrokerId": "0",
+    }
     data = b"".join(bytes(part) for part in answer.body)  # type: ignore[union-attr]
     first = decode_record(data)
     assert first.body == b"a" and decode_record(data, first.size).body == b"b"
@@ -154,11 +182,19 @@ def test_a_foreign_pull_gets_records_and_four_fields(bench: Bench) -> None:
 def test_a_foreign_pull_gets_at_most_32_records(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 100)
     answer = foreign_pull(bench, max_count=100)
-    assert answer is not None and answer.fields is not None and answer.fields["nextBeginOffset"] == "32"
+    assert (
+        answer is not None
+        and answer.fields is not None
+        and answer.fields["nextBeginOffset"] == "32"
+    )
 
 
-@pytest.mark.parametrize(("offset", "code", "remark"), [(1, 19, "OFFSET_OVERFLOW_ONE"), (2, 21, "OFFSET_OVERFLOW_BADLY")])
-def test_a_foreign_pull_is_told_the_stores_status(bench: Bench, offset: int, code: int, remark: str) -> None:
+@pytest.mark.parametrize(
+    ("offset", "code", "remark"), [(1, 19, "OFFSET_OVERFLOW_ONE"), (2, 21, "OFFSET_OVERFLOW_BADLY")]
+)
+def test_a_foreign_pull_is_told_the_stores_status(
+    bench: Bench, offset: int, code: int, remark: str
+) -> None:
     bench.send()
     answer = foreign_pull(bench, queue_offset=offset)
     assert answer is not None and (answer.code, answer.remark) == (code, remark)
@@ -168,7 +204,9 @@ def test_a_foreign_pull_is_told_the_stores_status(bench: Bench, offset: int, cod
 
 
 @pytest.mark.seed("S4-133", "S4-134", "S4-135", "S4-145", "S4-147")
-def test_a_pull_that_finds_nothing_is_held_and_answered_when_a_message_arrives(bench: Bench) -> None:
+def test_a_pull_that_finds_nothing_is_held_and_answered_when_a_message_arrives(
+    bench: Bench,
+) -> None:
     bench.send()
     peer = FakePeer()
     command = bench.pull_command(offset=1, flags=INLINE | SUSPEND)
@@ -183,7 +221,12 @@ def test_a_pull_that_finds_nothing_is_held_and_answered_when_a_message_arrives(b
 def test_arrivals_with_other_tags_do_not_wake(bench: Bench) -> None:
     bench.send()
     peer = FakePeer()
-    assert bench.core.handle(bench.pull_command(offset=1, flags=INLINE | SUSPEND, expression="paid"), peer) is None
+    assert (
+        bench.core.handle(
+            bench.pull_command(offset=1, flags=INLINE | SUSPEND, expression="paid"), peer
+        )
+        is None
+    )
     bench.send(tag="open")
     assert peer.sent == []
     bench.send(bodies_=[b"!"], tag="paid")
@@ -214,7 +257,9 @@ def test_when_the_hold_does_not_answer_the_broker_does_one_second_late(bench: Be
 
 
 @pytest.mark.seed("S4-129", "S4-132")
-def test_with_long_polling_off_a_pull_waits_one_second_and_no_arrival_wakes_it(tmp_path: Path) -> None:
+def test_with_long_polling_off_a_pull_waits_one_second_and_no_arrival_wakes_it(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, long_polling=False).open()
     bench.send()
     peer = FakePeer()
@@ -281,11 +326,15 @@ def test_under_sync_flush_a_held_pull_wakes_when_the_message_is_durable(tmp_path
 def test_the_first_pass_commits_even_when_the_pull_is_held(bench: Bench) -> None:
     bench.send()
     peer = FakePeer()
-    bench.core.handle(bench.pull_command(offset=1, flags=INLINE | SUSPEND | COMMIT, commit_offset=1), peer)
+    bench.core.handle(
+        bench.pull_command(offset=1, flags=INLINE | SUSPEND | COMMIT, commit_offset=1), peer
+    )
     assert bench.core.tables.offsets.query("orders", "billing", 0) == 1
     bench.core.tables.offsets.commit("orders", "billing", 0, 9, "x")
     bench.send()
-    assert len(peer.sent) == 1 and bench.core.tables.offsets.query("orders", "billing", 0) == 9, "the second pass commits nothing"
+    assert len(peer.sent) == 1 and bench.core.tables.offsets.query("orders", "billing", 0) == 9, (
+        "the second pass commits nothing"
+    )
 
 
 def test_without_the_flag_nothing_is_committed(bench: Bench) -> None:
@@ -303,7 +352,10 @@ def test_a_zombie_that_wakes_up_cannot_take_the_offset_back(bench: Bench) -> Non
     bench.pull(offset=5, flags=COMMIT, commit_offset=5, peer=new)
     bench.pull(offset=8, flags=COMMIT, commit_offset=8, peer=new)
     bench.pull(offset=2, flags=COMMIT, commit_offset=2, peer=old)
-    assert bench.core.tables.offsets.query("orders", "billing", 0) == 8 and bench.core.tables.offsets.refused == 1
+    assert (
+        bench.core.tables.offsets.query("orders", "billing", 0) == 8
+        and bench.core.tables.offsets.refused == 1
+    )
 
 
 def test_the_puller_itself_may_go_back(bench: Bench) -> None:
@@ -312,15 +364,23 @@ def test_the_puller_itself_may_go_back(bench: Bench) -> None:
     bench.heartbeat(peer)
     bench.pull(offset=8, flags=COMMIT, commit_offset=8, peer=peer)
     fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "commitOffset": "3"}
-    assert bench.core.handle(bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=True), peer) is None
-    assert bench.core.tables.offsets.query("orders", "billing", 0) == 3 and bench.core.tables.offsets.lowered == 1
+    assert (
+        bench.core.handle(bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=True), peer)
+        is None
+    )
+    assert (
+        bench.core.tables.offsets.query("orders", "billing", 0) == 3
+        and bench.core.tables.offsets.lowered == 1
+    )
 
 
 @pytest.mark.parametrize("known_epoch", [0, 1])
 def test_what_a_reader_consumed_before_a_cut_does_not_count_for_what_was_stored_behind_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, known_epoch: int
 ) -> None:
-    """The reader had consumed 8 messages, the log was cut to 5, and others follow: 5, 6 and 7 were not consumed by anyone."""
+    """The reader had consumed 8 messages, the log was cut to 5, and others follow: 5, 6 and 7 were
+    not consumed by anyone.
+    """
     bench.send(bodies_=[b"x"] * 5)
     store = bench.core.keeper.store
     assert store is not None
@@ -328,7 +388,10 @@ def test_what_a_reader_consumed_before_a_cut_does_not_count_for_what_was_stored_
     monkeypatch.setattr(type(store), "epoch", 2)
     bench.send(bodies_=[b"y"] * (5 if known_epoch else 2))
     bench.pull(offset=8, flags=INLINE | COMMIT, commit_offset=8, epoch=known_epoch)
-    assert bench.core.tables.offsets.query("orders", "billing", 0) is None and bench.core.tables.offsets.refused == 1
+    assert (
+        bench.core.tables.offsets.query("orders", "billing", 0) is None
+        and bench.core.tables.offsets.refused == 1
+    )
     bench.pull(offset=5, flags=INLINE | COMMIT, commit_offset=5, epoch=known_epoch)
     assert bench.core.tables.offsets.query("orders", "billing", 0) == 5
 
@@ -343,7 +406,8 @@ def test_a_moved_offset_leaves_an_event_for_operators_once_a_second(bench: Bench
     assert bench.core.counters.offset_moved == 3
     code, page = bench.pull("OFFSET_MOVED_EVENT", 0, 0)
     assert code == 0 and bodies_of(page) == [
-        b'{"consumerGroup":"billing","messageQueue":{"brokerName":"broker-a","queueId":0,"topic":"orders"},"offsetNew":1,"offsetRequest":50}'
+        b'{"consumerGroup":"billing","messageQueue":{"brokerName":"broker-a","queueId":0,'
+        b'"topic":"orders"},"offsetNew":1,"offsetRequest":50}'
     ]
     bench.clock.advance_ms(1_000)
     bench.pull(offset=50)
@@ -354,17 +418,25 @@ def test_scans_read_ranges_without_a_group(bench: Bench) -> None:
     bench.send(bodies_=[b"%d" % n for n in range(10)])
 
     def scan(start: int, end: int, bytes_max: int = 1 << 20) -> Command:
-        return bench.ask(Code.SCAN_RECORDS, None, pack_scan(ScanRecords("orders", 0, start, end, bytes_max)))
+        return bench.ask(
+            Code.SCAN_RECORDS, None, pack_scan(ScanRecords("orders", 0, start, end, bytes_max))
+        )
 
     assert bodies_of(page_of(scan(2, 5))) == [b"2", b"3", b"4"]
     assert bodies_of(page_of(scan(8, 100))) == [b"8", b"9"]
     assert len(bodies_of(page_of(scan(0, 10, 1)))) == 1
     assert scan(5, 5).code == 19 and scan(11, 12).code == 21
-    assert bench.ask(Code.SCAN_RECORDS, None, pack_scan(ScanRecords("absent", 0, 0, 1, 1))).code == 17
+    assert (
+        bench.ask(Code.SCAN_RECORDS, None, pack_scan(ScanRecords("absent", 0, 0, 1, 1))).code == 17
+    )
 
 
-def test_a_reader_from_before_a_cut_is_sent_back_to_the_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five messages of epoch 1, an unclean start, then others: a reader that had seen more of epoch 1 must not skip any of epoch 2."""
+def test_a_reader_from_before_a_cut_is_sent_back_to_the_cut(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five messages of epoch 1, an unclean start, then others: a reader that had seen more of epoch
+    1 must not skip any of epoch 2.
+    """
     bench.send(bodies_=[b"old"] * 5)
     store = bench.core.keeper.store
     assert store is not None and store.epoch == 1
@@ -375,7 +447,9 @@ def test_a_reader_from_before_a_cut_is_sent_back_to_the_cut(bench: Bench, monkey
         found, page = bench.pull(offset=offset, epoch=1)
         assert page is not None and (found, page.next_offset, page.epoch) == (code, next_offset, 2)
     assert bench.pull(offset=8, epoch=2)[0] == 19
-    answer = bench.ask(Code.SCAN_RECORDS, None, pack_scan(ScanRecords("orders", 0, 7, 8, 1 << 20, 1)))
+    answer = bench.ask(
+        Code.SCAN_RECORDS, None, pack_scan(ScanRecords("orders", 0, 7, 8, 1 << 20, 1))
+    )
     page = page_of(answer)
     assert answer.code == 21 and page is not None and page.next_offset == 5
     assert bench.core.counters.offset_moved == 3
@@ -393,20 +467,35 @@ def test_malformed_requests_are_refused(bench: Bench) -> None:
 # --- cold reads ---
 
 
-def test_reads_far_behind_the_logs_end_leave_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_far_behind_the_logs_end_leave_the_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cold_reads, "WARM_BYTES", 2_000)
     monkeypatch.setattr(cold_reads, "TAIL_RECORDS", 4)
     for n in range(30):
         bench.send(bodies_=[b"%d" % n])
     bench.offload.held = True
     peer = FakePeer()
-    assert bench.core.handle(bench.pull_command(offset=0, count_max=2, flags=INLINE | COMMIT, commit_offset=1), peer) is None and peer.sent == []
-    assert bodies_of(bench.pull(offset=28)[1]) == [b"28", b"29"], "near the end nothing is offloaded"
+    assert (
+        bench.core.handle(
+            bench.pull_command(offset=0, count_max=2, flags=INLINE | COMMIT, commit_offset=1), peer
+        )
+        is None
+        and peer.sent == []
+    )
+    assert bodies_of(bench.pull(offset=28)[1]) == [b"28", b"29"], (
+        "near the end nothing is offloaded"
+    )
     bench.offload.run()
-    assert bodies_of(page_of(peer.sent[0])) == [b"0", b"1"] and bench.core.tables.offsets.query("orders", "billing", 0) == 1
+    assert (
+        bodies_of(page_of(peer.sent[0])) == [b"0", b"1"]
+        and bench.core.tables.offsets.query("orders", "billing", 0) == 1
+    )
 
 
-def test_a_store_that_fails_during_a_cold_read_refuses_the_pull(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_during_a_cold_read_refuses_the_pull(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cold_reads, "WARM_BYTES", 2_000)
     monkeypatch.setattr(cold_reads, "TAIL_RECORDS", 4)
     bench.send(bodies_=[b"x" * 100] * 30)
@@ -438,7 +527,12 @@ def test_an_offset_that_retention_took_is_moved_to_the_minimum(tmp_path: Path) -
     assert 0 < low < high == 200
     code, page = bench.pull(offset=0)
     assert page is not None and (code, page.next_offset, page.min_offset) == (21, low, low)
-    assert bench.ask(Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": "new", "topic": "orders", "queueId": "0"}).code == ResponseCode.QUERY_NOT_FOUND
+    assert (
+        bench.ask(
+            Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": "new", "topic": "orders", "queueId": "0"}
+        ).code
+        == ResponseCode.QUERY_NOT_FOUND
+    )
     bench.close()
 
 
@@ -447,7 +541,12 @@ def test_a_foreign_pull_looks_at_800_entries_and_no_further(bench: Bench) -> Non
     for _ in range(10):
         bench.send(bodies_=[b"x"] * 100, tag="open")
     answer = foreign_pull(bench, subscription="absent")
-    assert answer is not None and answer.code == 20 and answer.fields is not None and answer.fields["nextBeginOffset"] == "800"
+    assert (
+        answer is not None
+        and answer.code == 20
+        and answer.fields is not None
+        and answer.fields["nextBeginOffset"] == "800"
+    )
 
 
 @pytest.mark.seed("S4-084")

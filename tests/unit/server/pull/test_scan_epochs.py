@@ -1,4 +1,6 @@
-"""A scan that was planned before a cut of the log never gets what was written behind the cut afterwards."""
+"""A scan that was planned before a cut of the log never gets what was written behind the cut
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """Five messages of epoch 1; then the log was cut behind them and others were written in epoch 2."""
+    """Five messages of epoch 1; then the log was cut behind them and others were written in epoch
+    2.
+    """
     running = Bench(tmp_path).open()
     running.send(bodies_=[b"old"] * 5)
     yield running
@@ -34,14 +38,24 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     ],
 )
 def test_a_scan_of_an_older_epoch_ends_at_the_cut(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, start: int, end: int, epoch: int, code: int, found: list[bytes]
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    end: int,
+    epoch: int,
+    code: int,
+    found: list[bytes],
 ) -> None:
     store = bench.core.keeper.store
     assert store is not None
     monkeypatch.setattr(type(store), "epochs", ((1, 0), (2, store.end_offset)))
     monkeypatch.setattr(type(store), "epoch", 2)
     bench.send(bodies_=[b"new"] * 3)
-    answer = bench.ask(RequestCode.SCAN_RECORDS, None, pack_scan(ScanRecords("orders", 0, start, end, 1 << 20, epoch)))
+    answer = bench.ask(
+        RequestCode.SCAN_RECORDS,
+        None,
+        pack_scan(ScanRecords("orders", 0, start, end, 1 << 20, epoch)),
+    )
     page = page_of(answer)
     assert page is not None and (answer.code, bodies_of(page)) == (code, found)
     assert page.next_offset == (5 if code == 21 else start + len(found)) and page.epoch == 2

@@ -1,4 +1,6 @@
-"""A held pull that was woken by the frame written last: its answer comes from memory, and is the one that any pull would get."""
+"""A held pull that was woken by the frame written last: its answer comes from memory, and is the
+one that any pull would get.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SUSPEND, INLINE = 2, 4
 
 
 class Held:
-    """A bench whose hold says later who is to be woken, as the real one does: when the frame's append is over."""
+    """A bench whose hold says later who is to be woken, as the real one does: when the frame's
+    append is over.
+    """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -30,7 +34,12 @@ class Held:
         self._wake, bench.hold._on_wake = bench.hold._on_wake, self._woken.append
 
     def pull(self, offset: int, flags: int = SUSPEND | INLINE, **asked: Any) -> None:
-        assert self.bench.core.handle(self.bench.pull_command(offset=offset, flags=flags, **asked), self.peer) is None
+        assert (
+            self.bench.core.handle(
+                self.bench.pull_command(offset=offset, flags=flags, **asked), self.peer
+            )
+            is None
+        )
 
     def answer(self) -> Command:
         """What the pull gets now that it is woken."""
@@ -50,8 +59,16 @@ def held(tmp_path: Path) -> Iterator[Held]:
     bench.close()
 
 
-def both_ways(held: Held, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], object], flags: int = SUSPEND | INLINE, **asked: Any) -> tuple[bool, Command]:
-    """(whether the short way was taken, the answer). The long way gives the same bytes and counts the same."""
+def both_ways(
+    held: Held,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[], object],
+    flags: int = SUSPEND | INLINE,
+    **asked: Any,
+) -> tuple[bool, Command]:
+    """(whether the short way was taken, the answer). The long way gives the same bytes and counts
+    the same.
+    """
     bench, taken = held.bench, []
     plain = PullHandlers._just_written
     store, counters = bench.core.keeper.store, bench.core.counters
@@ -62,11 +79,17 @@ def both_ways(held: Held, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[],
         taken.append(answer is not None)
         return answer
 
-    def counted(answer: Callable[[], Command | None]) -> tuple[Command | None, dict[str, int], dict[int, int]]:
+    def counted(
+        answer: Callable[[], Command | None],
+    ) -> tuple[Command | None, dict[str, int], dict[int, int]]:
         """The answer, what it added to the counts, and how far behind the group is said to be."""
         before = counters.as_dict()
         given = answer()
-        return given, {name: value - before[name] for name, value in counters.as_dict().items()}, bench.core.tables.offsets.behind.of("billing", "orders")
+        return (
+            given,
+            {name: value - before[name] for name, value in counters.as_dict().items()},
+            bench.core.tables.offsets.behind.of("billing", "orders"),
+        )
 
     offset = store.bounds("orders", 0)[1]
     with monkeypatch.context() as patch:
@@ -74,7 +97,11 @@ def both_ways(held: Held, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[],
         held.pull(offset, flags, **asked)
         prepare()
         short, *told = counted(held.answer)
-    long, *told_then = counted(lambda: bench.core.handle(bench.pull_command(offset=offset, flags=flags, **asked), held.peer))
+    long, *told_then = counted(
+        lambda: bench.core.handle(
+            bench.pull_command(offset=offset, flags=flags, **asked), held.peer
+        )
+    )
     assert short is not None and long is not None
     long.opaque = short.opaque
     assert encode_bytes(short) == encode_bytes(long)
@@ -82,20 +109,30 @@ def both_ways(held: Held, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[],
     return any(taken), short
 
 
-@pytest.mark.parametrize(("count", "quick"), [(1, True), (3, True), (15, True), (16, False), (40, False)])
-def test_a_small_frame_comes_from_memory_byte_for_byte_as_from_the_log(held: Held, monkeypatch: pytest.MonkeyPatch, count: int, quick: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "quick"), [(1, True), (3, True), (15, True), (16, False), (40, False)]
+)
+def test_a_small_frame_comes_from_memory_byte_for_byte_as_from_the_log(
+    held: Held, monkeypatch: pytest.MonkeyPatch, count: int, quick: bool
+) -> None:
     bodies = [b"new-%d" % number for number in range(count)]
-    taken, answer = both_ways(held, monkeypatch, lambda: held.bench.send(bodies_=bodies), count_max=100)
+    taken, answer = both_ways(
+        held, monkeypatch, lambda: held.bench.send(bodies_=bodies), count_max=100
+    )
     assert taken is quick
     assert bodies_of(page_of(answer)) == bodies
 
 
 def test_what_was_asked_for_limits_the_answer(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, answer = both_ways(held, monkeypatch, lambda: held.bench.send(bodies_=[b"a", b"b", b"c"]), count_max=2)
+    taken, answer = both_ways(
+        held, monkeypatch, lambda: held.bench.send(bodies_=[b"a", b"b", b"c"]), count_max=2
+    )
     assert not taken and bodies_of(page_of(answer)) == [b"a", b"b"]
 
 
-def test_two_frames_in_a_row_are_both_in_the_answer(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_frames_in_a_row_are_both_in_the_answer(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def two() -> None:
         held.bench.send(bodies_=[b"first"])
         held.bench.send(bodies_=[b"second"])
@@ -104,7 +141,9 @@ def test_two_frames_in_a_row_are_both_in_the_answer(held: Held, monkeypatch: pyt
     assert not taken and bodies_of(page_of(answer)) == [b"first", b"second"]
 
 
-def test_a_frame_of_another_queue_behind_it_changes_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_of_another_queue_behind_it_changes_nothing(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def two() -> None:
         held.bench.send(bodies_=[b"mine"])
         held.bench.send(queue_id=1, bodies_=[b"other"])
@@ -113,19 +152,29 @@ def test_a_frame_of_another_queue_behind_it_changes_nothing(held: Held, monkeypa
     assert not taken and bodies_of(page_of(answer)) == [b"mine"]
 
 
-def test_a_pull_with_a_filter_goes_the_long_way(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, answer = both_ways(held, monkeypatch, lambda: held.bench.send(tag="paid"), expression="paid")
+def test_a_pull_with_a_filter_goes_the_long_way(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, answer = both_ways(
+        held, monkeypatch, lambda: held.bench.send(tag="paid"), expression="paid"
+    )
     assert not taken and bodies_of(page_of(answer)) == [b"hello"]
 
 
-def test_members_of_a_group_are_answered_from_memory_too(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_a_group_are_answered_from_memory_too(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held.bench.heartbeat(held.peer)
     held.peer.take()
-    taken, answer = both_ways(held, monkeypatch, lambda: held.bench.send(bodies_=[b"new"]), flags=SUSPEND, sub_version=1)
+    taken, answer = both_ways(
+        held, monkeypatch, lambda: held.bench.send(bodies_=[b"new"]), flags=SUSPEND, sub_version=1
+    )
     assert taken and bodies_of(page_of(answer)) == [b"new"]
 
 
-def test_a_reader_from_before_a_cut_goes_the_long_way(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_from_before_a_cut_goes_the_long_way(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = held.bench.core.keeper.store
     assert store is not None
     taken, _ = both_ways(held, monkeypatch, lambda: held.bench.send(), epoch=store.epoch)
@@ -134,7 +183,9 @@ def test_a_reader_from_before_a_cut_goes_the_long_way(held: Held, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(type(store.opened.epochs), "current", property(lambda _self: 2))
         patch.setattr(type(store.opened.epochs), "entries", property(lambda _self: tuple(cut)))
-        taken, answer = both_ways(held, patch, lambda: held.bench.send(bodies_=[b"behind"]), epoch=1)
+        taken, answer = both_ways(
+            held, patch, lambda: held.bench.send(bodies_=[b"behind"]), epoch=1
+        )
     assert not taken and bodies_of(page_of(answer)) == [b"behind"]
 
 
@@ -142,11 +193,19 @@ def test_a_reader_from_before_a_cut_goes_the_long_way(held: Held, monkeypatch: p
     ("change", "code"),
     [
         (lambda core: setattr(core.identity, "permission", 2), ResponseCode.NO_PERMISSION),
-        (lambda core: core.tables.groups.put(GroupConfig("billing", consume_enable=False)), ResponseCode.NO_PERMISSION),
-        (lambda core: core.tables.topics.put(TopicConfig("orders", 4, 4, 2)), ResponseCode.NO_PERMISSION),
+        (
+            lambda core: core.tables.groups.put(GroupConfig("billing", consume_enable=False)),
+            ResponseCode.NO_PERMISSION,
+        ),
+        (
+            lambda core: core.tables.topics.put(TopicConfig("orders", 4, 4, 2)),
+            ResponseCode.NO_PERMISSION,
+        ),
     ],
 )
-def test_what_was_forbidden_while_the_pull_was_held_is_refused_when_it_wakes(held: Held, change: Callable[[object], None], code: int) -> None:
+def test_what_was_forbidden_while_the_pull_was_held_is_refused_when_it_wakes(
+    held: Held, change: Callable[[object], None], code: int
+) -> None:
     held.pull(1)
     held.bench.send()
     change(held.bench.core)
@@ -162,7 +221,9 @@ def test_a_log_that_failed_meanwhile_answers_nothing_from_memory(held: Held) -> 
     assert held.answer().code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_a_queue_whose_end_is_not_the_frames_end_is_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_whose_end_is_not_the_frames_end_is_read(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is written and not visible yet is not handed out, from memory neither."""
     store = held.bench.core.keeper.store
     assert store is not None

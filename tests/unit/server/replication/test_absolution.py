@@ -1,4 +1,6 @@
-"""When a slave whose log may have lost bytes takes it for whole again: not before it has what the master's log has."""
+"""When a slave whose log may have lost bytes takes it for whole again: not before it has what the
+master's log has.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,16 @@ from rmq_ray.server.replication.replica import Replica
 
 
 @pytest.mark.parametrize(("end", "whole"), [(500, False), (999, False), (1_000, True)])
-def test_a_slave_that_may_have_lost_bytes_is_sound_when_it_reached_the_masters_end(end: int, whole: bool) -> None:
-    """The master was elected a moment ago: it has confirmed nothing yet, and its log holds what was acknowledged in reigns before."""
+def test_a_slave_that_may_have_lost_bytes_is_sound_when_it_reached_the_masters_end(
+    end: int, whole: bool
+) -> None:
+    """The master was elected a moment ago: it has confirmed nothing yet, and its log holds what was
+    acknowledged in reigns before.
+    """
     absolved: list[object] = []
-    store = SimpleNamespace(end_offset=end, report=SimpleNamespace(sound=False), absolve=lambda: None)
+    store = SimpleNamespace(
+        end_offset=end, report=SimpleNamespace(sound=False), absolve=lambda: None
+    )
     slave: Any = Replica.__new__(Replica)
     slave._reign, slave._clock = object(), ManualClock()
     slave._thread = SimpleNamespace(submit=lambda what, _then: absolved.append(what))

@@ -1,4 +1,6 @@
-"""A replica's reign without a broker: which assignment counts, when its seat is moved, what it reports."""
+"""A replica's reign without a broker: which assignment counts, when its seat is moved, what it
+reports.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ADDRESSES = {number: f"10.0.0.{number}:10911" for number in range(3)}
 
 
 class PaperSeat:
-    """Notes what the reign does to the broker; ``block`` holds the next reopening, ``slow`` the end of polls."""
+    """Notes what the reign does to the broker; ``block`` holds the next reopening, ``slow`` the end
+    of polls.
+    """
 
     def __init__(self, end: int = 0, newest_epoch: int = 0) -> None:
         self.done: list[tuple[object, ...]] = []
@@ -27,7 +31,18 @@ class PaperSeat:
         self.slow: asyncio.Event | None = None
 
     def facts(self) -> ReplicaReport | None:
-        return ReplicaReport(1, Role.SLAVE, ADDRESSES[1], "store", self.newest_epoch, self.end, self.end, True, 0, newest_epoch=self.newest_epoch)
+        return ReplicaReport(
+            1,
+            Role.SLAVE,
+            ADDRESSES[1],
+            "store",
+            self.newest_epoch,
+            self.end,
+            self.end,
+            True,
+            0,
+            newest_epoch=self.newest_epoch,
+        )
 
     def fault(self) -> str:
         return ""
@@ -55,8 +70,12 @@ class PaperSeat:
         self.done.append(("approve", members))
 
 
-def told(epoch: int, master: int | None, members: tuple[int, ...] = (0, 1), version: int = 1) -> Assignment:
-    return Assignment("broker-a", epoch, master, None if master is None else ADDRESSES[master], members, version)
+def told(
+    epoch: int, master: int | None, members: tuple[int, ...] = (0, 1), version: int = 1
+) -> Assignment:
+    return Assignment(
+        "broker-a", epoch, master, None if master is None else ADDRESSES[master], members, version
+    )
 
 
 async def settle() -> None:
@@ -64,9 +83,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def play(story: Callable[[Reign, PaperSeat, ManualClock], Awaitable[None]], seat: PaperSeat | None = None) -> None:
+def play(
+    story: Callable[[Reign, PaperSeat, ManualClock], Awaitable[None]], seat: PaperSeat | None = None
+) -> None:
     async def run() -> None:
-        reign, clock, made = Reign(1, lambda _epoch, _wanted: None), ManualClock(), seat or PaperSeat()
+        reign, clock, made = (
+            Reign(1, lambda _epoch, _wanted: None),
+            ManualClock(),
+            seat or PaperSeat(),
+        )
         reign.begin(made, clock, pytest.fail)
         await settle()
         await story(reign, made, clock)
@@ -128,7 +153,10 @@ def test_a_later_epoch_ends_the_reign_at_once_and_a_follower_is_opened() -> None
         assert reign.attend(told(2, 0)).role is Role.WAITING
         assert seat.done == [("depose",)] and not reign.leads(1), "before anything is awaited"
         await settle()
-        assert seat.done == [("depose",), ("reopen", NO_ID, None), ("follow", 1, ADDRESSES[0], 2)] and reign.report().role is Role.SLAVE
+        assert (
+            seat.done == [("depose",), ("reopen", NO_ID, None), ("follow", 1, ADDRESSES[0], 2)]
+            and reign.report().role is Role.SLAVE
+        )
 
     play(story)
 
@@ -140,14 +168,20 @@ def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_mo
         reign.promise()
         clock.advance_ms(500)
         report = await reign.fence(2)
-        assert seat.done[-1] == ("rest",) and report.role is Role.SLAVE and report.promise_ms == LEASE_MS - 500
+        assert (
+            seat.done[-1] == ("rest",)
+            and report.role is Role.SLAVE
+            and report.promise_ms == LEASE_MS - 500
+        )
         reign.attend(told(1, 1, version=8))
         await settle()
         assert seat.done[-1] == ("rest",), "an old assignment"
         reign.attend(told(2, 0))
         await settle()
         await reign.fence(2)
-        assert seat.done[-1] == ("follow", 1, ADDRESSES[0], 2), "a fence of the epoch that is followed is only a question"
+        assert seat.done[-1] == ("follow", 1, ADDRESSES[0], 2), (
+            "a fence of the epoch that is followed is only a question"
+        )
 
     play(story)
 
@@ -161,7 +195,11 @@ def test_a_fence_that_comes_while_it_is_promoted_ends_the_reign_as_it_begins() -
         await reign.fence(2)
         seat.block.set()
         await settle()
-        assert not reign.leads(1) and seat.done[-1] == ("reopen", NO_ID, None) and reign.report().role is Role.SLAVE
+        assert (
+            not reign.leads(1)
+            and seat.done[-1] == ("reopen", NO_ID, None)
+            and reign.report().role is Role.SLAVE
+        )
 
     play(story)
 

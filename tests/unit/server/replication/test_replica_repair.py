@@ -1,4 +1,6 @@
-"""A slave asks for its broken stretches at the begin of a session: one that the master does not give keeps it from nothing. The store is a real one."""
+"""A slave asks for its broken stretches at the begin of a session: one that the master does not
+give keeps it from nothing. The store is a real one.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.replication.replica_repair import SESSION_MS, Repair
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from rmq_ray.store.log.log_source import read_log
-from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
+from tests.support.faults.crash_fs import CrashFileSystem
 
 COUNT = 6
 Answer = Callable[[Replicate, Command], Command]
@@ -30,7 +32,10 @@ class Master:
 
     def __init__(self) -> None:
         self.rig = StoreRig(config=small_config())
-        self.places = [self.rig.send([b"%d" % number * 90], sequence=number).base_log_offset for number in range(COUNT)]
+        self.places = [
+            self.rig.send([b"%d" % number * 90], sequence=number).base_log_offset
+            for number in range(COUNT)
+        ]
         self.rig.settle()
         self.places.append(self.rig.store.end_offset)
         self.asked: list[Replicate] = []
@@ -40,19 +45,33 @@ class Master:
     def log(self, asked: Replicate, command: Command) -> Command:
         end, epoch = self.rig.store.end_offset, self.rig.store.epoch
         data = read_log(self.rig.store.readable(), asked.offset, asked.bytes_max)
-        return command.answer(body=pack_piece(LogPiece(asked.offset, end, end, epoch, [], memoryview(data))))
+        return command.answer(
+            body=pack_piece(LogPiece(asked.offset, end, end, epoch, [], memoryview(data)))
+        )
 
     async def request(self, command: Command, _timeout_ms: float) -> Command:
         self.asked.append(unpack_replicate(command.body))
         return self.answer(self.asked[-1], command)
 
     def slave(self) -> FollowerStore:
-        """A copy that lists every record but the last two as broken; the first bytes of each really are."""
-        store = FollowerStore(small_config(), ManualClock(), broker_name="broker-a", store_host=HOST, files=CrashFileSystem())
+        """A copy that lists every record but the last two as broken; the first bytes of each really
+        are.
+        """
+        store = FollowerStore(
+            small_config(),
+            ManualClock(),
+            broker_name="broker-a",
+            store_host=HOST,
+            files=CrashFileSystem(),
+        )
         store.open(True)
         store.recover()
         store.start(lambda _position: None, threads=False)
-        store.follow(Lineage(self.rig.store.identity, self.rig.store.epochs, 0, self.rig.config.segment_bytes))
+        store.follow(
+            Lineage(
+                self.rig.store.identity, self.rig.store.epochs, 0, self.rig.config.segment_bytes
+            )
+        )
         store.append_raw(0, read_log(self.rig.store.readable(), 0, 1 << 16))
         store.advance(store.end_offset)
         store.flush()
@@ -63,7 +82,9 @@ class Master:
             store.opened.quarantine.add(begin, end - begin, "its magic is wrong")
         return store
 
-    def sessions(self, store: FollowerStore, count: int = 1, begin: int = 0) -> tuple[int, list[str]]:
+    def sessions(
+        self, store: FollowerStore, count: int = 1, begin: int = 0
+    ) -> tuple[int, list[str]]:
         """(how many were mended, what ended a session)."""
         errors: list[str] = []
 
@@ -104,10 +125,14 @@ def raising(error: Exception) -> Answer:
 
 
 def test_all_are_mended_and_the_master_suspects_nothing(master: Master) -> None:
-    """Where a stretch begins may be wrong at the slave: a master that looked there would put a sound record into quarantine."""
+    """Where a stretch begins may be wrong at the slave: a master that looked there would put a
+    sound record into quarantine.
+    """
     store = master.slave()
     assert master.sessions(store, 2) == (COUNT - 2, []) and not store.broken_stretches()
-    assert master.offsets == master.places[: COUNT - 2] and {asked.suspect for asked in master.asked} == {-1}
+    assert master.offsets == master.places[: COUNT - 2] and {
+        asked.suspect for asked in master.asked
+    } == {-1}
 
 
 def test_what_the_master_has_removed_is_not_asked_for(master: Master) -> None:
@@ -116,16 +141,24 @@ def test_what_the_master_has_removed_is_not_asked_for(master: Master) -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.LOG_DIVERGED, ResponseCode.SYSTEM_ERROR])
-def test_a_refused_stretch_ends_no_session_and_is_not_asked_for_again(master: Master, code: int) -> None:
+def test_a_refused_stretch_ends_no_session_and_is_not_asked_for_again(
+    master: Master, code: int
+) -> None:
     store, first = master.slave(), master.places[0]
-    master.answer = lambda asked, command: (refusing(code) if asked.offset == first else master.log)(asked, command)
+    master.answer = lambda asked, command: (
+        refusing(code) if asked.offset == first else master.log
+    )(asked, command)
     assert master.sessions(store, 3) == (COUNT - 3, [])
-    assert master.offsets.count(first) == 1 and [offset for offset, _ in store.broken_stretches()] == [first]
+    assert master.offsets.count(first) == 1 and [
+        offset for offset, _ in store.broken_stretches()
+    ] == [first]
 
 
 def test_an_answer_that_is_late_ends_no_session(master: Master) -> None:
     master.answer = raising(RequestTimeout("no answer"))
-    assert master.sessions(master.slave(), 2) == (0, []) and master.offsets == master.places[:2], "one in a session, each once"
+    assert master.sessions(master.slave(), 2) == (0, []) and master.offsets == master.places[:2], (
+        "one in a session, each once"
+    )
 
 
 def test_a_busy_master_is_asked_again_in_the_next_session(master: Master) -> None:
@@ -135,7 +168,10 @@ def test_a_busy_master_is_asked_again_in_the_next_session(master: Master) -> Non
 
 def test_a_lost_connection_and_a_replaced_master_end_the_session(master: Master) -> None:
     store = master.slave()
-    for answer, name in ((raising(ConnectionLost("gone")), ConnectionLost), (refusing(ResponseCode.MASTER_FENCED), LogDiverged)):
+    for answer, name in (
+        (raising(ConnectionLost("gone")), ConnectionLost),
+        (refusing(ResponseCode.MASTER_FENCED), LogDiverged),
+    ):
         master.answer = answer
         assert master.sessions(store) == (0, [name.__name__])
 

@@ -1,4 +1,6 @@
-"""Pulls that lead to slaves, and pulls at a slave: suggestion beyond 40 % of memory, offsets that only the master can judge."""
+"""Pulls that lead to slaves, and pulls at a slave: suggestion beyond 40 % of memory, offsets that
+only the master can judge.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.replicas import FollowLog, Replicate, pack_follow, pack_replicate, unpack_lineage, unpack_piece
+from rmq_ray.remoting.wire.replicas import (
+    FollowLog,
+    Replicate,
+    pack_follow,
+    pack_replicate,
+    unpack_lineage,
+    unpack_piece,
+)
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 from tests.support.faults.fake_peer import FakePeer
@@ -50,12 +59,16 @@ def suggested(bench: Bench, offset: int) -> int:
 
 
 @pytest.mark.seed("S3-137", "S3-138", "S3-139", "S3-140", "S4-103")
-def test_a_reader_further_behind_than_40_percent_of_memory_is_sent_to_the_slave(tmp_path: Path) -> None:
+def test_a_reader_further_behind_than_40_percent_of_memory_is_sent_to_the_slave(
+    tmp_path: Path,
+) -> None:
     bench = filled(tmp_path, 20_000, slave_reads=True)
     store = bench.core.keeper.store
     assert store is not None
     behind = [store.end_offset - store.log_offset_of("orders", 0, offset) for offset in range(20)]
-    assert [suggested(bench, offset) for offset in range(20)] == [int(distance > 8_000) for distance in behind]
+    assert [suggested(bench, offset) for offset in range(20)] == [
+        int(distance > 8_000) for distance in behind
+    ]
     assert 0 < sum(distance > 8_000 for distance in behind) < 20
 
 
@@ -76,7 +89,9 @@ def slave(directory: Path, master: Bench) -> Bench:
     store = bench.core.keeper.store
     assert isinstance(store, FollowerStore)
     peer = FakePeer()
-    answer = master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "10.0.0.2:10911", "", 0, 0, 0)), peer)
+    answer = master.ask(
+        Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "10.0.0.2:10911", "", 0, 0, 0)), peer
+    )
     found = unpack_lineage(answer.body)
     store.follow(Lineage(found.log, found.epochs, found.begin, found.segment_bytes))
     piece = unpack_piece(poll(master, peer, store).body)
@@ -87,7 +102,15 @@ def slave(directory: Path, master: Bench) -> Bench:
 
 
 def poll(master: Bench, peer: FakePeer, store: FollowerStore, **changes: int) -> Command:
-    asked = {"epoch": store.epoch, "offset": store.end_offset, "bytes_max": 1 << 20, "written": store.end_offset, "flushed": 0, "confirmed": 0, "wait_ms": 0}
+    asked = {
+        "epoch": store.epoch,
+        "offset": store.end_offset,
+        "bytes_max": 1 << 20,
+        "written": store.end_offset,
+        "flushed": 0,
+        "confirmed": 0,
+        "wait_ms": 0,
+    }
     return master.ask(Code.REPLICATE, None, pack_replicate(Replicate(**(asked | changes))), peer)
 
 
@@ -104,49 +127,94 @@ def test_a_reader_ahead_of_a_slave_waits_there_and_is_not_moved_back(tmp_path: P
     master = filled(tmp_path / "m", 1 << 30)
     bench = slave(tmp_path / "s", master)
     code, page = bench.pull(offset=25)
-    assert code == ResponseCode.PULL_NOT_FOUND and page is not None and (page.next_offset, page.suggested_broker) == (25, 0)
+    assert (
+        code == ResponseCode.PULL_NOT_FOUND
+        and page is not None
+        and (page.next_offset, page.suggested_broker) == (25, 0)
+    )
     peer = FakePeer()
-    assert bench.core.handle(bench.pull_command(offset=25, flags=INLINE | SUSPEND), peer) is None, "held until the slave has it"
-    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, {}).code == ResponseCode.NO_PERMISSION, "progress goes to the master"
+    assert bench.core.handle(bench.pull_command(offset=25, flags=INLINE | SUSPEND), peer) is None, (
+        "held until the slave has it"
+    )
+    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, {}).code == ResponseCode.NO_PERMISSION, (
+        "progress goes to the master"
+    )
     code, page = bench.pull(offset=19, count_max=1)
     assert code == 0
 
 
-def test_a_reader_whose_messages_a_slave_does_not_have_any_more_is_sent_to_the_master(tmp_path: Path) -> None:
+def test_a_reader_whose_messages_a_slave_does_not_have_any_more_is_sent_to_the_master(
+    tmp_path: Path,
+) -> None:
     master = filled(tmp_path / "m", 1 << 30)
     bench = slave(tmp_path / "s", master)
     queue = bench.core.keeper.store.opened.queues.find("orders", 0)  # type: ignore[union-attr]
     assert queue is not None
     queue.set_min_log_offset(bench.core.keeper.store.log_offset_of("orders", 0, 10))  # type: ignore[union-attr]
     code, page = bench.pull(offset=3)
-    assert code == ResponseCode.PULL_NOT_FOUND and page is not None and (page.next_offset, page.suggested_broker) == (3, 0)
+    assert (
+        code == ResponseCode.PULL_NOT_FOUND
+        and page is not None
+        and (page.next_offset, page.suggested_broker) == (3, 0)
+    )
 
 
 def test_an_unproved_or_impossible_follower_is_refused(tmp_path: Path) -> None:
     master = filled(tmp_path / "m", 1 << 30)
     stranger = FakePeer()
     stranger.trusted = False
-    assert master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), stranger).code == ResponseCode.NO_PERMISSION
-    assert master.ask(Code.REPLICATE, None, pack_replicate(Replicate(1, 0, 1, 0, 0, 0, 0)), FakePeer()).code == ResponseCode.LOG_DIVERGED
-    assert master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(0, "a:1", "", 0, 0, 0)), FakePeer()).code == ResponseCode.NO_PERMISSION
+    assert (
+        master.ask(
+            Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), stranger
+        ).code
+        == ResponseCode.NO_PERMISSION
+    )
+    assert (
+        master.ask(
+            Code.REPLICATE, None, pack_replicate(Replicate(1, 0, 1, 0, 0, 0, 0)), FakePeer()
+        ).code
+        == ResponseCode.LOG_DIVERGED
+    )
+    assert (
+        master.ask(
+            Code.FOLLOW_LOG, None, pack_follow(FollowLog(0, "a:1", "", 0, 0, 0)), FakePeer()
+        ).code
+        == ResponseCode.NO_PERMISSION
+    )
     first, second = FakePeer(), FakePeer()
-    assert master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), first).code == 0
+    assert (
+        master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), first).code
+        == 0
+    )
     taken = master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "b:1", "", 0, 0, 0)), second)
     assert taken.code == ResponseCode.NO_PERMISSION and "another id" in (taken.remark or "")
     for body in (b"", b"\xc1", b"\x90", b"\x96\x01\xa0\xa0\x00\x00\x00"):
-        assert master.ask(Code.FOLLOW_LOG, None, body, FakePeer()).code != 0 and master.ask(Code.REPLICATE, None, body, first).code != 0
+        assert (
+            master.ask(Code.FOLLOW_LOG, None, body, FakePeer()).code != 0
+            and master.ask(Code.REPLICATE, None, body, first).code != 0
+        )
 
 
 def test_a_slave_of_a_later_epoch_fences_its_old_master(tmp_path: Path) -> None:
     master = filled(tmp_path / "m", 1 << 30)
     peer = FakePeer()
-    assert master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), peer).code == 0
-    answer = master.ask(Code.REPLICATE, None, pack_replicate(Replicate(7, 0, 1 << 20, 0, 0, 0, 0)), peer)
+    assert (
+        master.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), peer).code
+        == 0
+    )
+    answer = master.ask(
+        Code.REPLICATE, None, pack_replicate(Replicate(7, 0, 1 << 20, 0, 0, 0, 0)), peer
+    )
     assert answer.code == ResponseCode.MASTER_FENCED and "replaced" in (answer.remark or "")
 
 
-@pytest.mark.parametrize(("log", "begin", "end", "crc"), [("0" * 32, 0, 100, 1), ("own", 0, 100, 1), ("own", 0, 1 << 40, 1)])
-def test_a_log_that_is_no_prefix_does_not_join(tmp_path: Path, log: str, begin: int, end: int, crc: int) -> None:
+@pytest.mark.parametrize(
+    ("log", "begin", "end", "crc"),
+    [("0" * 32, 0, 100, 1), ("own", 0, 100, 1), ("own", 0, 1 << 40, 1)],
+)
+def test_a_log_that_is_no_prefix_does_not_join(
+    tmp_path: Path, log: str, begin: int, end: int, crc: int
+) -> None:
     master = filled(tmp_path / "m", 1 << 30)
     store = master.core.keeper.store
     assert store is not None
@@ -166,10 +234,21 @@ def test_a_poll_is_held_until_there_are_bytes_and_ends_with_its_time(tmp_path: P
     sent = len(peer.sent)
     master.send(bodies_=[b"new"])
     master.offload.drain()
-    piece = unpack_piece(peer.sent[sent].body if not isinstance(peer.sent[sent].body, tuple) else b"".join(bytes(part) for part in peer.sent[sent].body))
+    piece = unpack_piece(
+        peer.sent[sent].body
+        if not isinstance(peer.sent[sent].body, tuple)
+        else b"".join(bytes(part) for part in peer.sent[sent].body)
+    )
     assert piece.offset == end and b"new" in bytes(piece.data) and piece.end == store.end_offset
     end = store.end_offset
-    master.core.handle(master.command(Code.REPLICATE, None, pack_replicate(Replicate(store.epoch, end, 1 << 20, end, end, end, 400))), peer)
+    master.core.handle(
+        master.command(
+            Code.REPLICATE,
+            None,
+            pack_replicate(Replicate(store.epoch, end, 1 << 20, end, end, end, 400)),
+        ),
+        peer,
+    )
     sent = len(peer.sent)
     master.clock.advance_ms(401)
     master.core.tick()
@@ -178,13 +257,17 @@ def test_a_poll_is_held_until_there_are_bytes_and_ends_with_its_time(tmp_path: P
     assert status["slaves"][1]["lag_bytes"] == 0 and status["slaves"][1]["in_sync"]
 
 
-def test_under_sync_master_a_repeat_of_what_is_confirmed_is_acknowledged_without_slaves(tmp_path: Path) -> None:
+def test_under_sync_master_a_repeat_of_what_is_confirmed_is_acknowledged_without_slaves(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, replication=ReplicationMode.SYNC_MASTER).open()
     _open.append(bench)
     body = bench.frame("orders")
     peer = FakePeer()
     assert bench.ask(Code.SEND_RECORDS, None, body, peer).code == ResponseCode.SLAVE_NOT_AVAILABLE
-    assert bench.ask(Code.SEND_RECORDS, None, body, peer).code == ResponseCode.SLAVE_NOT_AVAILABLE, "not yet"
+    assert (
+        bench.ask(Code.SEND_RECORDS, None, body, peer).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    ), "not yet"
     follower = FakePeer()
     bench.ask(Code.FOLLOW_LOG, None, pack_follow(FollowLog(1, "a:1", "", 0, 0, 0)), follower)
     end = bench.core.keeper.store.end_offset  # type: ignore[union-attr]

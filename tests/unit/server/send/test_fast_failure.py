@@ -1,4 +1,6 @@
-"""Sends are refused when the disk cannot keep up, instead of being queued (protocol-behaviour 9)."""
+"""Sends are refused when the disk cannot keep up, instead of being queued (protocol-behaviour
+9).
+"""
 
 from __future__ import annotations
 
@@ -98,23 +100,31 @@ def slow(bench: Bench, took_ms: float, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def send_single(bench: Bench, code: int = RequestCode.SEND_MESSAGE_V2) -> Any:
-    header = SendHeader(producer_group="g", topic="orders", queue_id=0, sys_flag=0, born_ms=1, flag=0)
+    header = SendHeader(
+        producer_group="g", topic="orders", queue_id=0, sys_flag=0, born_ms=1, flag=0
+    )
     return bench.ask(code, header.to_v2(), b"body")
 
 
-def test_a_broker_answers_busy_to_sends_behind_a_slow_write_and_takes_them_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_answers_busy_to_sends_behind_a_slow_write_and_takes_them_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send_single(bench)
     bench.offload.drain()
     done = slow(bench, 300.0, monkeypatch)
     first, refused = send_single(bench), send_single(bench)
     assert (first.code, refused.code, len(done)) == (0, ResponseCode.SYSTEM_BUSY, 1)
-    assert "TIMEOUT_CLEAN_QUEUE" in (refused.remark or "") and bench.core.status()["refused_busy"] == 1
+    assert (
+        "TIMEOUT_CLEAN_QUEUE" in (refused.remark or "") and bench.core.status()["refused_busy"] == 1
+    )
     for _ in range(3):
         bench.offload.drain()
     assert send_single(bench).code == 0
 
 
-def test_with_sync_flush_sends_are_refused_while_the_oldest_waits_for_more_than_a_second(tmp_path: Path) -> None:
+def test_with_sync_flush_sends_are_refused_while_the_oldest_waits_for_more_than_a_second(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, FlushMode.SYNC_FLUSH).open()
     try:
         acks = bench.core.acks

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import FlushMode
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, TopicConfig
@@ -14,7 +15,6 @@ from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
-from rmq_ray.codec.record import Record, decode_record
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -28,7 +28,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def back(bench: Bench, offset: int, level: int = 0, limit: int | None = None, peer: FakePeer | None = None) -> Command:
+def back(
+    bench: Bench,
+    offset: int,
+    level: int = 0,
+    limit: int | None = None,
+    peer: FakePeer | None = None,
+) -> Command:
     header = SendBackHeader(offset, "billing", level, "UNIQUE", "orders", False, limit)
     return bench.ask(Code.CONSUMER_SEND_MSG_BACK, header.to_fields(), peer=peer)
 
@@ -47,14 +53,27 @@ def deliver(bench: Bench, seconds: int) -> None:
 
 
 @pytest.mark.seed("S3-083", "S4-185", "S4-205", "S4-211", "S4-210")
-def test_the_copy_waits_in_the_schedule_topic_and_then_lies_in_the_retry_topic(bench: Bench) -> None:
+def test_the_copy_waits_in_the_schedule_topic_and_then_lies_in_the_retry_topic(
+    bench: Bench,
+) -> None:
     sent = bench.send(bodies_=[b"poison"], tag="paid")
     original = record(bench, "orders")
     assert back(bench, sent.base_log_offset).code == 0 and bench.core.counters.sent_back == 1
     parked = record(bench, SCHEDULE, 2)
-    assert (parked.body, parked.reconsume_times, parked.born_ms, parked.born_host) == (b"poison", 1, original.born_ms, original.born_host)
+    assert (parked.body, parked.reconsume_times, parked.born_ms, parked.born_host) == (
+        b"poison",
+        1,
+        original.born_ms,
+        original.born_host,
+    )
     kept = decode_properties(parked.properties)
-    assert (kept["RETRY_TOPIC"], kept["ORIGIN_MESSAGE_ID"], kept["REAL_TOPIC"], kept["REAL_QID"], kept["DELAY"]) == (
+    assert (
+        kept["RETRY_TOPIC"],
+        kept["ORIGIN_MESSAGE_ID"],
+        kept["REAL_TOPIC"],
+        kept["REAL_QID"],
+        kept["DELAY"],
+    ) == (
         "orders",
         "UNIQUE",
         "%RETRY%billing",
@@ -62,10 +81,16 @@ def test_the_copy_waits_in_the_schedule_topic_and_then_lies_in_the_retry_topic(b
         "3",
     )
     deliver(bench, 9)
-    assert bench.core.keeper.store is not None and bench.core.keeper.store.bounds("%RETRY%billing", 0) == (0, 0)
+    assert bench.core.keeper.store is not None and bench.core.keeper.store.bounds(
+        "%RETRY%billing", 0
+    ) == (0, 0)
     deliver(bench, 1)
     retried = record(bench, "%RETRY%billing")
-    assert retried.body == b"poison" and retried.reconsume_times == 1 and decode_properties(retried.properties)["TAGS"] == "paid"
+    assert (
+        retried.body == b"poison"
+        and retried.reconsume_times == 1
+        and decode_properties(retried.properties)["TAGS"] == "paid"
+    )
 
 
 @pytest.mark.seed("S4-188", "S4-207", "S4-208", "S4-209", "S4-189")
@@ -116,10 +141,14 @@ def test_refusals_come_in_their_order(bench: Bench) -> None:
     bench.core.identity.permission = 4
     assert back(bench, offset).code == ResponseCode.NO_PERMISSION
     bench.core.identity.permission = 6
-    assert back(bench, offset).code == 0 and bench.core.counters.sent_back == 0, "no retry queues: done, nothing stored"
+    assert back(bench, offset).code == 0 and bench.core.counters.sent_back == 0, (
+        "no retry queues: done, nothing stored"
+    )
     bench.core.tables.groups.put(GroupConfig("billing"))
     missing = back(bench, offset + 1)
-    assert missing.code == ResponseCode.SYSTEM_ERROR and "look message by offset failed" in (missing.remark or "")
+    assert missing.code == ResponseCode.SYSTEM_ERROR and "look message by offset failed" in (
+        missing.remark or ""
+    )
     bench.core.tables.topics.put(TopicConfig("%RETRY%billing", 1, 1, 4))
     assert back(bench, offset).code == ResponseCode.NO_PERMISSION
 
@@ -130,7 +159,9 @@ def test_copies_go_to_all_retry_queues_of_the_group(bench: Bench) -> None:
     offset = bench.send().base_log_offset
     for _ in range(6):
         back(bench, offset)
-    queues = [decode_properties(record(bench, SCHEDULE, 2, n).properties)["REAL_QID"] for n in range(6)]
+    queues = [
+        decode_properties(record(bench, SCHEDULE, 2, n).properties)["REAL_QID"] for n in range(6)
+    ]
     assert sorted(queues) == ["0", "0", "1", "1", "2", "2"]
 
 

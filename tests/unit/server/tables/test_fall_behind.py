@@ -1,4 +1,6 @@
-"""How far behind the log's end groups read, and the progress of all groups at once, through a whole broker core."""
+"""How far behind the log's end groups read, and the progress of all groups at once, through a whole
+broker core.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def end(bench: Bench) -> int:
 
 
 @pytest.mark.seed("S4-101")
-def test_each_pull_records_the_bytes_between_its_last_message_and_the_logs_end(bench: Bench) -> None:
+def test_each_pull_records_the_bytes_between_its_last_message_and_the_logs_end(
+    bench: Bench,
+) -> None:
     for _ in range(5):
         bench.send(bodies_=[b"a" * 100, b"b" * 50])
     bench.send("others", bodies_=[b"c" * 1_000])
@@ -53,7 +57,9 @@ def test_each_pull_records_the_bytes_between_its_last_message_and_the_logs_end(b
     bench.pull(offset=0, count_max=3)
     assert behind(bench) == {0: end(bench) - begin_of(bench, 2)}
     bench.pull(offset=3, count_max=100)
-    assert behind(bench) == {0: end(bench) - begin_of(bench, 9)} and 1_000 < behind(bench)[0] < 1_500, "the other topic's message lies behind it"
+    assert (
+        behind(bench) == {0: end(bench) - begin_of(bench, 9)} and 1_000 < behind(bench)[0] < 1_500
+    ), "the other topic's message lies behind it"
     told = behind(bench)
     bench.send("others", bodies_=[b"c"])
     bench.pull(offset=10)
@@ -67,7 +73,10 @@ def test_queues_and_groups_are_told_apart_and_the_worst_come_first(bench: Bench)
     bench.pull(queue_id=0, count_max=1)
     bench.pull(queue_id=1)
     bench.pull(queue_id=1, group="late", count_max=1)
-    assert behind(bench) == {0: end(bench) - begin_of(bench, 0), 1: end(bench) - begin_of(bench, 1, 1)}
+    assert behind(bench) == {
+        0: end(bench) - begin_of(bench, 0),
+        1: end(bench) - begin_of(bench, 1, 1),
+    }
     told: list[dict[str, Any]] = unpacked(bench.ask(Code.BROKER_STATUS))["fall_behind"]
     assert [(row["group"], row["topic"], row["bytes"]) for row in told] == [
         ("billing", "orders", behind(bench)[0]),
@@ -97,7 +106,9 @@ def test_the_table_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def all_stats(bench: Bench, ordered: bool = False) -> dict[str, Any]:
-    found = loads(bench.ask(Code.GET_BROKER_CONSUME_STATS, {"isOrder": str(ordered).lower()}).body_bytes())
+    found = loads(
+        bench.ask(Code.GET_BROKER_CONSUME_STATS, {"isOrder": str(ordered).lower()}).body_bytes()
+    )
     assert isinstance(found, dict)
     return found
 
@@ -116,11 +127,16 @@ def test_all_groups_are_told_at_once_with_the_lag_of_all_of_them(bench: Bench) -
     assert (found["brokerAddr"], found["totalDiff"]) == ("10.0.0.1:10911", 2 + 0 + 3)
     assert [list(entry) for entry in found["consumeStatsList"]] == [["audit"], ["billing"]]
     (ordered,) = all_stats(bench, ordered=True)["consumeStatsList"][0]["audit"]
-    assert [len(entry["billing"]) for entry in all_stats(bench, ordered=True)["consumeStatsList"][1:]] == [1]
+    assert [
+        len(entry["billing"]) for entry in all_stats(bench, ordered=True)["consumeStatsList"][1:]
+    ] == [1]
     assert len(ordered["offsetTable"]) == 1
-    told = bodies_admin.encode_broker_consume_stats("a:1", {"g": [{MessageQueue("orders", "broker-a", 0): Progress(3, 1, first_ms)}]})
+    told = bodies_admin.encode_broker_consume_stats(
+        "a:1", {"g": [{MessageQueue("orders", "broker-a", 0): Progress(3, 1, first_ms)}]}
+    )
     assert told == (
-        b'{"brokerAddr":"a:1","consumeStatsList":[{"g":[{"consumeTps":0.0,"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:'
+        b'{"brokerAddr":"a:1","consumeStatsList":[{"g":[{"consumeTps":0.0,'
+        b'"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:'
         b'{"brokerOffset":3,"consumerOffset":1,"lastTimestamp":%d}}}]}],"totalDiff":2}' % first_ms
     )
 
@@ -132,7 +148,9 @@ def test_what_a_running_group_does_not_subscribe_to_any_more_is_left_out(bench: 
     assert all_stats(bench)["consumeStatsList"] == []
 
 
-def test_more_queues_than_a_frame_can_tell_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_queues_than_a_frame_can_tell_are_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consume_stats, "QUEUES_MAX", 3)
     bench.send()
     bench.core.tables.offsets.commit("orders", "billing", 0, 1, "c")

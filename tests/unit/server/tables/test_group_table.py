@@ -39,7 +39,9 @@ def test_slow_consumers_are_sent_to_broker_one_and_members_are_notified_by_defau
 def test_without_automatic_creation_only_system_groups_appear() -> None:
     groups, _ = table(auto_create=False)
     assert groups.find("billing") is None
-    assert groups.find("TOOLS_CONSUMER") is not None and groups.find("CID_RMQ_SYS_TRANS") is not None
+    assert (
+        groups.find("TOOLS_CONSUMER") is not None and groups.find("CID_RMQ_SYS_TRANS") is not None
+    )
 
 
 def test_an_unlawful_name_is_no_group() -> None:

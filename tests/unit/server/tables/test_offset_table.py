@@ -19,8 +19,12 @@ def test_offsets_are_kept_by_topic_group_and_queue() -> None:
     table = committed()
     table.commit("orders", "other", 0, 7, "x")
     assert table.query("orders", "billing", 0) == 100
-    assert table.query("orders", "billing", 1) is None and table.query("absent", "billing", 0) is None
-    assert table.of_group("billing") == {"orders": {0: 100}} and sorted(table.groups_of("orders")) == ["billing", "other"]
+    assert (
+        table.query("orders", "billing", 1) is None and table.query("absent", "billing", 0) is None
+    )
+    assert table.of_group("billing") == {"orders": {0: 100}} and sorted(
+        table.groups_of("orders")
+    ) == ["billing", "other"]
 
 
 def test_a_higher_commit_is_taken_from_anyone() -> None:
@@ -29,11 +33,15 @@ def test_a_higher_commit_is_taken_from_anyone() -> None:
 
 
 @pytest.mark.seed("S4-225")
-def test_a_lower_commit_is_taken_from_the_latest_puller_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lower_commit_is_taken_from_the_latest_puller_counted_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     table = committed()
     assert table.commit("orders", "billing", 0, 50, "one") is Commit.LOWERED
     assert (table.query("orders", "billing", 0), table.lowered, table.refused) == (50, 1, 0)
-    assert [record.getMessage() for record in caplog.records] == ["group billing goes back in orders queue 0 from offset 100 to 50: its messages come again"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "group billing goes back in orders queue 0 from offset 100 to 50: its messages come again"
+    ]
     for offset in range(49, 0, -1):
         table.commit("orders", "billing", 0, offset, "one")
     assert (table.lowered, len(caplog.records)) == (50, 1)
@@ -47,7 +55,9 @@ def test_a_zombie_that_was_followed_by_another_puller_cannot_go_back() -> None:
 
 
 def test_an_administrator_may_lower() -> None:
-    assert committed().commit("orders", "billing", 0, 0, "admin", administrator=True) is Commit.LOWERED
+    assert (
+        committed().commit("orders", "billing", 0, 0, "admin", administrator=True) is Commit.LOWERED
+    )
 
 
 def test_a_locked_queue_takes_commits_from_the_holder_only() -> None:

@@ -19,11 +19,20 @@ def table(auto_create: bool = True) -> tuple[TopicTable, list[TopicConfig | None
 
 def test_a_broker_begins_with_rocketmqs_topics() -> None:
     topics, changes = table()
-    queues = {name: (config.write_queues, config.permission) for name, config in topics.snapshot()[0].items()}
+    queues = {
+        name: (config.write_queues, config.permission)
+        for name, config in topics.snapshot()[0].items()
+    }
     assert queues == {
-        "SELF_TEST_TOPIC": (1, 6), "TBW102": (8, 7), "BenchmarkTest": (1024, 6), "default": (16, 7), "broker-a": (1, 7),
-        "OFFSET_MOVED_EVENT": (1, 6), "SCHEDULE_TOPIC_XXXX": (18, 6), "default_REPLY_TOPIC": (1, 6),
-    }  # fmt: skip
+        "SELF_TEST_TOPIC": (1, 6),
+        "TBW102": (8, 7),
+        "BenchmarkTest": (1024, 6),
+        "default": (16, 7),
+        "broker-a": (1, 7),
+        "OFFSET_MOVED_EVENT": (1, 6),
+        "SCHEDULE_TOPIC_XXXX": (18, 6),
+        "default_REPLY_TOPIC": (1, 6),
+    }
     assert changes == []
 
 
@@ -33,7 +42,9 @@ def test_a_send_creates_four_queues_with_the_templates_permission_without_inheri
     made = topics.create_by_send("orders", "TBW102", 4)
     assert made == TopicConfig("orders", 4, 4, 6)
     assert changes == [made] and topics.get("orders") == made
-    assert topics.create_by_send("orders", "TBW102", 2) == made, "a topic that exists stays as it is"
+    assert topics.create_by_send("orders", "TBW102", 2) == made, (
+        "a topic that exists stays as it is"
+    )
 
 
 def test_the_templates_queues_are_the_upper_bound() -> None:
@@ -75,11 +86,17 @@ def test_order_flags_come_from_the_name_server_and_leave_system_topics_alone() -
     topics.put(TopicConfig("a", 1, 1))
     topics.put(TopicConfig("b", 1, 1, order=True))
     topics.set_order({"a": "broker-a:1", "TBW102": "broker-a:1"})
-    flags = {name: config.order for name, config in topics.snapshot()[0].items() if config.order or name in "ab"}
+    flags = {
+        name: config.order
+        for name, config in topics.snapshot()[0].items()
+        if config.order or name in "ab"
+    }
     assert flags == {"a": True, "b": False}
 
 
 def test_system_topics_are_known() -> None:
     topics, _ = table()
-    assert all(map(topics.is_system, ("default", "broker-a", "TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x")))
+    assert all(
+        map(topics.is_system, ("default", "broker-a", "TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x"))
+    )
     assert not topics.is_system("orders")

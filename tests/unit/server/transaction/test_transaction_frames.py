@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import FlushMode
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import decode_properties
@@ -20,10 +21,18 @@ from rmq_ray.remoting.wire.halves import End, HalvesHeader, pack_ends, unpack_en
 from rmq_ray.remoting.wire.records import pack_send, unpack_send_answer
 from rmq_ray.server.transaction import transaction_handlers
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.codec.frame_encoder import encode_frame
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
-from tests.unit.server.transaction.test_transactions import Killed, check_of, orders, producer, records, restarted, round_of_checks, tear_writes
+from tests.unit.server.transaction.test_transactions import (
+    Killed,
+    check_of,
+    orders,
+    producer,
+    records,
+    restarted,
+    round_of_checks,
+    tear_writes,
+)
 
 COMMIT, ROLLBACK = 8, 12
 HEADER = HalvesHeader("orders", 2, "web")
@@ -37,11 +46,18 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def request(
-    bodies: Sequence[bytes], header: HalvesHeader = HEADER, sequence: int = 0, prefix: str | None = None, topic: str = HALF_TOPIC, rest: str = ""
+    bodies: Sequence[bytes],
+    header: HalvesHeader = HEADER,
+    sequence: int = 0,
+    prefix: str | None = None,
+    topic: str = HALF_TOPIC,
+    rest: str = "",
 ) -> Any:
     prefix = half_prefix(*header) if prefix is None else prefix
     texts = [f"{prefix}{rest}UNIQ_KEY\x01{n:032X}" for n in range(len(bodies))]
-    return header.to_fields(), pack_send(*encode_frame(topic, 0, bodies, texts, 1_700_000_000_000, FrameId(b"p" * 16, sequence)))
+    return header.to_fields(), pack_send(
+        *encode_frame(topic, 0, bodies, texts, 1_700_000_000_000, FrameId(b"p" * 16, sequence))
+    )
 
 
 def halves(bench: Bench, bodies: Sequence[bytes], **how: Any) -> list[End]:
@@ -57,31 +73,62 @@ def halves(bench: Bench, bodies: Sequence[bytes], **how: Any) -> list[End]:
     return found
 
 
-def ends(bench: Bench, these: Sequence[End], group: str = "web", peer: FakePeer | None = None) -> list[int]:
+def ends(
+    bench: Bench, these: Sequence[End], group: str = "web", peer: FakePeer | None = None
+) -> list[int]:
     answer = bench.ask(Code.END_TRANSACTIONS, None, pack_ends(group, these), peer)
     assert answer.code == 0, answer.remark
     return [code for code, _ in unpack_end_answers(answer.body, len(these))]
 
 
-def test_a_frame_of_halves_is_what_single_halves_are_and_a_list_of_ends_commits_it(bench: Bench) -> None:
+def test_a_frame_of_halves_is_what_single_halves_are_and_a_list_of_ends_commits_it(
+    bench: Bench,
+) -> None:
     three = halves(bench, [b"1", b"2", b"3"], rest="TAGS\x01paid\x02KEYS\x01k\x02")
     stored = records(bench, HALF_TOPIC)[1]
     properties = decode_properties(stored.properties)
-    assert {name: properties[name] for name in ("TRAN_MSG", "REAL_TOPIC", "REAL_QID", "PGROUP", "TAGS", "KEYS")} == {
-        "TRAN_MSG": "true", "REAL_TOPIC": "orders", "REAL_QID": "2", "PGROUP": "web", "TAGS": "paid", "KEYS": "k"
-    }  # fmt: skip
-    assert stored.sys_flag == 0 and orders(bench) == [] and bench.core.status()["half_messages"] == 3
+    assert {
+        name: properties[name]
+        for name in ("TRAN_MSG", "REAL_TOPIC", "REAL_QID", "PGROUP", "TAGS", "KEYS")
+    } == {
+        "TRAN_MSG": "true",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "2",
+        "PGROUP": "web",
+        "TAGS": "paid",
+        "KEYS": "k",
+    }
+    assert (
+        stored.sys_flag == 0 and orders(bench) == [] and bench.core.status()["half_messages"] == 3
+    )
     assert ends(bench, [three[2], three[0], three[1]._replace(state=ROLLBACK)]) == [0, 0, 0]
-    assert orders(bench) == [b"3", b"1"] and [op.body for op in records(bench, OP_HALF_TOPIC)] == [b"2", b"0", b"1"]
+    assert orders(bench) == [b"3", b"1"] and [op.body for op in records(bench, OP_HALF_TOPIC)] == [
+        b"2",
+        b"0",
+        b"1",
+    ]
     final = decode_properties(records(bench, "orders", 2)[0].properties)
     assert final == {"PGROUP": "web", "TAGS": "paid", "KEYS": "k", "UNIQ_KEY": f"{2:032X}"}
     assert bench.core.status()["half_messages"] == 0 and bench.core.counters.half_committed == 2
 
 
-def test_each_end_is_answered_for_itself_and_those_that_come_again_change_nothing(bench: Bench) -> None:
+def test_each_end_is_answered_for_itself_and_those_that_come_again_change_nothing(
+    bench: Bench,
+) -> None:
     two = halves(bench, [b"1", b"2"])
-    rolled_back, nonsense, foreign = two[0]._replace(state=ROLLBACK), two[0]._replace(state=3), End(0, 5, COMMIT)
-    assert ends(bench, [two[0], two[0], rolled_back, nonsense, foreign, two[1]]) == [0, 0, ResponseCode.TRANSACTION_FAILED, 1, 1, 0]
+    rolled_back, nonsense, foreign = (
+        two[0]._replace(state=ROLLBACK),
+        two[0]._replace(state=3),
+        End(0, 5, COMMIT),
+    )
+    assert ends(bench, [two[0], two[0], rolled_back, nonsense, foreign, two[1]]) == [
+        0,
+        0,
+        ResponseCode.TRANSACTION_FAILED,
+        1,
+        1,
+        0,
+    ]
     assert ends(bench, [*two, rolled_back]) == [0, 0, ResponseCode.TRANSACTION_FAILED]
     assert ends(bench, two, group="other") == [1, 1]
     assert orders(bench) == [b"1", b"2"] and len(records(bench, OP_HALF_TOPIC)) == 2
@@ -92,7 +139,9 @@ def test_a_frame_that_comes_again_is_stored_once(bench: Bench) -> None:
     assert bench.core.status()["half_messages"] == 2
 
 
-def test_ends_beyond_what_one_request_may_have_read_are_told_to_come_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_beyond_what_one_request_may_have_read_are_told_to_come_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     three = halves(bench, [b"1" * 500, b"2" * 500, b"3" * 500])
     monkeypatch.setattr(transaction_handlers, "READ_BYTES_MAX", 1_000)
     assert ends(bench, three) == [0, 0, ResponseCode.SYSTEM_BUSY]
@@ -138,7 +187,9 @@ def test_a_half_of_a_frame_is_asked_about_and_its_copy_ends_like_any(bench: Benc
     ],
     ids=repr,
 )
-def test_what_a_half_may_not_say_is_refused_and_nothing_is_written(bench: Bench, how: dict[str, Any], code: int) -> None:
+def test_what_a_half_may_not_say_is_refused_and_nothing_is_written(
+    bench: Bench, how: dict[str, Any], code: int
+) -> None:
     bench.send()
     store = bench.core.keeper.store
     assert store is not None
@@ -160,7 +211,9 @@ def test_what_cannot_be_read_is_refused(bench: Bench, code: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_crash_in_the_middle_of_many_ends_repeats_and_loses_nothing(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+def test_a_crash_in_the_middle_of_many_ends_repeats_and_loses_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
     three = halves(bench, [b"1", b"2", b"3"])
     with monkeypatch.context() as patch, pytest.raises(Killed):
         tear_writes(patch, kept)
@@ -168,21 +221,34 @@ def test_a_crash_in_the_middle_of_many_ends_repeats_and_loses_nothing(bench: Ben
     bench = restarted(bench, tmp_path)
     assert bench.core.status()["half_messages"] == 3 - (kept + 1) // 2
     assert ends(bench, three) == [0, 0, 0], "the producer asks again"
-    assert orders(bench) == [b"1", b"2", b"3"] and sorted(op.body for op in records(bench, OP_HALF_TOPIC)) == [b"0", b"1", b"2"]
+    assert orders(bench) == [b"1", b"2", b"3"] and sorted(
+        op.body for op in records(bench, OP_HALF_TOPIC)
+    ) == [b"0", b"1", b"2"]
     bench.close()
 
 
-def test_many_ends_are_one_write_and_very_many_a_few(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_ends_are_one_write_and_very_many_a_few(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = halves(bench, [b"%d" % n for n in range(600)])
     writes: list[int] = []
     write = CommitLog.write
-    monkeypatch.setattr(CommitLog, "write", lambda self, data, log_offset, length: (writes.append(length), write(self, data, log_offset, length))[1])
+    monkeypatch.setattr(
+        CommitLog,
+        "write",
+        lambda self, data, log_offset, length: (
+            writes.append(length),
+            write(self, data, log_offset, length),
+        )[1],
+    )
     assert ends(bench, many[:50]) == [0] * 50 and len(writes) == 1
     assert ends(bench, many) == [0] * 600 and len(writes) == 4
     assert sorted(orders(bench)) == sorted(b"%d" % n for n in range(600))
 
 
-def test_under_sync_flush_halves_and_ends_are_answered_when_they_are_durable(tmp_path: Path) -> None:
+def test_under_sync_flush_halves_and_ends_are_answered_when_they_are_durable(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, flush=FlushMode.SYNC_FLUSH).open()
     peer = FakePeer()
 
@@ -196,7 +262,12 @@ def test_under_sync_flush_halves_and_ends_are_answered_when_they_are_durable(tmp
     offset, log_offset, _, _ = unpack_send_answer(answered(Code.SEND_HALVES, *request([b"1"])).body)
     one = End(offset, log_offset, COMMIT)
     for _ in range(2):
-        assert unpack_end_answers(answered(Code.END_TRANSACTIONS, None, pack_ends("web", [one, one])).body, 2) == [(0, None)] * 2
+        assert (
+            unpack_end_answers(
+                answered(Code.END_TRANSACTIONS, None, pack_ends("web", [one, one])).body, 2
+            )
+            == [(0, None)] * 2
+        )
     assert orders(bench) == [b"1"]
     bench.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from rmq_ray.codec.record import Record, decode_record, parse_offset_message_id
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import MessageIllegal, StoreUnreadable
 from rmq_ray.model.groups import Heartbeat
@@ -22,7 +23,6 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.codec.record import Record, decode_record, parse_offset_message_id
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -36,16 +36,30 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.close()
 
 
-def half(bench: Bench, body: bytes = b"hello", group: str = "web", frame_id: FrameId | None = None, **more: str) -> EndTransactionHeader:
+def half(
+    bench: Bench,
+    body: bytes = b"hello",
+    group: str = "web",
+    frame_id: FrameId | None = None,
+    **more: str,
+) -> EndTransactionHeader:
     """Send a half as Apache RocketMQ's producer does; the header that commits it."""
     properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": "K" * 32, **more}
     text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
-    header = SendHeader(group, "orders", 2, 4, bench.clock.now_ms(), 0, properties=text, frame_id=frame_id)
+    header = SendHeader(
+        group, "orders", 2, 4, bench.clock.now_ms(), 0, properties=text, frame_id=frame_id
+    )
     answer = bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), body)
     assert answer.code == 0, answer.remark
     fields = answer.fields or {}
     assert fields["queueId"] == "2"
-    return EndTransactionHeader(group, int(fields["queueOffset"]), parse_offset_message_id(fields["msgId"])[2], COMMIT, "K" * 32)
+    return EndTransactionHeader(
+        group,
+        int(fields["queueOffset"]),
+        parse_offset_message_id(fields["msgId"])[2],
+        COMMIT,
+        "K" * 32,
+    )
 
 
 def end(bench: Bench, header: EndTransactionHeader, how: int = COMMIT) -> Command:
@@ -56,7 +70,9 @@ def end(bench: Bench, header: EndTransactionHeader, how: int = COMMIT) -> Comman
 def records(bench: Bench, topic: str, queue_id: int = 0) -> list[Record]:
     store = bench.core.keeper.store
     assert store is not None
-    found = store.get_messages(topic, queue_id, store.bounds(topic, queue_id)[0], 1_000, 1 << 20, None)
+    found = store.get_messages(
+        topic, queue_id, store.bounds(topic, queue_id)[0], 1_000, 1 << 20, None
+    )
     data, at, decoded = b"".join(found.parts), 0, []
     for size in found.sizes.tolist():
         decoded.append(decode_record(data, at))
@@ -69,7 +85,9 @@ def orders(bench: Bench) -> list[bytes]:
 
 
 def restarted(bench: Bench, directory: Path) -> Bench:
-    """As after kill -9: what was in memory is gone, the files stay. (The store of the killed one only lets go of its locks.)"""
+    """As after kill -9: what was in memory is gone, the files stay. (The store of the killed one
+    only lets go of its locks.)
+    """
     store = bench.core.keeper.store
     assert store is not None
     bench.core.tables._offsets_saver.save_now()
@@ -87,7 +105,12 @@ def round_of_checks(bench: Bench, after_ms: int = 60_000) -> None:
 
 def producer(bench: Bench, group: str = "web") -> FakePeer:
     peer = FakePeer(port=40_000 + len(bench.core.members.producers.channels(group)))
-    bench.ask(Code.HEART_BEAT, None, bodies.encode_heartbeat(Heartbeat(f"c@{peer.port}", (group,), ())), peer)
+    bench.ask(
+        Code.HEART_BEAT,
+        None,
+        bodies.encode_heartbeat(Heartbeat(f"c@{peer.port}", (group,), ())),
+        peer,
+    )
     peer.take()
     return peer
 
@@ -105,9 +128,22 @@ def test_a_half_is_invisible_until_it_is_committed(bench: Bench) -> None:
     assert end(bench, header).code == 0
     (record,) = records(bench, "orders", 2)
     (stored,) = records(bench, HALF_TOPIC)
-    assert (record.body, record.queue_id, record.sys_flag) == (b"hello", 2, SysFlag.TRANSACTION_COMMIT)
-    assert (record.born_ms, record.born_host, record.prepared_offset) == (stored.born_ms, stored.born_host, stored.log_offset)
-    assert decode_properties(record.properties) == {"PGROUP": "web", "UNIQ_KEY": "K" * 32, "TAGS": "paid", "CLUSTER": "default"}
+    assert (record.body, record.queue_id, record.sys_flag) == (
+        b"hello",
+        2,
+        SysFlag.TRANSACTION_COMMIT,
+    )
+    assert (record.born_ms, record.born_host, record.prepared_offset) == (
+        stored.born_ms,
+        stored.born_host,
+        stored.log_offset,
+    )
+    assert decode_properties(record.properties) == {
+        "PGROUP": "web",
+        "UNIQ_KEY": "K" * 32,
+        "TAGS": "paid",
+        "CLUSTER": "default",
+    }
     assert bench.core.status()["half_messages"] == 0 and bench.core.counters.half_committed == 1
 
 
@@ -115,7 +151,12 @@ def test_half_and_op_have_the_form_that_apache_rocketmq_reads(bench: Bench) -> N
     end(bench, half(bench))
     (stored,) = records(bench, HALF_TOPIC)
     properties = decode_properties(stored.properties)
-    assert (properties["REAL_TOPIC"], properties["REAL_QID"], properties["TRAN_MSG"], properties["PGROUP"]) == ("orders", "2", "true", "web")
+    assert (
+        properties["REAL_TOPIC"],
+        properties["REAL_QID"],
+        properties["TRAN_MSG"],
+        properties["PGROUP"],
+    ) == ("orders", "2", "true", "web")
     assert stored.sys_flag == 0, "else it would not be queued"
     (op,) = records(bench, OP_HALF_TOPIC)
     assert op.body == b"0" and decode_properties(op.properties)["TAGS"] == "d"
@@ -126,7 +167,9 @@ def test_a_rolled_back_half_is_never_delivered_and_cannot_be_committed_later(ben
     assert end(bench, header, ROLLBACK).code == 0
     assert end(bench, header, ROLLBACK).code == 0
     refused = end(bench, header)
-    assert refused.code == ResponseCode.TRANSACTION_FAILED and "rolled back" in (refused.remark or "")
+    assert refused.code == ResponseCode.TRANSACTION_FAILED and "rolled back" in (
+        refused.remark or ""
+    )
     assert orders(bench) == [] and bench.core.status()["half_messages"] == 0
 
 
@@ -144,9 +187,18 @@ def test_an_unknown_end_changes_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tranStateTableOffset": "5"}, {"commitLogOffset": "1"}, {"commitLogOffset": "99999"}, {"producerGroup": "other"}, {"commitOrRollback": "3"}]
+    "wrong",
+    [
+        {"tranStateTableOffset": "5"},
+        {"commitLogOffset": "1"},
+        {"commitLogOffset": "99999"},
+        {"producerGroup": "other"},
+        {"commitOrRollback": "3"},
+    ],
 )
-def test_an_end_that_names_no_half_of_its_group_is_refused(bench: Bench, wrong: dict[str, str]) -> None:
+def test_an_end_that_names_no_half_of_its_group_is_refused(
+    bench: Bench, wrong: dict[str, str]
+) -> None:
     bench.send()
     answer = bench.ask(Code.END_TRANSACTION, half(bench).to_fields() | wrong)
     assert answer.code == ResponseCode.SYSTEM_ERROR and answer.remark
@@ -155,7 +207,9 @@ def test_an_end_that_names_no_half_of_its_group_is_refused(bench: Bench, wrong: 
 
 def test_an_ordinary_record_cannot_be_committed(bench: Bench) -> None:
     answer = bench.send("orders", 0)
-    header = EndTransactionHeader("web", answer.base_queue_offset, answer.base_log_offset, COMMIT, "x")
+    header = EndTransactionHeader(
+        "web", answer.base_queue_offset, answer.base_log_offset, COMMIT, "x"
+    )
     assert end(bench, header).code == ResponseCode.SYSTEM_ERROR
 
 
@@ -175,7 +229,9 @@ def test_a_half_that_is_sent_again_after_a_crash_is_known(bench: Bench, tmp_path
 
 
 @pytest.mark.seed("S0-012")
-def test_any_member_of_the_group_is_asked_and_may_end_the_transaction_of_a_dead_one(bench: Bench) -> None:
+def test_any_member_of_the_group_is_asked_and_may_end_the_transaction_of_a_dead_one(
+    bench: Bench,
+) -> None:
     sender = producer(bench)
     half(bench, b"paid")
     bench.core.closed(sender)
@@ -184,8 +240,19 @@ def test_any_member_of_the_group_is_asked_and_may_end_the_transaction_of_a_dead_
     asked, record = check_of(other)
     assert not stranger.take() and not sender.take()
     assert (record.topic, record.queue_id, record.body) == ("orders", 2, b"paid")
-    assert (record.queue_offset, record.log_offset) == (asked.state_table_offset, asked.commit_log_offset) and asked.transaction_id == "K" * 32
-    assert end(bench, EndTransactionHeader("web", asked.state_table_offset, asked.commit_log_offset, COMMIT, "", True)).code == 0
+    assert (record.queue_offset, record.log_offset) == (
+        asked.state_table_offset,
+        asked.commit_log_offset,
+    ) and asked.transaction_id == "K" * 32
+    assert (
+        end(
+            bench,
+            EndTransactionHeader(
+                "web", asked.state_table_offset, asked.commit_log_offset, COMMIT, "", True
+            ),
+        ).code
+        == 0
+    )
     assert orders(bench) == [b"paid"] and bench.core.status()["half_messages"] == 0
 
 
@@ -208,10 +275,15 @@ def test_its_own_immunity_puts_a_half_back_without_asking(bench: Bench) -> None:
     round_of_checks(bench)
     assert not peer.take()
     copy = records(bench, HALF_TOPIC)[-1]
-    assert decode_properties(copy.properties)["TRAN_PREPARED_QUEUE_OFFSET"] == "0" and bench.core.status()["half_messages"] == 1
+    assert (
+        decode_properties(copy.properties)["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+        and bench.core.status()["half_messages"] == 1
+    )
     round_of_checks(bench)
     check_of(peer)
-    assert end(bench, header).code == 0 and orders(bench) == [b"hello"], "the sender's own offsets still work"
+    assert end(bench, header).code == 0 and orders(bench) == [b"hello"], (
+        "the sender's own offsets still work"
+    )
     assert bench.core.status()["half_messages"] == 0
 
 
@@ -224,7 +296,15 @@ def test_an_answer_to_an_old_check_ends_the_newest_copy_once(bench: Bench) -> No
         asked.append(check_of(peer)[0])
     assert bench.core.status()["half_messages"] == 1
     for old in asked:
-        assert end(bench, EndTransactionHeader("web", old.state_table_offset, old.commit_log_offset, COMMIT, "", True)).code == 0
+        assert (
+            end(
+                bench,
+                EndTransactionHeader(
+                    "web", old.state_table_offset, old.commit_log_offset, COMMIT, "", True
+                ),
+            ).code
+            == 0
+        )
     assert end(bench, header).code == 0
     assert orders(bench) == [b"hello"] and bench.core.status()["half_messages"] == 0
 
@@ -237,14 +317,19 @@ def test_after_the_last_check_a_half_is_given_up_visibly(tmp_path: Path) -> None
         round_of_checks(bench)
     assert len(peer.take()) == 2 and bench.core.counters.half_checks == 2
     (given_up,) = records(bench, TRANS_CHECK_MAX_TIME_TOPIC)
-    assert given_up.body == b"hello" and decode_properties(given_up.properties)["REAL_TOPIC"] == "orders"
+    assert (
+        given_up.body == b"hello"
+        and decode_properties(given_up.properties)["REAL_TOPIC"] == "orders"
+    )
     assert bench.core.counters.half_discarded == 1 and bench.core.status()["half_messages"] == 0
     refused = end(bench, header)
     assert refused.code == ResponseCode.TRANSACTION_FAILED and "discarded" in (refused.remark or "")
     bench.close()
 
 
-def test_while_nobody_of_the_group_is_there_a_half_waits_and_is_not_given_up(tmp_path: Path) -> None:
+def test_while_nobody_of_the_group_is_there_a_half_waits_and_is_not_given_up(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, transaction_check_max=2).open()
     header = half(bench)
     for _ in range(5):
@@ -270,7 +355,9 @@ def test_many_halves_are_looked_at_in_several_turns(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("save", [True, False], ids=["offsets saved", "offsets older"])
-def test_a_restart_knows_what_ended_and_what_did_not(bench: Bench, tmp_path: Path, save: bool) -> None:
+def test_a_restart_knows_what_ended_and_what_did_not(
+    bench: Bench, tmp_path: Path, save: bool
+) -> None:
     peer = producer(bench)
     committed, rolled_back, moved = half(bench, b"1"), half(bench, b"2"), half(bench, b"3")
     end(bench, committed)
@@ -285,9 +372,20 @@ def test_a_restart_knows_what_ended_and_what_did_not(bench: Bench, tmp_path: Pat
         bench.core.transactions.save()
     bench = restarted(bench, tmp_path)
     assert bench.core.status()["half_messages"] == 1
-    assert end(bench, committed).code == 0 and end(bench, rolled_back).code == ResponseCode.TRANSACTION_FAILED
+    assert (
+        end(bench, committed).code == 0
+        and end(bench, rolled_back).code == ResponseCode.TRANSACTION_FAILED
+    )
     assert orders(bench) == [b"1"]
-    assert end(bench, EndTransactionHeader("web", asked.state_table_offset, asked.commit_log_offset, COMMIT, "")).code == 0
+    assert (
+        end(
+            bench,
+            EndTransactionHeader(
+                "web", asked.state_table_offset, asked.commit_log_offset, COMMIT, ""
+            ),
+        ).code
+        == 0
+    )
     assert end(bench, moved).code == 0 and orders(bench) == [b"1", b"3"]
     bench.close()
 
@@ -317,7 +415,9 @@ def kill_before_op(bench: Bench) -> None:
     bench.core.transactions._write_op = killed  # type: ignore[method-assign]
 
 
-def test_a_crash_between_the_final_message_and_its_op_does_not_deliver_twice(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_between_the_final_message_and_its_op_does_not_deliver_twice(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.send()
     header = half(bench)
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -326,17 +426,24 @@ def test_a_crash_between_the_final_message_and_its_op_does_not_deliver_twice(ben
     bench = restarted(bench, tmp_path)
     assert orders(bench) == [b"hello"] and bench.core.status()["half_messages"] == 0
     assert end(bench, header).code == 0, "the producer asks again"
-    assert orders(bench) == [b"hello"] and [op.body for op in records(bench, OP_HALF_TOPIC)] == [b"0"]
+    assert orders(bench) == [b"hello"] and [op.body for op in records(bench, OP_HALF_TOPIC)] == [
+        b"0"
+    ]
     bench.close()
 
 
-def test_a_crash_between_a_copy_for_a_check_and_its_op_leaves_one_pending_half(bench: Bench, tmp_path: Path) -> None:
+def test_a_crash_between_a_copy_for_a_check_and_its_op_leaves_one_pending_half(
+    bench: Bench, tmp_path: Path
+) -> None:
     header = half(bench)
     kill_before_op(bench)
     with pytest.raises(Killed):
         round_of_checks(bench)
     bench = restarted(bench, tmp_path)
-    assert bench.core.status()["half_messages"] == 1 and bench.core.transactions.window.state(0) is EndState.MOVED
+    assert (
+        bench.core.status()["half_messages"] == 1
+        and bench.core.transactions.window.state(0) is EndState.MOVED
+    )
     assert end(bench, header).code == 0 and orders(bench) == [b"hello"]
     assert bench.core.status()["half_messages"] == 0
     bench.close()
@@ -350,7 +457,10 @@ def test_a_crash_while_a_half_is_given_up_gives_it_up_once(tmp_path: Path) -> No
         round_of_checks(bench)
     bench = restarted(bench, tmp_path)
     round_of_checks(bench)
-    assert len(records(bench, TRANS_CHECK_MAX_TIME_TOPIC)) == 1 and bench.core.status()["half_messages"] == 0
+    assert (
+        len(records(bench, TRANS_CHECK_MAX_TIME_TOPIC)) == 1
+        and bench.core.status()["half_messages"] == 0
+    )
     bench.close()
 
 
@@ -359,14 +469,20 @@ def test_under_sync_flush_an_end_is_answered_when_it_is_durable(tmp_path: Path) 
     peer = FakePeer()
     properties = "TRAN_MSG\x01true\x02PGROUP\x01web\x02UNIQ_KEY\x01" + "K" * 32
     header = SendHeader("web", "orders", 2, 4, bench.clock.now_ms(), 0, properties=properties)
-    assert bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, header.to_v2(), b"x"), peer) is None
+    assert (
+        bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, header.to_v2(), b"x"), peer) is None
+    )
     bench.offload.run_until(lambda: len(peer.sent) == 1)
     fields = peer.take()[0].fields
-    ending = EndTransactionHeader("web", int(fields["queueOffset"]), parse_offset_message_id(fields["msgId"])[2], COMMIT, "")
+    ending = EndTransactionHeader(
+        "web", int(fields["queueOffset"]), parse_offset_message_id(fields["msgId"])[2], COMMIT, ""
+    )
     assert bench.core.handle(bench.command(Code.END_TRANSACTION, ending.to_fields()), peer) is None
     bench.offload.run_until(lambda: len(peer.sent) == 1)
     store = bench.core.keeper.store
-    assert store is not None and peer.take()[0].code == 0 and store.durable_offset == store.end_offset
+    assert (
+        store is not None and peer.take()[0].code == 0 and store.durable_offset == store.end_offset
+    )
     bench.close()
 
 
@@ -385,8 +501,18 @@ def test_a_store_with_transactions_is_sound(bench: Bench) -> None:
 def test_properties_leave_room_for_what_copies_add(bench: Bench) -> None:
     """Else a check could not copy the half, again and again."""
     producer(bench)
-    header = SendHeader("web", "orders", 2, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web\x02a\x01" + "x" * 31_990)
-    assert bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), b"x").code == ResponseCode.MESSAGE_ILLEGAL
+    header = SendHeader(
+        "web",
+        "orders",
+        2,
+        4,
+        1,
+        0,
+        properties="TRAN_MSG\x01true\x02PGROUP\x01web\x02a\x01" + "x" * 31_990,
+    )
+    assert (
+        bench.ask(Code.SEND_MESSAGE_V2, header.to_v2(), b"x").code == ResponseCode.MESSAGE_ILLEGAL
+    )
     half(bench, a="x" * 31_900)
     for _ in range(3):
         round_of_checks(bench)
@@ -394,7 +520,9 @@ def test_properties_leave_room_for_what_copies_add(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnreadable("bad sector"), MessageIllegal("too long")])
-def test_a_half_that_cannot_be_read_or_copied_does_not_hold_up_the_others(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_half_that_cannot_be_read_or_copied_does_not_hold_up_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     peer = producer(bench)
     half(bench, b"bad")
     half(bench, b"good")
@@ -430,28 +558,55 @@ def bundle(bench: Bench, parts: list[Any], peer: FakePeer | None = None) -> Comm
 def test_the_parts_of_a_bundle_are_answered_in_their_order_each_by_itself(bench: Bench) -> None:
     headers = [half(bench, b"%d" % number) for number in range(3)]
     wrong = headers[1].to_fields() | {"producerGroup": "other"}
-    sending = SendHeader("web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web").to_v2()
-    parts = [(37, headers[0].to_fields(), b""), (37, wrong, b""), (310, sending, b"new"), (37, headers[2].to_fields(), b"")]
-    answers = msgpack.unpackb(bundle(bench, [[code, fields, body] for code, fields, body in parts]).body)
-    assert [answer[0] for answer in answers] == [0, 1, 0, 0] and "not of producer group" in answers[1][2] and answers[2][1]["queueOffset"] == "3"
+    sending = SendHeader(
+        "web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web"
+    ).to_v2()
+    parts = [
+        (37, headers[0].to_fields(), b""),
+        (37, wrong, b""),
+        (310, sending, b"new"),
+        (37, headers[2].to_fields(), b""),
+    ]
+    answers = msgpack.unpackb(
+        bundle(bench, [[code, fields, body] for code, fields, body in parts]).body
+    )
+    assert (
+        [answer[0] for answer in answers] == [0, 1, 0, 0]
+        and "not of producer group" in answers[1][2]
+        and answers[2][1]["queueOffset"] == "3"
+    )
     assert orders(bench) == [b"0", b"2"]
 
 
 @pytest.mark.parametrize(
-    "parts", [[], [[37]], [[Code.PULL_MESSAGE, {}, b""]], [[Code.BUNDLE, {}, b""]], "text", 7, [[37, {}, b""]] * 1_025], ids=lambda parts: repr(parts)[:20]
+    "parts",
+    [
+        [],
+        [[37]],
+        [[Code.PULL_MESSAGE, {}, b""]],
+        [[Code.BUNDLE, {}, b""]],
+        "text",
+        7,
+        [[37, {}, b""]] * 1_025,
+    ],
+    ids=lambda parts: repr(parts)[:20],
 )
 def test_what_is_no_bundle_is_refused(bench: Bench, parts: Any) -> None:
     assert bundle(bench, parts).code == ResponseCode.SYSTEM_ERROR
 
 
 def test_bundles_are_for_our_own_clients(bench: Bench) -> None:
-    assert bundle(bench, [[37, {}, b""]], FakePeer(trusted=False)).code == ResponseCode.NO_PERMISSION
+    assert (
+        bundle(bench, [[37, {}, b""]], FakePeer(trusted=False)).code == ResponseCode.NO_PERMISSION
+    )
 
 
 def test_a_bundle_waits_for_the_disk_under_sync_flush(tmp_path: Path) -> None:
     bench = Bench(tmp_path, flush=FlushMode.SYNC_FLUSH).open()
     peer = FakePeer()
-    sending = SendHeader("web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web").to_v2()
+    sending = SendHeader(
+        "web", "orders", 0, 4, 1, 0, properties="TRAN_MSG\x01true\x02PGROUP\x01web"
+    ).to_v2()
     body = msgpack.packb([[310, sending, b"%d" % number] for number in range(5)])
     assert bench.core.handle(bench.command(Code.BUNDLE, None, body), peer) is None
     bench.offload.run_until(lambda: len(peer.sent) == 1)
@@ -465,6 +620,19 @@ def test_messages_go_back_in_a_bundle_each_with_its_own_answer(bench: Bench) -> 
     bench.send(bodies_=[b"1", b"2", b"3"])
     bench.heartbeat(FakePeer(), "g")
     offsets = [record.log_offset for record in records(bench, "orders")]
-    parts = [[36, {"offset": str(at), "group": "g", "delayLevel": "0", "originMsgId": "", "originTopic": "orders"}, b""] for at in [*offsets, 1 << 40]]
+    parts = [
+        [
+            36,
+            {
+                "offset": str(at),
+                "group": "g",
+                "delayLevel": "0",
+                "originMsgId": "",
+                "originTopic": "orders",
+            },
+            b"",
+        ]
+        for at in [*offsets, 1 << 40]
+    ]
     codes = [code for code, _, _ in msgpack.unpackb(bundle(bench, parts).body)]
     assert codes == [0, 0, 0, 1] and bench.core.counters.sent_back == 3

@@ -1,4 +1,6 @@
-"""Repeats are recognised within the window, and only there (design: 1,024 frames a producer, 10 minutes)."""
+"""Repeats are recognised within the window, and only there (design: 1,024 frames a producer, 10
+minutes).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def frame_id(sequence: int, producer: int = 1) -> FrameId:
 
 
 def stored(number: int) -> StoredFrame:
-    return StoredFrame(number, "T", 0, number * 10, number * 100, number * 100 + 99, 1000 + number, 10)
+    return StoredFrame(
+        number, "T", 0, number * 10, number * 100, number * 100 + 99, 1000 + number, 10
+    )
 
 
 def filled(count: int, window: int = 4) -> DeduplicationCache:
@@ -73,7 +77,9 @@ def test_windows_survive_a_round_through_the_checkpoint() -> None:
     cache.add(frame_id(9, producer=7), stored(9), 900)
     copy = DeduplicationCache(4, 600_000)
     copy.restore(msgpack.unpackb(msgpack.packb(cache.snapshot())))
-    assert copy.find(frame_id(5), 5) == stored(5) and copy.find(frame_id(9, producer=7), 9) == stored(9)
+    assert copy.find(frame_id(5), 5) == stored(5) and copy.find(
+        frame_id(9, producer=7), 9
+    ) == stored(9)
     with pytest.raises(DuplicateMismatch):
         copy.find(frame_id(1), 1)
     assert copy.expire(600_901) == 1, "the longest unheard is first again"

@@ -1,4 +1,6 @@
-"""A slave's store: bytes of a master's log in, the same queues out, and nothing that is not the master's."""
+"""A slave's store: bytes of a master's log in, the same queues out, and nothing that is not the
+master's.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,22 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreUnwritable
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
-from rmq_ray.store.log.log_source import Tail, broken_between, has_tail, look_again, read_log
 from rmq_ray.store.front.message_store import MessageStore
-from tests.support.faults.crash_fs import CrashFileSystem
+from rmq_ray.store.log.log_source import Tail, broken_between, has_tail, look_again, read_log
 from tests.support.brokers.store_rig import BORN, HOST, StoreRig, make_frame, small_config
+from tests.support.faults.crash_fs import CrashFileSystem
 
 
-def follower(disk: CrashFileSystem | None = None, create: bool = True, **changes: object) -> FollowerStore:
-    store = FollowerStore(small_config(**changes), ManualClock(), broker_name="broker-a", store_host=HOST, files=disk or CrashFileSystem())
+def follower(
+    disk: CrashFileSystem | None = None, create: bool = True, **changes: object
+) -> FollowerStore:
+    store = FollowerStore(
+        small_config(**changes),
+        ManualClock(),
+        broker_name="broker-a",
+        store_host=HOST,
+        files=disk or CrashFileSystem(),
+    )
     store.open(create)
     store.recover()
     store.start(lambda _position: None, threads=False)
@@ -25,22 +35,32 @@ def follower(disk: CrashFileSystem | None = None, create: bool = True, **changes
 
 
 def lineage(rig: StoreRig) -> Lineage:
-    return Lineage(rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes)
+    return Lineage(
+        rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes
+    )
 
 
 def filled(frames: int = 40, **changes: object) -> StoreRig:
     rig = StoreRig(config=small_config(**changes))
     for number in range(frames):
-        rig.send([b"%d-%d" % (number, row) * 30 for row in range(number % 7 + 1)], sequence=number, queue_id=number % 3)
+        rig.send(
+            [b"%d-%d" % (number, row) * 30 for row in range(number % 7 + 1)],
+            sequence=number,
+            queue_id=number % 3,
+        )
         rig.settle()
     return rig
 
 
-def copy(rig: StoreRig, store: FollowerStore, count: int = 10_000, confirmed: int | None = None) -> None:
+def copy(
+    rig: StoreRig, store: FollowerStore, count: int = 10_000, confirmed: int | None = None
+) -> None:
     """Until the follower has everything."""
     while store.end_offset < rig.store.end_offset:
         asked = count
-        while not store.append_raw(store.end_offset, read_log(rig.store.readable(), store.end_offset, asked)):
+        while not store.append_raw(
+            store.end_offset, read_log(rig.store.readable(), store.end_offset, asked)
+        ):
             asked *= 2
         store.advance(rig.store.visible_offset if confirmed is None else confirmed)
 
@@ -52,7 +72,9 @@ def last_bytes(store: MessageStore, queue_id: int) -> bytes:
 
 
 def log_bytes(store: MessageStore) -> bytes:
-    return b"".join(segment.read(segment.start, 65_536) for segment in store.opened.chain.segments())
+    return b"".join(
+        segment.read(segment.start, 65_536) for segment in store.opened.chain.segments()
+    )
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000, 1 << 20])
@@ -62,19 +84,29 @@ def test_a_copy_has_the_same_bytes_queues_and_epochs_whatever_the_pieces(count: 
     store.follow(lineage(rig))
     copy(rig, store, count)
     assert log_bytes(store)[: store.end_offset] == log_bytes(rig.store)[: rig.store.end_offset]
-    assert store.queues() == rig.store.queues() and store.epochs == rig.store.epochs and store.end_offset == rig.store.end_offset > 65_536
+    assert (
+        store.queues() == rig.store.queues()
+        and store.epochs == rig.store.epochs
+        and store.end_offset == rig.store.end_offset > 65_536
+    )
 
 
 def test_pieces_of_any_length_never_leave_a_torn_frame_behind() -> None:
     rig, chance = StoreRig(), random.Random(5)
     ends = {0}
     for number in range(300):
-        result = rig.send([b"z" * chance.randrange(1, 200) for _ in range(chance.randrange(1, 6))], sequence=1_000 + number)
+        result = rig.send(
+            [b"z" * chance.randrange(1, 200) for _ in range(chance.randrange(1, 6))],
+            sequence=1_000 + number,
+        )
         ends.add(result.end_log_offset)
     store = follower()
     store.follow(lineage(rig))
     while store.end_offset < rig.store.end_offset:
-        store.append_raw(store.end_offset, read_log(rig.store.readable(), store.end_offset, chance.randrange(1, 5_000)))
+        store.append_raw(
+            store.end_offset,
+            read_log(rig.store.readable(), store.end_offset, chance.randrange(1, 5_000)),
+        )
         assert store.end_offset in ends or store.end_offset % 65_536 == 0
 
 
@@ -83,11 +115,21 @@ def test_what_the_master_has_not_confirmed_is_kept_and_not_visible() -> None:
     store = follower()
     store.follow(lineage(rig))
     copy(rig, store, confirmed=0)
-    assert store.end_offset == rig.store.end_offset and store.visible_offset == 0 and store.queues() == {}
+    assert (
+        store.end_offset == rig.store.end_offset
+        and store.visible_offset == 0
+        and store.queues() == {}
+    )
     arrivals: list[tuple[str, int, int]] = []
-    store.set_arrival_listener(lambda topic, queue_id, maximum, _codes: arrivals.append((topic, queue_id, maximum)))
+    store.set_arrival_listener(
+        lambda topic, queue_id, maximum, _codes: arrivals.append((topic, queue_id, maximum))
+    )
     assert store.advance(rig.store.end_offset) == rig.store.end_offset
-    assert store.queues() == rig.store.queues() and sorted(arrivals)[-1] == ("TopicTest", 2, rig.store.bounds("TopicTest", 2)[1])
+    assert store.queues() == rig.store.queues() and sorted(arrivals)[-1] == (
+        "TopicTest",
+        2,
+        rig.store.bounds("TopicTest", 2)[1],
+    )
 
 
 def test_under_sync_flush_only_what_is_on_the_slaves_disk_is_visible() -> None:
@@ -132,12 +174,18 @@ def test_a_record_that_is_broken_at_the_master_is_skipped_there_and_here() -> No
     with pytest.raises(StoreCorrupt):
         store.append_raw(places[2], data[places[2] :])
     parts = rig.store.readable()
-    assert look_again(parts, places[2], rig.config.body_bytes_max) and not look_again(parts, places[1], rig.config.body_bytes_max)
+    assert look_again(parts, places[2], rig.config.body_bytes_max) and not look_again(
+        parts, places[1], rig.config.body_bytes_max
+    )
     broken = broken_between(parts, places[2], rig.store.end_offset)
     assert [entry[:2] for entry in broken] == [(places[2], places[3] - places[2])]
     store.append_raw(places[2], data[places[2] :], broken)
     store.advance(rig.store.visible_offset)
-    assert store.end_offset == rig.store.end_offset and store.visible_offset == rig.store.visible_offset and store.bounds("TopicTest", 0) == (0, 5)
+    assert (
+        store.end_offset == rig.store.end_offset
+        and store.visible_offset == rig.store.visible_offset
+        and store.bounds("TopicTest", 0) == (0, 5)
+    )
     assert store.opened.quarantine.entries() == parts.quarantine.entries()
 
 
@@ -149,7 +197,9 @@ def test_a_copy_of_another_log_is_refused() -> None:
     with pytest.raises(LogDiverged, match="empty directory"):
         store.follow(Lineage("0" * 32, other.store.epochs, 0, 65_536))
     assert store.origin().log == rig.store.identity
-    assert not has_tail(other.store.readable(), Tail(0, store.end_offset, 1), 1 << 22) and has_tail(rig.store.readable(), store.tail(), 1 << 22)
+    assert not has_tail(other.store.readable(), Tail(0, store.end_offset, 1), 1 << 22) and has_tail(
+        rig.store.readable(), store.tail(), 1 << 22
+    )
 
 
 def test_segments_of_another_size_are_refused() -> None:
@@ -158,8 +208,18 @@ def test_segments_of_another_size_are_refused() -> None:
         follower(segment_bytes=131_072).follow(lineage(rig))
 
 
-@pytest.mark.parametrize(("epochs", "fits"), [(((1, 0), (2, 10_000_000)), True), (((1, 0), (2, 500)), False), (((3, 10_000_000),), True), (((1, 4),), False)])
-def test_epochs_tell_whether_a_copy_is_a_prefix(epochs: tuple[tuple[int, int], ...], fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "fits"),
+    [
+        (((1, 0), (2, 10_000_000)), True),
+        (((1, 0), (2, 500)), False),
+        (((3, 10_000_000),), True),
+        (((1, 4),), False),
+    ],
+)
+def test_epochs_tell_whether_a_copy_is_a_prefix(
+    epochs: tuple[tuple[int, int], ...], fits: bool
+) -> None:
     rig = filled(10)
     store = follower()
     store.follow(lineage(rig))
@@ -220,7 +280,11 @@ def test_an_unclean_stop_of_a_slave_begins_no_epoch_and_loses_no_whole_frame() -
     store.follow(lineage(rig))
     copy(rig, store)
     again = follower(disk.after_kill(), create=False)
-    assert (again.epochs, again.end_offset, again.queues()) == (rig.store.epochs, rig.store.end_offset, rig.store.queues())
+    assert (again.epochs, again.end_offset, again.queues()) == (
+        rig.store.epochs,
+        rig.store.end_offset,
+        rig.store.queues(),
+    )
 
 
 def test_a_copy_that_is_opened_as_a_master_begins_an_epoch() -> None:
@@ -231,7 +295,10 @@ def test_a_copy_that_is_opened_as_a_master_begins_an_epoch() -> None:
     store.shutdown()
     master = StoreRig(disk=disk, create=False)
     assert master.store.epochs == ((1, 0), (2, rig.store.end_offset))
-    assert master.send([b"new"], sequence=7_000, queue_id=0).base_queue_offset == rig.store.bounds("TopicTest", 0)[1]
+    assert (
+        master.send([b"new"], sequence=7_000, queue_id=0).base_queue_offset
+        == rig.store.bounds("TopicTest", 0)[1]
+    )
     master.store.shutdown()
     assert StoreRig(disk=disk, create=False).store.epoch == 2, "once"
 
@@ -254,16 +321,29 @@ def test_a_slave_whose_host_lost_power_has_a_prefix_left_and_goes_on(seed: int) 
     store = follower(disk)
     store.follow(lineage(rig))
     while store.end_offset < rig.store.end_offset * chance.random():
-        store.append_raw(store.end_offset, read_log(rig.store.readable(), store.end_offset, chance.randrange(500, 6_000)))
+        store.append_raw(
+            store.end_offset,
+            read_log(rig.store.readable(), store.end_offset, chance.randrange(500, 6_000)),
+        )
         store.advance(store.end_offset)
         if chance.random() < 0.2:
             store.sync()
     held, had = store.flushed_offset, store.end_offset
-    after = disk.survivor(lambda _number, change: chance.choice((True, False, chance.randrange(len(change.data) + 1) if change.data else True)), "boot-2")
+    after = disk.survivor(
+        lambda _number, change: chance.choice(
+            (True, False, chance.randrange(len(change.data) + 1) if change.data else True)
+        ),
+        "boot-2",
+    )
     again = follower(after, create=False)
     assert held <= again.end_offset <= had and again.epochs == rig.store.epochs
     assert log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: again.end_offset]
-    assert not log_bytes(again)[again.end_offset :].strip(b"\0"), "nothing of a torn piece is left behind the end"
+    assert not log_bytes(again)[again.end_offset :].strip(b"\0"), (
+        "nothing of a torn piece is left behind the end"
+    )
     again.follow(lineage(rig))
     copy(rig, again)
-    assert again.queues() == rig.store.queues() and log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: rig.store.end_offset]
+    assert (
+        again.queues() == rig.store.queues()
+        and log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: rig.store.end_offset]
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import StoreError
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
-from rmq_ray.store.log.log_source import Tail, has_tail, read_log
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.codec.record import decode_record
-from tests.support.faults.crash_fs import CrashFileSystem
+from rmq_ray.store.log.log_source import Tail, has_tail, read_log
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
+from tests.support.faults.crash_fs import CrashFileSystem
 
 QUEUES = range(3)
 
@@ -19,23 +19,37 @@ QUEUES = range(3)
 def filled() -> StoreRig:
     rig = StoreRig(config=small_config())
     for number in range(20):
-        rig.send([b"%d-%d" % (number, row) * 30 for row in range(number % 4 + 1)], sequence=number, queue_id=number % 3)
+        rig.send(
+            [b"%d-%d" % (number, row) * 30 for row in range(number % 4 + 1)],
+            sequence=number,
+            queue_id=number % 3,
+        )
         rig.settle()
     return rig
 
 
 def opened(disk: CrashFileSystem, create: bool = False) -> FollowerStore:
-    store = FollowerStore(small_config(), ManualClock(), broker_name="broker-a", store_host=HOST, files=disk)
+    store = FollowerStore(
+        small_config(), ManualClock(), broker_name="broker-a", store_host=HOST, files=disk
+    )
     store.open(create)
     store.recover()
     store.start(lambda _position: None, threads=False)
     return store
 
 
-def copied(rig: StoreRig, disk: CrashFileSystem, broken: tuple[int, int] | None = None) -> FollowerStore:
-    """A follower with everything; ``broken``: a record that the master then had broken, and that the follower has so."""
+def copied(
+    rig: StoreRig, disk: CrashFileSystem, broken: tuple[int, int] | None = None
+) -> FollowerStore:
+    """A follower with everything; ``broken``: a record that the master then had broken, and that
+    the follower has so.
+    """
     store = opened(disk, create=True)
-    store.follow(Lineage(rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes))
+    store.follow(
+        Lineage(
+            rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes
+        )
+    )
     data = bytearray(read_log(rig.store.readable(), 0, 1 << 16))
     if broken is not None:
         data[broken[0] + broken[1] // 2] ^= 1
@@ -114,7 +128,13 @@ def test_bytes_that_are_no_better_change_nothing() -> None:
     flipped[-20] ^= 1
     rotten = bytearray(good(rig, place))
     rotten[len(rotten) // 2] ^= 1
-    for wrong in (good(rig, place)[:-1], good(rig, place) + b"\0", bytes(rotten), good(rig, other), b""):
+    for wrong in (
+        good(rig, place)[:-1],
+        good(rig, place) + b"\0",
+        bytes(rotten),
+        good(rig, other),
+        b"",
+    ):
         assert not store.mend(place[0], wrong)
     assert not store.mend(other[0], good(rig, other)), "it is not broken"
     assert read_log(store.readable(), 0, 1 << 16) == before and store.broken_stretches() == [place]
@@ -131,7 +151,9 @@ def test_a_stretch_that_is_sound_after_all_is_only_taken_off_the_list() -> None:
 
 
 def torn(store: MessageStore, place: tuple[int, int]) -> None:
-    """Four zero bytes in the record's properties, which no CRC covers: what a start finds after a write that was torn."""
+    """Four zero bytes in the record's properties, which no CRC covers: what a start finds after a
+    write that was torn.
+    """
     segment = store.opened.chain.find(place[0])
     assert segment is not None
     segment.write(b"\0" * 4, place[0] + place[1] - 6)
@@ -176,15 +198,25 @@ def test_the_last_record_of_a_segment_is_mended_with_the_blank_behind_it() -> No
 
 
 def test_a_torn_record_that_the_master_names_is_skipped_and_a_sound_one_is_taken() -> None:
-    """What is wrong with it is in no CRC; a name that a rotten queue entry brought about hides nothing."""
+    """What is wrong with it is in no CRC; a name that a rotten queue entry brought about hides
+    nothing.
+    """
     rig, disk = filled(), CrashFileSystem()
     place, other = middle(rig), middle(rig, 1, 5)
     store = opened(disk, create=True)
-    store.follow(Lineage(rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes))
+    store.follow(
+        Lineage(
+            rig.store.identity, rig.store.epochs, rig.store.begin_offset, rig.config.segment_bytes
+        )
+    )
     before = good(rig, place)
     torn(rig.store, place)
     data = read_log(rig.store.readable(), 0, 1 << 16)
-    named = [(*place, "zero bytes"), (*other, "it is not the record of its queue offset"), (other[0] + 16, other[1], "?")]
+    named = [
+        (*place, "zero bytes"),
+        (*other, "it is not the record of its queue offset"),
+        (other[0] + 16, other[1], "?"),
+    ]
     assert store.append_raw(0, data, named) == len(data)
     store.advance(len(data))
     assert store.broken_stretches() == [place] and [len(found) for found in bodies(store)] == [
@@ -207,7 +239,9 @@ def test_behind_a_broken_record_of_the_master_shorter_ends_are_compared() -> Non
     store = copied(rig, disk)
     parts, tail, place = rig.store.readable(), store.tail(), middle(rig, 1, 0)
     shorter = store.shorter_tails(tail)
-    assert [tail.end - found.end for found in shorter] == [0] and 2_000 < tail.end - shorter[0].begin <= 4 << 10
+    assert [tail.end - found.end for found in shorter] == [0] and 2_000 < tail.end - shorter[
+        0
+    ].begin <= 4 << 10
     segment = rig.store.opened.chain.find(place[0])
     assert segment is not None
     segment.write(b"\xff", place[0] + place[1] // 2)

@@ -1,4 +1,6 @@
-"""The store's front door: appends, repeats, visibility, reads, failures (store-format 2, 3, 8; protocol-behaviour 10.3)."""
+"""The store's front door: appends, repeats, visibility, reads, failures (store-format 2, 3, 8;
+protocol-behaviour 10.3).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import threading
 
 import pytest
 
+from rmq_ray.codec.record import BLANK_MAGIC, decode_record
+from rmq_ray.codec.record_batch import pack_mark
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import (
     AppendUnknown,
@@ -26,10 +30,8 @@ from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage, StoreState
-from rmq_ray.codec.record import BLANK_MAGIC, decode_record
-from rmq_ray.codec.record_batch import pack_mark
-from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 from tests.support.brokers.store_rig import BORN, HOST, ROOT, StoreRig, make_frame, small_config
+from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 
 LOG = f"{ROOT}/commitlog/{0:020d}"
 SYNC = small_config(flush=FlushMode.SYNC_FLUSH)
@@ -37,20 +39,32 @@ SYNC = small_config(flush=FlushMode.SYNC_FLUSH)
 
 def batch_item(body: bytes, properties: str = "", flag: int = 0) -> bytes:
     text = properties.encode()
-    return struct.pack(">iiiii", 22 + len(body) + len(text), 0, 0, flag, len(body)) + body + struct.pack(">h", len(text)) + text
+    return (
+        struct.pack(">iiiii", 22 + len(body) + len(text), 0, 0, flag, len(body))
+        + body
+        + struct.pack(">h", len(text))
+        + text
+    )
 
 
-# --- append ------------------------------------------------------------------------------------------------------------------
+# --- append ---------------------------------------------------------------------------------------
 
 
 def test_a_frame_gets_dense_offsets_and_the_brokers_own_values() -> None:
     rig = StoreRig()
     first = rig.send([b"a", b"b"], 0)
     second = rig.send([b"c"], 1)
-    assert (first.base_queue_offset, first.count, second.base_queue_offset, second.base_log_offset) == (0, 2, 2, first.end_log_offset)
+    assert (
+        first.base_queue_offset,
+        first.count,
+        second.base_queue_offset,
+        second.base_log_offset,
+    ) == (0, 2, 2, first.end_log_offset)
     records = rig.records()
     assert [record.queue_offset for record in records] == [0, 1, 2]
-    assert {(record.born_host, record.store_host, record.store_ms) for record in records} == {(BORN, HOST, rig.clock.now_ms())}
+    assert {(record.born_host, record.store_host, record.store_ms) for record in records} == {
+        (BORN, HOST, rig.clock.now_ms())
+    }
     assert records[2].log_offset == second.base_log_offset
 
 
@@ -61,7 +75,12 @@ def test_a_repeat_is_answered_with_the_first_result_and_not_stored() -> None:
     rig.send([b"other"], 6)
     again = rig.store.append_frame(bytearray(records), sizes, BORN)
     assert again.repeat and not first.repeat
-    assert (again.base_queue_offset, again.base_log_offset, again.end_log_offset, again.store_ms) == (0, 0, first.end_log_offset, first.store_ms)
+    assert (
+        again.base_queue_offset,
+        again.base_log_offset,
+        again.end_log_offset,
+        again.store_ms,
+    ) == (0, 0, first.end_log_offset, first.store_ms)
     assert rig.bodies() == [b"a", b"b", b"other"]
 
 
@@ -115,17 +134,37 @@ def test_a_frame_never_crosses_a_segment() -> None:
     assert len(rig.bodies()) == 11
     second = rig.disk.names[f"{ROOT}/commitlog/{4096:020d}"].current
     for record in rig.records()[1:]:
-        assert decode_record(second, record.log_offset - 4096).log_offset == record.log_offset, "the file's start and the position in it"
+        assert decode_record(second, record.log_offset - 4096).log_offset == record.log_offset, (
+            "the file's start and the position in it"
+        )
 
 
 @pytest.mark.seed("S3-086", "S3-088")
 def test_the_single_message_path_stores_every_field() -> None:
     rig = StoreRig()
     mark = pack_mark(rig_frame_id(), 1).decode()
-    message = StoredMessage("Other", 3, b"hello", f"{mark}\x02KEYS\x01k1\x02TAGS\x01TagA", 7, 1, 123, ("10.9.8.7", 99), 4, 555)
+    message = StoredMessage(
+        "Other",
+        3,
+        b"hello",
+        f"{mark}\x02KEYS\x01k1\x02TAGS\x01TagA",
+        7,
+        1,
+        123,
+        ("10.9.8.7", 99),
+        4,
+        555,
+    )
     result = rig.store.append_message(message)
     record = rig.records(3, "Other")[0]
-    assert (record.body, record.properties, record.flag, record.sys_flag, record.born_ms, record.born_host) == (
+    assert (
+        record.body,
+        record.properties,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+    ) == (
         b"hello",
         "KEYS\x01k1\x02TAGS\x01TagA",
         7,
@@ -133,7 +172,12 @@ def test_the_single_message_path_stores_every_field() -> None:
         123,
         ("10.9.8.7", 99),
     )
-    assert (record.reconsume_times, record.prepared_offset, record.store_host, record.log_offset) == (4, 555, HOST, result.base_log_offset)
+    assert (
+        record.reconsume_times,
+        record.prepared_offset,
+        record.store_host,
+        record.log_offset,
+    ) == (4, 555, HOST, result.base_log_offset)
     assert rig.arrivals == [("Other", 3, 1, [java_hash("TagA")])]
 
 
@@ -149,42 +193,72 @@ def test_ipv6_hosts_fit_single_messages() -> None:
     rig.store.set_store_host(("fe80::2", 10911))
     rig.store.append_message(StoredMessage("T", 0, b"y", born_host=("2001:db8::1", 8)))
     first, second = rig.records(0, "T")
-    assert (first.born_host, first.store_host, first.store_ms) == (("2001:db8::1", 7), HOST, rig.clock.now_ms())
-    assert (second.store_host, second.queue_offset, second.store_ms) == (("fe80::2", 10911), 1, rig.clock.now_ms())
+    assert (first.born_host, first.store_host, first.store_ms) == (
+        ("2001:db8::1", 7),
+        HOST,
+        rig.clock.now_ms(),
+    )
+    assert (second.store_host, second.queue_offset, second.store_ms) == (
+        ("fe80::2", 10911),
+        1,
+        rig.clock.now_ms(),
+    )
 
 
 def test_prepared_and_rolled_back_records_get_no_queue_offset() -> None:
     rig = StoreRig()
     for sys_flag in (0, 4, 12, 8):
-        rig.store.append_message(StoredMessage("T", 0, b"%d" % sys_flag, "KEYS\x01k", sys_flag=sys_flag))
+        rig.store.append_message(
+            StoredMessage("T", 0, b"%d" % sys_flag, "KEYS\x01k", sys_flag=sys_flag)
+        )
     assert rig.bodies(0, "T") == [b"0", b"8"]
-    assert len(rig.store.query("T", "k", 32, 0, 1 << 60)) == 3, "all but the rolled back one are indexed"
+    assert len(rig.store.query("T", "k", 32, 0, 1 << 60)) == 3, (
+        "all but the rolled back one are indexed"
+    )
     again = rig.next_life(rig.disk.survivor(keep_all))
     assert again.bodies(0, "T") == [b"0", b"8"]
 
 
 def test_delayed_records_carry_their_delivery_time_as_tags_code() -> None:
     rig = StoreRig()
-    store = MessageStore(rig.config, rig.clock, broker_name="b", store_host=HOST, files=CrashFileSystem(), delay_ms={3: 10_000}.get)
+    store = MessageStore(
+        rig.config,
+        rig.clock,
+        broker_name="b",
+        store_host=HOST,
+        files=CrashFileSystem(),
+        delay_ms={3: 10_000}.get,
+    )
     store.open(True)
     store.recover()
     store.start(lambda _position: None, threads=False)
     seen: list[list[int]] = []
     store.set_arrival_listener(lambda _topic, _queue, _maximum, codes: seen.append(list(codes)))
     for level in ("3", "99", "0"):
-        store.append_message(StoredMessage(SCHEDULE_TOPIC, 2, b"x", f"DELAY\x01{level}\x02TAGS\x01a"))
+        store.append_message(
+            StoredMessage(SCHEDULE_TOPIC, 2, b"x", f"DELAY\x01{level}\x02TAGS\x01a")
+        )
     assert seen == [[rig.clock.now_ms() + 10_000], [rig.clock.now_ms() + 1_000], [java_hash("a")]]
 
 
 def test_a_batch_body_becomes_records_with_consecutive_offsets() -> None:
     rig = StoreRig()
-    body = batch_item(b"one", "TAGS\x01a", 5) + batch_item(b"two", "TAGS\x01b\x02") + batch_item(b"three")
+    body = (
+        batch_item(b"one", "TAGS\x01a", 5)
+        + batch_item(b"two", "TAGS\x01b\x02")
+        + batch_item(b"three")
+    )
     result = rig.store.append_batch_body(StoredMessage("T", 1, body, "KEYS\x01k", born_host=BORN))
     records = rig.records(1, "T")
     assert [(record.body, record.properties, record.flag) for record in records] == [
-        (b"one", "TAGS\x01a\x02KEYS\x01k", 5), (b"two", "TAGS\x01b\x02KEYS\x01k", 0), (b"three", "KEYS\x01k", 0),
-    ]  # fmt: skip
-    assert result.log_offsets == tuple(record.log_offset for record in records) and (result.base_queue_offset, result.count) == (0, 3)
+        (b"one", "TAGS\x01a\x02KEYS\x01k", 5),
+        (b"two", "TAGS\x01b\x02KEYS\x01k", 0),
+        (b"three", "KEYS\x01k", 0),
+    ]
+    assert result.log_offsets == tuple(record.log_offset for record in records) and (
+        result.base_queue_offset,
+        result.count,
+    ) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -216,13 +290,15 @@ def test_a_batch_body_that_is_not_in_form_is_refused(body: bytes) -> None:
         (StoredMessage("T", 0, b"x" * 1001), MessageTooLarge),
     ],
 )
-def test_what_a_record_cannot_hold_is_refused(message: StoredMessage, error: type[Exception]) -> None:
+def test_what_a_record_cannot_hold_is_refused(
+    message: StoredMessage, error: type[Exception]
+) -> None:
     rig = StoreRig(config=small_config(body_bytes_max=1000))
     with pytest.raises(error):
         rig.store.append_message(message)
 
 
-# --- visible means durable -----------------------------------------------------------------------------------------------------
+# --- visible means durable ------------------------------------------------------------------------
 
 
 @pytest.mark.seed("S4-137", "S4-146")
@@ -242,15 +318,24 @@ def test_an_append_reaches_the_page_cache_and_the_disk_only_with_a_flush() -> No
     assert rig.disk.unsynced("commitlog") and rig.bodies() == [b"a"]
     assert rig.next_life(rig.disk.survivor(keep_none, "boot-2")).bodies() == []
     rig.store.flush()
-    assert rig.disk.unsynced("commitlog") == [] and rig.next_life(rig.disk.survivor(keep_none, "boot-2")).bodies() == [b"a"]
+    assert rig.disk.unsynced("commitlog") == [] and rig.next_life(
+        rig.disk.survivor(keep_none, "boot-2")
+    ).bodies() == [b"a"]
 
 
 def test_under_sync_flush_nothing_is_visible_before_it_is_synced() -> None:
     rig = StoreRig(config=SYNC)
     results = [rig.send([b"a", b"b"], 0), rig.send([b"c"], 1)]
     single = rig.store.append_message(StoredMessage("TopicTest", 0, b"d", "KEYS\x01k"))
-    assert (rig.store.visible_offset, rig.store.durable_offset, rig.store.bounds("TopicTest", 0), rig.arrivals) == (0, 0, (0, 0), [])
-    assert rig.store.record_at(0) is None and rig.store.query("TopicTest", "k", 10, 0, 1 << 60) == []
+    assert (
+        rig.store.visible_offset,
+        rig.store.durable_offset,
+        rig.store.bounds("TopicTest", 0),
+        rig.arrivals,
+    ) == (0, 0, (0, 0), [])
+    assert (
+        rig.store.record_at(0) is None and rig.store.query("TopicTest", "k", 10, 0, 1 << 60) == []
+    )
     assert rig.store.dispatch_durable() == 0, "not synced yet"
     assert rig.store.flush_step()
     assert rig.durable == [single.end_log_offset] and rig.store.bounds("TopicTest", 0) == (0, 0)
@@ -284,19 +369,27 @@ def test_nothing_behind_the_replicated_position_is_visible() -> None:
     assert rig.bodies() == [b"a", b"b", b"c"]
 
 
-# --- reads -----------------------------------------------------------------------------------------------------------------------
+# --- reads ----------------------------------------------------------------------------------------
 
 
 def test_statuses_and_next_offsets_outside_of_a_queue() -> None:
     rig = StoreRig()
     rig.send([b"%d" % number for number in range(10)], 0)
     expected = {
-        0: (GetMessageStatus.FOUND, 10), 10: (GetMessageStatus.OFFSET_OVERFLOW_ONE, 10), 11: (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 10),
-        -1: (GetMessageStatus.OFFSET_TOO_SMALL, 0), 9: (GetMessageStatus.FOUND, 10),
-    }  # fmt: skip
+        0: (GetMessageStatus.FOUND, 10),
+        10: (GetMessageStatus.OFFSET_OVERFLOW_ONE, 10),
+        11: (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 10),
+        -1: (GetMessageStatus.OFFSET_TOO_SMALL, 0),
+        9: (GetMessageStatus.FOUND, 10),
+    }
     for offset, (status, next_offset) in expected.items():
         result = rig.store.get_messages("TopicTest", 0, offset, 100, 1 << 20, None)
-        assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (status, next_offset, 0, 10)
+        assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (
+            status,
+            next_offset,
+            0,
+            10,
+        )
     nothing = rig.store.get_messages("TopicTest", 5, 0, 100, 1 << 20, None)
     assert (nothing.status, nothing.next_offset) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
 
@@ -307,9 +400,17 @@ def test_a_tag_filter_returns_matching_records_and_goes_past_the_others(count: i
     for number in range(count):
         rig.send([b"%d" % number], number, head=f"TAGS\x01{'AB'[number % 2]}")
     result = rig.store.get_messages("TopicTest", 0, 0, 1000, 1 << 20, frozenset([java_hash("A")]))
-    assert (result.count, result.next_offset, result.status) == (count // 2, count, GetMessageStatus.FOUND)
+    assert (result.count, result.next_offset, result.status) == (
+        count // 2,
+        count,
+        GetMessageStatus.FOUND,
+    )
     nothing = rig.store.get_messages("TopicTest", 0, 0, 1000, 1 << 20, frozenset([java_hash("C")]))
-    assert (nothing.count, nothing.next_offset, nothing.status) == (0, count, GetMessageStatus.NO_MATCHED_MESSAGE)
+    assert (nothing.count, nothing.next_offset, nothing.status) == (
+        0,
+        count,
+        GetMessageStatus.NO_MATCHED_MESSAGE,
+    )
     some = rig.store.get_messages("TopicTest", 0, 0, 3, 1 << 20, frozenset([java_hash("B")]))
     assert (some.count, some.next_offset) == (3, 7)
 
@@ -320,7 +421,12 @@ def test_limits_of_count_and_bytes_bind_and_the_first_record_always_comes(count:
     rig = StoreRig()
     rig.send([b"x" * 100] * count, 0)
     sizes = [record.size for record in rig.records()]
-    for limit, expected in ((0, 1), (sizes[0], 1), (sizes[0] + sizes[1], 2), (sum(sizes[:5]) + 1, 5)):
+    for limit, expected in (
+        (0, 1),
+        (sizes[0], 1),
+        (sizes[0] + sizes[1], 2),
+        (sum(sizes[:5]) + 1, 5),
+    ):
         result = rig.store.get_messages("TopicTest", 0, 0, 1000, limit, None)
         assert (result.count, result.next_offset) == (expected, expected)
     assert rig.store.get_messages("TopicTest", 0, 4, 3, 1 << 20, None).next_offset == 7
@@ -359,8 +465,14 @@ def test_records_are_found_by_unique_key_and_by_keys() -> None:
     unique = rig.records()[1].properties.split("\x01")[-1]
     found = rig.store.query("TopicTest", unique, 32, 0, 1 << 60)
     assert [decode_record(data).body for data in found] == [b"b"]
-    assert [decode_record(data).body for data in rig.store.query("TopicTest", "order-2", 32, 0, 1 << 60)] == [b"b", b"a"]
-    assert rig.store.query("TopicTest", "order", 32, 0, 1 << 60) == rig.store.query("Other", "order-1", 32, 0, 1 << 60) == []
+    assert [
+        decode_record(data).body for data in rig.store.query("TopicTest", "order-2", 32, 0, 1 << 60)
+    ] == [b"b", b"a"]
+    assert (
+        rig.store.query("TopicTest", "order", 32, 0, 1 << 60)
+        == rig.store.query("Other", "order-1", 32, 0, 1 << 60)
+        == []
+    )
     assert rig.store.query("TopicTest", "order-1", 32, 0, rig.clock.now_ms() - 10_000) == []
 
 
@@ -377,7 +489,7 @@ def test_offsets_are_found_by_time() -> None:
     assert rig.store.earliest_store_ms("TopicTest", 9) == -1
 
 
-# --- failures --------------------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def test_a_failed_write_stops_the_log_until_it_was_read_again() -> None:
@@ -395,12 +507,18 @@ def test_a_failed_write_stops_the_log_until_it_was_read_again() -> None:
         with pytest.raises(StoreFailed, match="read again"):
             attempt()
     report = rig.store.reopen()
-    assert (report.end, report.clean, rig.store.state) == (kept.end_log_offset, False, StoreState.READY)
+    assert (report.end, report.clean, rig.store.state) == (
+        kept.end_log_offset,
+        False,
+        StoreState.READY,
+    )
     assert rig.bodies() == [b"a"] and rig.send([b"b"], 1).base_queue_offset == 1
 
 
 @pytest.mark.parametrize(("where", "partial"), [("commitlog", 70), ("consumequeue", 0)])
-def test_a_disk_that_fails_in_the_middle_of_an_append_leaves_open_whether_it_is_stored(where: str, partial: int) -> None:
+def test_a_disk_that_fails_in_the_middle_of_an_append_leaves_open_whether_it_is_stored(
+    where: str, partial: int
+) -> None:
     rig = StoreRig()
     rig.send([b"a"], 0)
     rig.disk.fail_next("pwrite", where, partial=partial)
@@ -414,7 +532,12 @@ def test_a_disk_that_fails_in_the_middle_of_an_append_leaves_open_whether_it_is_
 def test_a_sync_that_fails_in_the_checkpoints_thread_is_told_too() -> None:
     rig = StoreRig(config=small_config(checkpoint_interval_ms=5))
     rig.store.shutdown()
-    store, told = MessageStore(rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk), threading.Event()
+    store, told = (
+        MessageStore(
+            rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk
+        ),
+        threading.Event(),
+    )
     store.open(create=False)
     store.recover()
     rig.disk.fail_next("datasync", "commitlog")
@@ -427,7 +550,9 @@ def test_a_sync_that_fails_in_the_checkpoints_thread_is_told_too() -> None:
 
 @pytest.mark.parametrize("flush", FlushMode)
 @pytest.mark.parametrize("again", ["read again in the same process", "opened by the next one"])
-def test_a_log_whose_sync_failed_is_not_sound_where_it_had_acknowledged_more(flush: FlushMode, again: str) -> None:
+def test_a_log_whose_sync_failed_is_not_sound_where_it_had_acknowledged_more(
+    flush: FlushMode, again: str
+) -> None:
     rig = StoreRig(config=small_config(flush=flush))
     rig.send([b"a"], 0)
     rig.settle()
@@ -477,7 +602,9 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
         rig.store.flush()
     assert rig.disk.syncs == syncs
     rig.store.reopen()
-    assert rig.bodies() == [b"a"], "what the failed sync lost is not believed because the page cache shows it"
+    assert rig.bodies() == [b"a"], (
+        "what the failed sync lost is not believed because the page cache shows it"
+    )
     again = rig.send([b"b"], 1)
     assert not again.repeat
     rig.settle()
@@ -486,12 +613,18 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_sync_is_not_repeate
 
 
 def test_a_store_that_failed_and_is_opened_again_believes_the_disk_not_the_page_cache() -> None:
-    """A master whose disk failed is deposed: closed, and opened in the same process as a copy of its heir's log."""
+    """A master whose disk failed is deposed: closed, and opened in the same process as a copy of
+    its heir's log.
+    """
     rig, safe = with_a_failed_sync()
     assert not rig.store.shutdown(), "not durable"
-    deposed = FollowerStore(rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk)
+    deposed = FollowerStore(
+        rig.config, rig.clock, broker_name="broker-a", store_host=HOST, files=rig.disk
+    )
     deposed.open(create=False)
-    assert deposed.recover().end == safe, "what the kernel shows, but never wrote, does not count as held"
+    assert deposed.recover().end == safe, (
+        "what the kernel shows, but never wrote, does not count as held"
+    )
     deposed.shutdown()
 
 
@@ -504,7 +637,9 @@ def test_a_full_disk_refuses_and_recovers_by_itself() -> None:
     assert rig.store.state is StoreState.READY and rig.bodies() == [b"a"]
     assert rig.send([b"c" * 50], 2).base_queue_offset == 1
     after = rig.next_life(rig.disk.survivor(keep_all, "boot-2"))
-    assert after.bodies() == [b"a", b"c" * 50], "the second record of the half-written frame left nothing behind the third frame's only one"
+    assert after.bodies() == [b"a", b"c" * 50], (
+        "the second record of the half-written frame left nothing behind the third frame's only one"
+    )
 
 
 def test_a_segment_that_cannot_be_made_is_tried_again_after_a_second() -> None:
@@ -554,12 +689,18 @@ def test_a_disk_that_is_too_full_refuses_writes_and_serves_reads() -> None:
     assert rig.send([b"b"], 1).base_queue_offset == 1
 
 
-# --- life ------------------------------------------------------------------------------------------------------------------------
+# --- life -----------------------------------------------------------------------------------------
 
 
 def unopened(disk: CrashFileSystem, broker_name: str = "broker-a") -> MessageStore:
     rig_config = small_config()
-    return MessageStore(rig_config, StoreRig(CrashFileSystem()).clock, broker_name=broker_name, store_host=HOST, files=disk)
+    return MessageStore(
+        rig_config,
+        StoreRig(CrashFileSystem()).clock,
+        broker_name=broker_name,
+        store_host=HOST,
+        files=disk,
+    )
 
 
 def test_an_expected_store_is_never_made_anew() -> None:
@@ -608,7 +749,11 @@ def test_nothing_is_accepted_before_recovery_and_after_shutdown() -> None:
     with pytest.raises(StoreError):
         store.open(True)
     store.shutdown()
-    assert store.state is StoreState.CLOSED and disk.locks == set() and not disk.exists(f"{ROOT}/abort")
+    assert (
+        store.state is StoreState.CLOSED
+        and disk.locks == set()
+        and not disk.exists(f"{ROOT}/abort")
+    )
     with pytest.raises(StoreNotReady):
         store.append_frame(records, sizes, BORN)
 
@@ -627,7 +772,13 @@ def test_status_tells_what_an_operator_asks() -> None:
     rig = StoreRig()
     rig.send([b"a", b"b"], 0)
     status = rig.store.status()
-    assert (status["state"], status["frames"], status["records"], status["end"], status["visible"]) == (
+    assert (
+        status["state"],
+        status["frames"],
+        status["records"],
+        status["end"],
+        status["visible"],
+    ) == (
         "ready",
         1,
         2,
@@ -653,9 +804,15 @@ def test_retention_takes_old_segments_and_the_queues_follow() -> None:
     low, high = rig.store.bounds("TopicTest", 0)
     assert rig.store.begin_offset == report.begin > 4096 and 0 < low < high == 40
     assert rig.bodies() == [b"%03d" % number * 60 for number in range(low, 40)]
-    assert rig.store.get_messages("TopicTest", 0, 0, 10, 100, None).status is GetMessageStatus.OFFSET_TOO_SMALL
+    assert (
+        rig.store.get_messages("TopicTest", 0, 0, 10, 100, None).status
+        is GetMessageStatus.OFFSET_TOO_SMALL
+    )
     after = rig.next_life(rig.disk.after_kill())
-    assert after.store.bounds("TopicTest", 0) == (low, high) and after.store.begin_offset == report.begin
+    assert (
+        after.store.bounds("TopicTest", 0) == (low, high)
+        and after.store.begin_offset == report.begin
+    )
     assert after.send([b"more"], 99).base_queue_offset == 40
 
 

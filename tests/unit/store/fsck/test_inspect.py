@@ -1,4 +1,6 @@
-"""Inspection of a store's files: a sound store has no faults, every kind of damage is found and named, nothing is changed."""
+"""Inspection of a store's files: a sound store has no faults, every kind of damage is found and
+named, nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,21 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import StoreInUse, StoreMissing
-from rmq_ray.store.fsck import inspect
-from rmq_ray.store.recovery.checkpoint import Checkpoint, save_checkpoint
-from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES
 from rmq_ray.files import FileSystem
+from rmq_ray.store.fsck import inspect
+from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES
 from rmq_ray.store.queue.index_file import HEADER_BYTES, ITEM, ITEM_BYTES, SLOT_BYTES
+from rmq_ray.store.recovery.checkpoint import Checkpoint, save_checkpoint
 from rmq_ray.store.recovery.short_checkpoint import load_short_checkpoint, save_short_checkpoint
 from tests.support.stores import small_store
-from tests.support.stores.small_store import INDEX_SLOTS, SEGMENT_BYTES, Filler, flip, log_at, overwrite
+from tests.support.stores.small_store import (
+    INDEX_SLOTS,
+    SEGMENT_BYTES,
+    Filler,
+    flip,
+    log_at,
+    overwrite,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +56,15 @@ def orders(store: Path) -> list[dict]:
     return inspect.dump(str(store), "orders", 0, 10_000)
 
 
-# --- a sound store -------------------------------------------------------------------------------------------------------------
+# --- a sound store --------------------------------------------------------------------------------
 
 
 def test_a_sound_store_has_no_faults_and_its_parts_add_up(sound: Path) -> None:
     report = inspect.verify(str(sound))
     assert report.faults == []
-    assert (report.broker, report.clean, report.epoch) == ("broker-a", True, 1) and len(report.identity) == 32
+    assert (report.broker, report.clean, report.epoch) == ("broker-a", True, 1) and len(
+        report.identity
+    ) == 32
     prepared = 10
     assert report.records == report.queue_entries + prepared == 665
     assert (report.frames, report.queues, report.unqueued, report.quarantined) == (31, 5, 0, 0)
@@ -66,7 +77,11 @@ def test_a_sound_store_has_no_faults_and_its_parts_add_up(sound: Path) -> None:
 def test_inspection_changes_no_file(store: Path) -> None:
     def state() -> dict[str, tuple[str, int]]:
         files = [path for path in sorted(store.rglob("*")) if path.is_file()]
-        return {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files if path.name != "lock"}
+        return {
+            str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+            for path in files
+            if path.name != "lock"
+        }
 
     before = state()
     inspect.verify(str(store))
@@ -108,7 +123,9 @@ def test_segments_that_retention_removed_are_no_fault(store: Path) -> None:
     assert report.queue_entries < 655
 
 
-def test_records_of_a_deleted_topic_are_counted_and_a_topic_made_anew_begins_at_zero(store: Path) -> None:
+def test_records_of_a_deleted_topic_are_counted_and_a_topic_made_anew_begins_at_zero(
+    store: Path,
+) -> None:
     running = small_store.opened(store)
     running.delete_topic("orders")
     running.delete_topic("refunds")
@@ -117,7 +134,9 @@ def test_records_of_a_deleted_topic_are_counted_and_a_topic_made_anew_begins_at_
     report = inspect.verify(str(store))
     assert report.faults == []
     assert report.unqueued > 10 + 200
-    assert (store / "consumequeue" / "orders" / "0").is_dir() and not (store / "consumequeue" / "refunds").exists()
+    assert (store / "consumequeue" / "orders" / "0").is_dir() and not (
+        store / "consumequeue" / "refunds"
+    ).exists()
 
 
 def test_a_place_that_is_no_store_says_where_the_stores_are(sound: Path, tmp_path: Path) -> None:
@@ -127,7 +146,7 @@ def test_a_place_that_is_no_store_says_where_the_stores_are(sound: Path, tmp_pat
         inspect.dump(str(tmp_path))
 
 
-# --- the log -------------------------------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------
 
 
 def test_a_flipped_bit_in_a_body_is_named_by_its_log_offset(store: Path) -> None:
@@ -135,7 +154,10 @@ def test_a_flipped_bit_in_a_body_is_named_by_its_log_offset(store: Path) -> None
     file, position = log_at(store, row["log_offset"])
     flip(file, position + 88 + 7)
     (fault,) = faults(store)
-    assert f"log offset {row['log_offset']}: {row['size']} bytes are no record" in fault and "CRC" in fault
+    assert (
+        f"log offset {row['log_offset']}: {row['size']} bytes are no record" in fault
+        and "CRC" in fault
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +174,9 @@ def test_a_flipped_bit_in_a_body_is_named_by_its_log_offset(store: Path) -> None
         (87, "body length"),
     ],
 )
-def test_a_flipped_bit_in_a_field_that_means_something_is_found(store: Path, at: int, what: str) -> None:
+def test_a_flipped_bit_in_a_field_that_means_something_is_found(
+    store: Path, at: int, what: str
+) -> None:
     row = orders(store)[60]
     file, position = log_at(store, row["log_offset"])
     flip(file, position + at)
@@ -165,7 +189,11 @@ def test_a_flipped_bit_in_topic_or_tag_is_found(store: Path, back: int) -> None:
     row = next(row for row in orders(store) if row["tag"] == "paid" and row["size"] > 260)
     file, position = log_at(store, row["log_offset"])
     text = file.read_bytes()[position : position + row["size"]]
-    at = {209: text.index(b"orders"), 201: text.index(b"orders") + 7, 194: text.index(b"TAGS\x01paid") + 5}[back]
+    at = {
+        209: text.index(b"orders"),
+        201: text.index(b"orders") + 7,
+        194: text.index(b"TAGS\x01paid") + 5,
+    }[back]
     flip(file, position + at)
     assert faults(store)
 
@@ -174,7 +202,9 @@ def test_what_a_broker_has_put_into_quarantine_is_counted_and_no_fault(store: Pa
     row = orders(store)[50]
     file, position = log_at(store, row["log_offset"])
     flip(file, position + 100)
-    (store / "rmq_ray" / "quarantine").write_text(f"{row['log_offset']} {row['size']} the body's CRC differs\n")
+    (store / "rmq_ray" / "quarantine").write_text(
+        f"{row['log_offset']} {row['size']} the body's CRC differs\n"
+    )
     report = inspect.verify(str(store))
     assert (report.faults, report.quarantined) == ([], 1)
 
@@ -193,7 +223,11 @@ def test_a_frame_that_ends_too_early_is_named(store: Path) -> None:
     file, position = log_at(store, last["log_offset"])
     overwrite(file, position, bytes(end - last["log_offset"]))
     expect_fault(store, "a frame of 5 records has only 4")
-    expect_fault(store, "consume queue orders/1", f"points to log offset {last['log_offset']}, behind the log's end")
+    expect_fault(
+        store,
+        "consume queue orders/1",
+        f"points to log offset {last['log_offset']}, behind the log's end",
+    )
     expect_fault(store, "records were lost")
 
 
@@ -217,7 +251,7 @@ def test_a_foreign_file_in_the_log_is_named(store: Path) -> None:
     expect_fault(store, "notes.txt is no segment")
 
 
-# --- consume queues ------------------------------------------------------------------------------------------------------------
+# --- consume queues -------------------------------------------------------------------------------
 
 
 def entry_at(store: Path, offset: int) -> tuple[Path, int]:
@@ -225,8 +259,12 @@ def entry_at(store: Path, offset: int) -> tuple[Path, int]:
     return files[offset // 64], offset % 64 * ENTRY_BYTES
 
 
-@pytest.mark.parametrize("change", [(1, 0, 0), (0, 4, 0), (0, 0, 9)], ids=["offset", "size", "tags code"])
-def test_an_entry_that_lies_is_named_with_both_versions(store: Path, change: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "change", [(1, 0, 0), (0, 4, 0), (0, 0, 9)], ids=["offset", "size", "tags code"]
+)
+def test_an_entry_that_lies_is_named_with_both_versions(
+    store: Path, change: tuple[int, int, int]
+) -> None:
     file, position = entry_at(store, 70)
     truth = ENTRY.unpack_from(file.read_bytes(), position)
     lie = tuple(value + more for value, more in zip(truth, change, strict=True))
@@ -247,7 +285,9 @@ def test_an_entry_without_a_record_is_named(store: Path) -> None:
     last = max(row["queue_offset"] for row in orders(store) if row["queue"] == 0)
     file, position = entry_at(store, last + 1)
     overwrite(file, position, ENTRY.pack(1234, 100, 0))
-    expect_fault(store, f"entry {last + 1} points to log offset 1234, where no record of this queue begins")
+    expect_fault(
+        store, f"entry {last + 1} points to log offset 1234, where no record of this queue begins"
+    )
 
 
 def test_a_queue_that_is_gone_or_of_another_size_is_named(store: Path) -> None:
@@ -259,7 +299,7 @@ def test_a_queue_that_is_gone_or_of_another_size_is_named(store: Path) -> None:
     expect_fault(store, "consume queue orders/0 cannot be read", "100 bytes")
 
 
-# --- the index -----------------------------------------------------------------------------------------------------------------
+# --- the index ------------------------------------------------------------------------------------
 
 
 def first_index(store: Path) -> Path:
@@ -271,7 +311,9 @@ def test_an_item_with_another_hash_or_offset_is_named(store: Path) -> None:
     at = HEADER_BYTES + INDEX_SLOTS * SLOT_BYTES + 5 * ITEM_BYTES
     key_hash, log_offset, seconds, previous = ITEM.unpack_from(file.read_bytes(), at)
     overwrite(file, at, ITEM.pack(key_hash + INDEX_SLOTS, log_offset, seconds, previous))
-    expect_fault(store, "item 5", f"log offset {log_offset}", "no record there has a key with its hash")
+    expect_fault(
+        store, "item 5", f"log offset {log_offset}", "no record there has a key with its hash"
+    )
     overwrite(file, at, ITEM.pack(key_hash, log_offset + 1, seconds, previous))
     expect_fault(store, "item 5", f"log offset {log_offset + 1}")
 
@@ -297,17 +339,21 @@ def test_an_index_of_another_shape_is_recognised_or_named(tmp_path: Path) -> Non
     assert inspect.verify(str(tmp_path / "odd"), index_slots=777).faults == []
 
 
-# --- checkpoints and the rest --------------------------------------------------------------------------------------------------
+# --- checkpoints and the rest ---------------------------------------------------------------------
 
 
 def test_checkpoints_that_do_not_belong_to_the_log_are_named(store: Path) -> None:
     files, ours = FileSystem(), str(store / "rmq_ray" / "checkpoint")
     sound = load_short_checkpoint(files, ours)
     assert sound is not None
-    save_short_checkpoint(files, ours, type(sound)(sound.log_position + 1_000_000, identity="f" * 32))
+    save_short_checkpoint(
+        files, ours, type(sound)(sound.log_position + 1_000_000, identity="f" * 32)
+    )
     expect_fault(store, "belongs to store ffff")
     expect_fault(store, "records were lost")
-    save_short_checkpoint(files, ours, type(sound)(sound.log_position, identity=sound.identity, last_record=(0, 1)))
+    save_short_checkpoint(
+        files, ours, type(sound)(sound.log_position, identity=sound.identity, last_record=(0, 1))
+    )
     expect_fault(store, "not the one that it remembers")
     (store / "rmq_ray" / "checkpoint").write_bytes(b"RMQCKPT1 and then nonsense")
     expect_fault(store, "checkpoint is damaged")
@@ -322,7 +368,7 @@ def test_a_damaged_identity_and_epochs_are_named(store: Path) -> None:
     expect_fault(store, "epoch 2 begins behind the log's end")
 
 
-# --- dump ----------------------------------------------------------------------------------------------------------------------
+# --- dump -----------------------------------------------------------------------------------------
 
 
 def test_dump_shows_records_in_log_order_with_their_columns(sound: Path) -> None:
@@ -330,8 +376,18 @@ def test_dump_shows_records_in_log_order_with_their_columns(sound: Path) -> None
     assert len(rows) == 665
     assert [row["log_offset"] for row in rows] == sorted(row["log_offset"] for row in rows)
     first = rows[0]
-    assert (first["topic"], first["queue"], first["queue_offset"], first["tag"], first["keys"]) == ("orders", 0, 0, "refund", ["o-1", "all"])
-    assert first["properties"] == {"region": "eu"} and first["message_id"] == f"{1:032X}" and len(first["body"]) == 120
+    assert (first["topic"], first["queue"], first["queue_offset"], first["tag"], first["keys"]) == (
+        "orders",
+        0,
+        0,
+        "refund",
+        ["o-1", "all"],
+    )
+    assert (
+        first["properties"] == {"region": "eu"}
+        and first["message_id"] == f"{1:032X}"
+        and len(first["body"]) == 120
+    )
 
 
 def test_dump_takes_one_topic_from_a_place_and_stops_at_the_limit(sound: Path) -> None:

@@ -1,4 +1,6 @@
-"""Verifying and dumping directories that are damaged anyhow, or no stores at all: a report or a typed error, never anything else; nothing is changed."""
+"""Verifying and dumping directories that are damaged anyhow, or no stores at all: a report or a
+typed error, never anything else; nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
     lambda data, chance: data.__setitem__(chance.randrange(len(data)), chance.randrange(256)),
     lambda data, chance: data.__delitem__(slice(chance.randrange(len(data)), None)),
     lambda data, chance: data.clear(),
-    lambda data, chance: data.__setitem__(slice(0, min(len(data), 4_096)), chance.randbytes(min(len(data), 4_096))),
-    lambda data, chance: data.__setitem__(slice(0, min(len(data), 200)), b"\xff" * min(len(data), 200)),
+    lambda data, chance: data.__setitem__(
+        slice(0, min(len(data), 4_096)), chance.randbytes(min(len(data), 4_096))
+    ),
+    lambda data, chance: data.__setitem__(
+        slice(0, min(len(data), 200)), b"\xff" * min(len(data), 200)
+    ),
     lambda data, chance: data.extend(chance.randbytes(chance.randrange(1, 5_000))),
 )
 
@@ -35,10 +41,14 @@ def seen(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_store_that_is_damaged_anyhow_gives_a_report_or_a_typed_error(sound: Path, tmp_path: Path, seed: int) -> None:
+def test_a_store_that_is_damaged_anyhow_gives_a_report_or_a_typed_error(
+    sound: Path, tmp_path: Path, seed: int
+) -> None:
     chance, store = random.Random(seed), Path(shutil.copytree(sound, tmp_path / "store"))
     for _ in range(chance.choice((1, 1, 3))):
-        file = chance.choice([path for path in sorted(store.rglob("*")) if path.is_file() and path.stat().st_size])
+        file = chance.choice(
+            [path for path in sorted(store.rglob("*")) if path.is_file() and path.stat().st_size]
+        )
         if chance.random() < 0.15:
             file.unlink()
             if chance.random() < 0.5:
@@ -59,13 +69,27 @@ def test_a_store_that_is_damaged_anyhow_gives_a_report_or_a_typed_error(sound: P
 @pytest.mark.parametrize(
     "files",
     [
-        {}, {"notes.txt": b"hello"}, {"commitlog": b"a file"}, {"commitlog/00000000000000000000": b""}, {"commitlog/readme": b"x"},
-        {"commitlog/00000000000000000000": b"\x7fELF" + bytes(4_092)}, {"orders-0/00000000000000000000.log": bytes(100), "meta.properties": b"version=1"},
-        {"commitlog/00000000000000000000": bytes(4_096), "consumequeue/a/b/c": b"x", "index/x": b"", "rmq_ray/identity": b"\xff", "checkpoint": b"1"},
-        {"commitlog/00000000000000000017": bytes(4_096)}, {"commitlog/-0000000000000000001": bytes(64)},
+        {},
+        {"notes.txt": b"hello"},
+        {"commitlog": b"a file"},
+        {"commitlog/00000000000000000000": b""},
+        {"commitlog/readme": b"x"},
+        {"commitlog/00000000000000000000": b"\x7fELF" + bytes(4_092)},
+        {"orders-0/00000000000000000000.log": bytes(100), "meta.properties": b"version=1"},
+        {
+            "commitlog/00000000000000000000": bytes(4_096),
+            "consumequeue/a/b/c": b"x",
+            "index/x": b"",
+            "rmq_ray/identity": b"\xff",
+            "checkpoint": b"1",
+        },
+        {"commitlog/00000000000000000017": bytes(4_096)},
+        {"commitlog/-0000000000000000001": bytes(64)},
     ],
-)  # fmt: skip
-def test_a_directory_of_somebody_else_is_reported_or_refused_with_its_name(tmp_path: Path, files: dict[str, bytes]) -> None:
+)
+def test_a_directory_of_somebody_else_is_reported_or_refused_with_its_name(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
     store = tmp_path / "place"
     store.mkdir()
     for name, data in files.items():
@@ -75,7 +99,11 @@ def test_a_directory_of_somebody_else_is_reported_or_refused_with_its_name(tmp_p
     for look in (inspect.verify, inspect.dump):
         try:
             found = look(str(store))
-            assert found == [] or found.fault_count or set(files["commitlog/00000000000000000000"]) == {0}  # type: ignore[union-attr]
+            assert (
+                found == []
+                or found.fault_count
+                or set(files["commitlog/00000000000000000000"]) == {0}
+            )  # type: ignore[union-attr]
         except (StoreError, StoreCorrupt) as error:
             assert str(store) in error.message
     assert seen(tmp_path) == before

@@ -1,4 +1,5 @@
-"""Config files: Apache RocketMQ's text to the byte, ``.bak`` when the main file is broken, never a silently empty table.
+"""Config files: Apache RocketMQ's text to the byte, ``.bak`` when the main file is broken, never a
+silently empty table.
 
 ``tests/golden/config`` was written by Apache RocketMQ 4.9.7's own managers.
 """
@@ -11,18 +12,40 @@ from typing import Any
 import pytest
 
 from rmq_ray.errors import StoreCorrupt, StoreError
+from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
-from rmq_ray.store.io.config_files import ConfigFile, filters_file, groups_file, kv_file, topics_file
-from rmq_ray.files import FileSystem
-from rmq_ray.store.tables.offset_file import broadcast_offsets_file, consumer_offsets_file, delay_offsets_file
+from rmq_ray.store.io.config_files import (
+    ConfigFile,
+    filters_file,
+    groups_file,
+    kv_file,
+    topics_file,
+)
+from rmq_ray.store.tables.offset_file import (
+    broadcast_offsets_file,
+    consumer_offsets_file,
+    delay_offsets_file,
+)
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "config"
+GOLDEN = Path(__file__).parents[3] / "golden" / "config"
 TABLES: dict[str, tuple[Any, Any]] = {
-    "topics.json": (topics_file, ({"TopicTest": TopicConfig("TopicTest", 4, 4, 6)}, DataVersion(3, 1_700_000_000_000))),
-    "subscriptionGroup.json": (groups_file, ({"please_rename_group": GroupConfig("please_rename_group")}, DataVersion(1, 1_700_000_000_000))),
-    "consumerOffset.json": (consumer_offsets_file, {("TopicTest", "groupA"): {0: 335, 1: 335, 2: 333}}),
+    "topics.json": (
+        topics_file,
+        ({"TopicTest": TopicConfig("TopicTest", 4, 4, 6)}, DataVersion(3, 1_700_000_000_000)),
+    ),
+    "subscriptionGroup.json": (
+        groups_file,
+        (
+            {"please_rename_group": GroupConfig("please_rename_group")},
+            DataVersion(1, 1_700_000_000_000),
+        ),
+    ),
+    "consumerOffset.json": (
+        consumer_offsets_file,
+        {("TopicTest", "groupA"): {0: 335, 1: 335, 2: 333}},
+    ),
     "delayOffset.json": (delay_offsets_file, {1: 10, 3: 22}),
     "kvConfig.json": (kv_file, {"ORDER_TOPIC_CONFIG": {"TopicOrder": "broker-a:4;broker-b:4"}}),
     "offsets.json": (broadcast_offsets_file, {MessageQueue("TopicTest", "broker-a", 0): 335}),
@@ -65,19 +88,44 @@ def test_the_progress_of_several_groups_reads_as_the_example_shows_it(tmp_path: 
     }
 
 
-def test_members_of_rocketmq_5_are_ignored_and_missing_ones_have_their_defaults(tmp_path: Path) -> None:
+def test_members_of_rocketmq_5_are_ignored_and_missing_ones_have_their_defaults(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "topics.json"
-    path.write_text('{"dataVersion":{"counter":2,"stateVersion":0,"timestamp":5},"topicConfigTable":{"T":{"attributes":{},"perm":2,"topicName":"T"}}}')
-    assert topics_file(FileSystem(), str(path)).load() == ({"T": TopicConfig("T", 16, 16, 2)}, DataVersion(2, 5))
+    path.write_text(
+        '{"dataVersion":{"counter":2,"stateVersion":0,"timestamp":5},'
+        '"topicConfigTable":{"T":{"attributes":{},"perm":2,"topicName":"T"}}}'
+    )
+    assert topics_file(FileSystem(), str(path)).load() == (
+        {"T": TopicConfig("T", 16, 16, 2)},
+        DataVersion(2, 5),
+    )
     path.write_text('{"topicConfigTable":{}}')
     assert topics_file(FileSystem(), str(path)).load() == ({}, DataVersion())
 
 
-@pytest.mark.parametrize("broken", ["", "   ", "{", '{"topicConfigTable":{"T":{"perm":"six"}}}', '{"topicConfigTable":[]}', "[]", "null", '{"other":1}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "   ",
+        "{",
+        '{"topicConfigTable":{"T":{"perm":"six"}}}',
+        '{"topicConfigTable":[]}',
+        "[]",
+        "null",
+        '{"other":1}',
+    ],
+)
 @pytest.mark.seed("S4-217")
-def test_a_broken_main_file_is_answered_from_the_bak_and_both_broken_is_an_error(tmp_path: Path, broken: str) -> None:
+def test_a_broken_main_file_is_answered_from_the_bak_and_both_broken_is_an_error(
+    tmp_path: Path, broken: str
+) -> None:
     path = tmp_path / "topics.json"
-    first, second = ({"A": TopicConfig("A")}, DataVersion(1, 1)), ({"B": TopicConfig("B")}, DataVersion(2, 2))
+    first, second = (
+        ({"A": TopicConfig("A")}, DataVersion(1, 1)),
+        ({"B": TopicConfig("B")}, DataVersion(2, 2)),
+    )
     file = topics_file(FileSystem(), str(path))
     file.save(first)
     file.save(second)
@@ -91,10 +139,17 @@ def test_a_broken_main_file_is_answered_from_the_bak_and_both_broken_is_an_error
         topics_file(FileSystem(), str(path)).load()
 
 
-def test_a_broken_file_without_a_bak_is_an_error_and_no_file_is_an_empty_start(tmp_path: Path) -> None:
+def test_a_broken_file_without_a_bak_is_an_error_and_no_file_is_an_empty_start(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "consumerOffset.json"
     assert consumer_offsets_file(FileSystem(), str(path)).load() is None
-    for broken in ('{"offsetTable":{"no-group":{0:1}}}', '{"offsetTable":{"a@b@c":{0:1}}}', '{"offsetTable":{"a@b":{0:"x"}}}', ""):
+    for broken in (
+        '{"offsetTable":{"no-group":{0:1}}}',
+        '{"offsetTable":{"a@b@c":{0:1}}}',
+        '{"offsetTable":{"a@b":{0:"x"}}}',
+        "",
+    ):
         path.write_text(broken)
         with pytest.raises(StoreCorrupt):
             consumer_offsets_file(FileSystem(), str(path)).load()
@@ -129,6 +184,10 @@ def test_a_save_that_ends_anywhere_leaves_the_old_or_the_new_table(action: str, 
         failed = False
     except StoreError:
         failed = True
-    for after in (disk.survivor(keep_all), disk.survivor(keep_none, "boot-2"), disk.survivor(lambda n, _: 5, "boot-2")):
+    for after in (
+        disk.survivor(keep_all),
+        disk.survivor(keep_none, "boot-2"),
+        disk.survivor(lambda n, _: 5, "boot-2"),
+    ):
         found = delay_offsets_file(after, "/s/config/delayOffset.json").load()
         assert found in (({1: 2}, {1: 3}) if failed else ({1: 3},))

@@ -12,7 +12,9 @@ from rmq_ray.errors import StoreMissing, StoreUnwritable
 from rmq_ray.files import FileSystem
 
 
-def test_a_file_of_a_size_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_size_is_there_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, path = FileSystem(), tmp_path / "00000000000000000000"
     real = os.ftruncate
 
@@ -28,11 +30,15 @@ def test_a_file_of_a_size_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monk
     made.pwrite(b"x", 0)
     made.close()
     again = files.make_sized(str(path), 2_560)
-    assert (again.size(), again.pread(1, 0)) == (2_560, b"x"), "an existing one is brought to that size"
+    assert (again.size(), again.pread(1, 0)) == (2_560, b"x"), (
+        "an existing one is brought to that size"
+    )
     again.close()
 
 
-def test_a_file_of_a_size_is_made_where_nameless_files_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_size_is_made_where_nameless_files_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
@@ -42,13 +48,23 @@ def test_a_file_of_a_size_is_made_where_nameless_files_are_unknown(tmp_path: Pat
     made.close()
 
 
-def test_a_file_in_the_place_of_a_directory_is_told_and_no_fault_of_the_disk(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_directory_is_told_and_no_fault_of_the_disk(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").touch()
     for wrong in (tmp_path / "taken", tmp_path / "taken" / "broker-a"):
-        with pytest.raises(StoreUnwritable, match="a file is where a directory of the store should be"):
+        with pytest.raises(
+            StoreUnwritable, match="a file is where a directory of the store should be"
+        ):
             FileSystem().make_dirs(str(wrong))
 
 
 def test_a_place_where_nothing_can_be_made_is_told_with_a_remedy() -> None:
-    with pytest.raises(StoreMissing, match=r"make directory /proc/no-disk/broker-a: .*; mount the disk that has it, or choose another path"):
+    with pytest.raises(
+        StoreMissing,
+        match=(
+            r"make directory /proc/no-disk/broker-a: .*; mount the disk that has it, or choose "
+            r"another path"
+        ),
+    ):
         FileSystem().make_dirs("/proc/no-disk/broker-a")

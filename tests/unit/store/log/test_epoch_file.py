@@ -52,7 +52,16 @@ def test_a_promotion_brings_its_own_number() -> None:
 
 def test_every_byte_belongs_to_one_epoch() -> None:
     epochs = loaded(disk_with(b"1 50\n2 100\n4 150\n"))
-    assert [epochs.of(at) for at in (0, 49, 50, 99, 100, 149, 150, 10**12)] == [0, 0, 1, 1, 2, 2, 4, 4]
+    assert [epochs.of(at) for at in (0, 49, 50, 99, 100, 149, 150, 10**12)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("text", [b"x", b"1", b"1 a\n", b"2 0\n1 5\n", b"1 5\n2 4\n", b"1 0\n\n"])

@@ -12,8 +12,8 @@ from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.flusher import LogFlusher, is_due
 from rmq_ray.store.log.segment_chain import SegmentChain
-from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.brokers.store_rig import small_config
+from tests.support.faults.crash_fs import CrashFileSystem
 
 SEGMENT = 65_536
 
@@ -23,7 +23,9 @@ class Rig:
         self.disk = CrashFileSystem()
         self.disk.make_dirs("/store/rmq_ray")
         self.clock = ManualClock()
-        chain = SegmentChain("/store/commitlog", "/store/rmq_ray", SEGMENT, self.disk, self.clock, ahead=False)
+        chain = SegmentChain(
+            "/store/commitlog", "/store/rmq_ray", SEGMENT, self.disk, self.clock, ahead=False
+        )
         chain.load()
         self.log = CommitLog(chain)
         self.told: list[int] = []
@@ -49,7 +51,9 @@ class Rig:
         (SEGMENT, SEGMENT - 1, 4, True),
     ],
 )
-def test_four_pages_or_a_full_segment_are_due(written: int, flushed: int, pages: int, due: bool) -> None:
+def test_four_pages_or_a_full_segment_are_due(
+    written: int, flushed: int, pages: int, due: bool
+) -> None:
     assert is_due(written, flushed, pages, SEGMENT) is due
 
 
@@ -98,7 +102,11 @@ def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
     rig.write(10)
     rig.disk.fail_next("datasync", "commitlog")
     syncs = rig.disk.syncs
-    assert rig.flusher.step() is False and rig.flusher.step() is False and rig.flusher.flush_now() is False
+    assert (
+        rig.flusher.step() is False
+        and rig.flusher.step() is False
+        and rig.flusher.flush_now() is False
+    )
     assert rig.told == [0] and rig.log.failure is not None and rig.disk.syncs == syncs + 1
 
 
@@ -110,7 +118,9 @@ def test_stopping_syncs_the_rest() -> None:
     assert rig.log.durable == 10
 
 
-def test_a_thread_that_ends_for_another_reason_fails_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_ends_for_another_reason_fails_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rig = Rig(FlushMode.SYNC_FLUSH)
 
     def broken(_position: int) -> None:
@@ -121,14 +131,20 @@ def test_a_thread_that_ends_for_another_reason_fails_the_log(caplog: pytest.LogC
     rig.flusher._on_durable = broken
     rig.write(10)
     rig.flusher._run()
-    assert rig.log.failure is not None and "defect" in rig.log.failure.message and "the flush thread ended" in caplog.text
+    assert (
+        rig.log.failure is not None
+        and "defect" in rig.log.failure.message
+        and "the flush thread ended" in caplog.text
+    )
 
 
-# --- the thread ------------------------------------------------------------------------------------------------------------------
+# --- the thread -----------------------------------------------------------------------------------
 
 
 class Waits:
-    """In place of the flusher's lock: notes how long the thread would wait, and ends the loop after some rounds."""
+    """In place of the flusher's lock: notes how long the thread would wait, and ends the loop after
+    some rounds.
+    """
 
     def __init__(self, flusher: Any, rounds: int) -> None:
         self.flusher = flusher

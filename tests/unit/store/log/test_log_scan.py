@@ -1,4 +1,6 @@
-"""Reading the log many records at a time finds what reading it one by one finds: boundaries, zero bytes, marks, members of frames."""
+"""Reading the log many records at a time finds what reading it one by one finds: boundaries, zero
+bytes, marks, members of frames.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ import random
 import numpy as np
 import pytest
 
+from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record import BLANK, BLANK_MAGIC, decode_record, pack_host_v4
+from rmq_ray.codec.record_batch import MARK_BYTES, read_mark
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.deduplication import DeduplicationCache
 from rmq_ray.store.frames.frame_check import check_frame, patch_frame
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.store.frames.frame_marks import own_marks, read_marks, without_marks
 from rmq_ray.store.frames.frame_tracker import FrameTracker, members_from
 from rmq_ray.store.log.log_scan import ScannedRecords, Stop, scan_buffer
-from rmq_ray.codec.record import BLANK, BLANK_MAGIC, decode_record, pack_host_v4
-from rmq_ray.codec.record_batch import MARK_BYTES, read_mark
 
 HOSTS = (pack_host_v4("1.2.3.4", 5), pack_host_v4("10.0.0.1", 10911))
 LIMIT = 1 << 20
@@ -23,12 +25,26 @@ BASE = 3 << 40
 KEY = "0A0102030405060708090A0B0C0D0E0F"
 
 
-def log_of(frames: list[tuple[str, list[int]]], base: int = BASE, store_ms: int = 1_000, producer: bytes = bytes(16)) -> bytearray:
-    """Frames (topic, body lengths) back to back, as the broker writes them; sequences count from 1, one queue."""
+def log_of(
+    frames: list[tuple[str, list[int]]],
+    base: int = BASE,
+    store_ms: int = 1_000,
+    producer: bytes = bytes(16),
+) -> bytearray:
+    """Frames (topic, body lengths) back to back, as the broker writes them; sequences count from 1,
+    one queue.
+    """
     log, offsets = bytearray(), dict.fromkeys((topic for topic, _ in frames), 0)
     for number, (topic, lengths) in enumerate(frames):
         properties = [f"TAGS\x01t{n % 3}\x02UNIQ_KEY\x01{KEY}" for n in range(len(lengths))]
-        data, sizes = encode_frame(topic, 1, [b"b" * length for length in lengths], properties, 5, FrameId(producer, number + 1))
+        data, sizes = encode_frame(
+            topic,
+            1,
+            [b"b" * length for length in lengths],
+            properties,
+            5,
+            FrameId(producer, number + 1),
+        )
         records = bytearray(data)
         frame = check_frame(records, sizes, LIMIT)
         patch_frame(records, frame, (offsets[topic], base + len(log)), store_ms + number, HOSTS)
@@ -48,7 +64,10 @@ def random_frames(seed: int) -> list[tuple[str, list[int]]]:
     return [
         (
             chance.choice(("T", "Topic", "Other")),
-            [chance.choice((0, 100, 100, 7)) if chance.random() < 0.3 else 100 for _ in range(chance.choice((1, 1, 3, 90)))],
+            [
+                chance.choice((0, 100, 100, 7)) if chance.random() < 0.3 else 100
+                for _ in range(chance.choice((1, 1, 3, 90)))
+            ],
         )
         for _ in range(60)
     ]
@@ -105,13 +124,22 @@ def test_a_mark_that_is_not_in_its_form_or_not_the_records_own_counts_for_nothin
     log = log_of([("T", [10]), ("T", [10, 10]), ("T", [10])])
     records = scanned(log)
     at = int(records.text_at[1])
-    for change in (at + 9, at + 20, at + 60, at + MARK_BYTES):  # the prefix's end, the producer, the count, what separates
+    for change in (
+        at + 9,
+        at + 20,
+        at + 60,
+        at + MARK_BYTES,
+    ):  # the prefix's end, the producer, the count, what separates
         broken = bytearray(log)
         broken[change] = ord("Z")
-        assert own_marks(scanned(broken)).rows.tolist() == [0, 3] and read_marks(scanned(broken)).rows.tolist() == [0, 3]
+        assert own_marks(scanned(broken)).rows.tolist() == [0, 3] and read_marks(
+            scanned(broken)
+        ).rows.tolist() == [0, 3]
     copied = bytearray(log)
     copied[at + MARK_BYTES - 1] = ord("e") if copied[at + MARK_BYTES - 1] != ord("e") else ord("d")
-    assert own_marks(scanned(copied)).rows.tolist() == [0, 3] and read_marks(scanned(copied)).rows.tolist() == [0, 1, 3]
+    assert own_marks(scanned(copied)).rows.tolist() == [0, 3] and read_marks(
+        scanned(copied)
+    ).rows.tolist() == [0, 1, 3]
 
 
 def test_what_stands_behind_a_mark_is_found_also_where_nothing_does() -> None:
@@ -121,7 +149,9 @@ def test_what_stands_behind_a_mark_is_found_also_where_nothing_does() -> None:
     records = scanned(alone)
     assert without_marks(records).tolist() == records.ends.tolist()
     records = scanned(log_of([("T", [1, 1])]))
-    assert bytes(records.view[int(without_marks(records)[0]) : int(records.ends[0])]).startswith(b"TAGS\x01t0")
+    assert bytes(records.view[int(without_marks(records)[0]) : int(records.ends[0])]).startswith(
+        b"TAGS\x01t0"
+    )
     assert without_marks(records)[1] == records.text_at[1]
 
 
@@ -129,7 +159,10 @@ def test_an_incomplete_frame_at_the_end_is_told_and_one_in_the_middle_counted() 
     frames = [("T", [10])] * 100 + [("T", [10] * 5)]
     log = log_of(frames)
     records = scanned(log)
-    assert FrameTracker.incomplete_at_end(records) == 105 and FrameTracker.incomplete_at_end(records.part(0, 103)) == 100
+    assert (
+        FrameTracker.incomplete_at_end(records) == 105
+        and FrameTracker.incomplete_at_end(records.part(0, 103)) == 100
+    )
     windows = DeduplicationCache(2_000, 600_000)
     assert FrameTracker(windows, 0).add(records.part(0, 103)) == 0  # at the end the caller decides
     middle = records.select(np.array([*range(100, 102), *range(10)]))

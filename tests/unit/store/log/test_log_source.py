@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.store.front.follower_store import FollowerStore
-from rmq_ray.store.log.log_source import read_log, whole_frames
 from rmq_ray.codec.record import MAGIC
 from rmq_ray.codec.record_batch import MARK_PREFIX
-from tests.support.faults.crash_fs import CrashFileSystem
+from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.log.log_source import read_log, whole_frames
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
+from tests.support.faults.crash_fs import CrashFileSystem
 
 SEGMENT = {"segment_bytes": 1 << 22}
 
@@ -30,9 +30,13 @@ def pieces(rig: StoreRig, count: int) -> list[tuple[int, bytes]]:
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
-@pytest.mark.parametrize("body", [b"x" * 900, MAGIC_BYTES + b"x" * 900, b"x" * 900 + MARK_PREFIX + bytes(72)])
+@pytest.mark.parametrize(
+    "body", [b"x" * 900, MAGIC_BYTES + b"x" * 900, b"x" * 900 + MARK_PREFIX + bytes(72)]
+)
 @pytest.mark.parametrize("records", [1, 7])
-def test_a_piece_ends_where_a_frame_begins_so_that_nothing_is_left_over(body: bytes, records: int) -> None:
+def test_a_piece_ends_where_a_frame_begins_so_that_nothing_is_left_over(
+    body: bytes, records: int
+) -> None:
     rig = StoreRig(config=small_config(**SEGMENT))
     begins = set()
     for number in range(30):
@@ -41,7 +45,13 @@ def test_a_piece_ends_where_a_frame_begins_so_that_nothing_is_left_over(body: by
         rig.settle()
     found = pieces(rig, 12_000)
     assert len(found) > 2 and {at for at, _ in found} <= begins
-    slave = FollowerStore(small_config(**SEGMENT), ManualClock(), broker_name="broker-a", store_host=HOST, files=CrashFileSystem())
+    slave = FollowerStore(
+        small_config(**SEGMENT),
+        ManualClock(),
+        broker_name="broker-a",
+        store_host=HOST,
+        files=CrashFileSystem(),
+    )
     for at, data in found:
         assert slave.check(at, data).taken == len(data)
 
@@ -61,8 +71,14 @@ def test_a_frame_that_is_longer_than_the_piece_is_handed_out_in_parts() -> None:
     rig.send([b"x" * 1_000] * 30, sequence=1)
     rig.settle()
     found = pieces(rig, 5_000)
-    assert len(found) > 5 and b"".join(data for _, data in found) == read_log(rig.store.readable(), 0, 1 << 20)
+    assert len(found) > 5 and b"".join(data for _, data in found) == read_log(
+        rig.store.readable(), 0, 1 << 20
+    )
 
 
 def test_bytes_without_any_record_are_handed_out_as_they_are() -> None:
-    assert whole_frames(bytes(9_000), 0) == 9_000 and whole_frames(b"", 0) == 0 and whole_frames(MARK_PREFIX, 0) == len(MARK_PREFIX)
+    assert (
+        whole_frames(bytes(9_000), 0) == 9_000
+        and whole_frames(b"", 0) == 0
+        and whole_frames(MARK_PREFIX, 0) == len(MARK_PREFIX)
+    )

@@ -1,4 +1,6 @@
-"""Segments: adjacent files of one size, made before they are named, gone for good behind a cut (store-format 1)."""
+"""Segments: adjacent files of one size, made before they are named, gone for good behind a cut
+(store-format 1).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def chain_on(disk: CrashFileSystem, ahead: bool = False) -> SegmentChain:
 
 @pytest.mark.seed("S3-107")
 def test_files_are_named_by_their_start_in_20_digits() -> None:
-    assert [segment_name(start) for start in (0, 1 << 30, 1 << 31)] == ["00000000000000000000", "00000000001073741824", "00000000002147483648"]
+    assert [segment_name(start) for start in (0, 1 << 30, 1 << 31)] == [
+        "00000000000000000000",
+        "00000000001073741824",
+        "00000000002147483648",
+    ]
     assert StoreConfig("unused").segment_bytes == 1 << 30
 
 
@@ -36,8 +42,17 @@ def test_segments_are_made_in_order_and_found_by_offset() -> None:
         segment = chain.ensure(start)
         assert (segment.start, segment.end) == (start, start + SIZE)
     found = [chain.find(at) for at in (0, SIZE - 1, SIZE, 3 * SIZE - 1, 3 * SIZE, -1)]
-    assert [segment.start if segment else None for segment in found] == [0, 0, SIZE, 2 * SIZE, None, None]
-    assert chain_on(disk.survivor(keep_none)).end == 3 * SIZE, "names and sizes are durable when ensure returns"
+    assert [segment.start if segment else None for segment in found] == [
+        0,
+        0,
+        SIZE,
+        2 * SIZE,
+        None,
+        None,
+    ]
+    assert chain_on(disk.survivor(keep_none)).end == 3 * SIZE, (
+        "names and sizes are durable when ensure returns"
+    )
 
 
 def test_a_segment_has_its_full_size_whenever_it_has_its_name() -> None:

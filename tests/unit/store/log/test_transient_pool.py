@@ -1,4 +1,6 @@
-"""Appends gathered in reused buffers: committed every 200 ms or 4 pages, acknowledged and visible after that (store-format 8)."""
+"""Appends gathered in reused buffers: committed every 200 ms or 4 pages, acknowledged and visible
+after that (store-format 8).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,29 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, ConfigError, StoreFailed
+from rmq_ray.store.front.message_store import StoreState
 from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.committer import LogCommitter
-from rmq_ray.store.front.message_store import StoreState
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.log.transient_pool import TransientPool
-from tests.support.faults.crash_fs import Change, CrashFileSystem, keep_none
 from tests.support.brokers.store_rig import StoreRig, small_config
+from tests.support.faults.crash_fs import Change, CrashFileSystem, keep_none
 
 SEGMENT = 65_536
 
 
 def pooled(**changes: object) -> StoreConfig:
-    return small_config(**({"transient_store_pool": True, "transient_buffer_bytes": 4096} | changes))
+    return small_config(
+        **({"transient_store_pool": True, "transient_buffer_bytes": 4096} | changes)
+    )
 
 
 def make_log(size: int = 2, buffer_bytes: int = 1_000) -> tuple[CrashFileSystem, CommitLog]:
     disk = CrashFileSystem()
     disk.make_dirs("/store/rmq_ray")
-    chain = SegmentChain("/store/commitlog", "/store/rmq_ray", SEGMENT, disk, ManualClock(), ahead=False)
+    chain = SegmentChain(
+        "/store/commitlog", "/store/rmq_ray", SEGMENT, disk, ManualClock(), ahead=False
+    )
     chain.load()
     return disk, CommitLog(chain, TransientPool(size, buffer_bytes))
 
@@ -38,16 +44,30 @@ def put(log: CommitLog, data: bytes) -> None:
 
 
 @pytest.mark.seed("S3-096", "S3-105")
-def test_what_is_gathered_is_neither_written_nor_visible_nor_acknowledged_before_its_commit() -> None:
+def test_what_is_gathered_is_neither_written_nor_visible_nor_acknowledged_before_its_commit() -> (
+    None
+):
     rig = StoreRig(config=pooled())
     writes = rig.disk.writes
     result = rig.send([b"a", b"b"])
     rig.store.dispatch_durable()
     assert (rig.disk.writes, rig.bodies(), rig.arrivals, rig.durable) == (writes, [], [], [])
-    assert rig.store.durable_offset == rig.store.visible_offset == result.base_log_offset < result.end_log_offset == rig.store.end_offset
+    assert (
+        rig.store.durable_offset
+        == rig.store.visible_offset
+        == result.base_log_offset
+        < result.end_log_offset
+        == rig.store.end_offset
+    )
     rig.settle()
-    assert (rig.disk.writes, rig.durable, rig.store.durable_offset) == (writes + 2, [result.end_log_offset], result.end_log_offset)  # log and queue
-    assert rig.bodies() == [b"a", b"b"] and rig.store.flushed_offset == result.base_log_offset  # in the kernel; the disk comes later
+    assert (rig.disk.writes, rig.durable, rig.store.durable_offset) == (
+        writes + 2,
+        [result.end_log_offset],
+        result.end_log_offset,
+    )  # log and queue
+    assert (
+        rig.bodies() == [b"a", b"b"] and rig.store.flushed_offset == result.base_log_offset
+    )  # in the kernel; the disk comes later
 
 
 def test_many_frames_become_one_write() -> None:
@@ -142,7 +162,9 @@ def test_the_pool_is_not_used_under_sync_flush() -> None:
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("partial", [0, 1, 150])
-def test_a_commit_that_fails_acknowledges_nothing_and_the_repeats_are_stored_once(error: str, partial: int) -> None:
+def test_a_commit_that_fails_acknowledges_nothing_and_the_repeats_are_stored_once(
+    error: str, partial: int
+) -> None:
     rig = StoreRig(config=pooled())
     rig.send([b"kept"], sequence=0)
     rig.settle()
@@ -162,8 +184,12 @@ def test_a_commit_that_fails_acknowledges_nothing_and_the_repeats_are_stored_onc
 
 @pytest.mark.seed("S3-096", "S3-105")
 @pytest.mark.parametrize("seed", range(60))
-def test_whenever_it_crashes_what_was_acknowledged_is_there_and_nothing_is_there_twice(seed: int) -> None:
-    """Kills and power losses at any step. A kill loses at most what was not committed, a power loss also what was not flushed."""
+def test_whenever_it_crashes_what_was_acknowledged_is_there_and_nothing_is_there_twice(
+    seed: int,
+) -> None:
+    """Kills and power losses at any step. A kill loses at most what was not committed, a power loss
+    also what was not flushed.
+    """
     choose = random.Random(seed)
     rig = StoreRig(config=pooled(transient_store_pool_size=choose.choice([1, 2, 5])))
     rig.store.flush()
@@ -190,16 +216,27 @@ def test_whenever_it_crashes_what_was_acknowledged_is_there_and_nothing_is_there
     else:
 
         def keep(_number: int, change: Change) -> bool | int:
-            return choose.choice([True, False, choose.randrange(len(change.data) + 1)]) if change.data else True
+            return (
+                choose.choice([True, False, choose.randrange(len(change.data) + 1)])
+                if change.data
+                else True
+            )
 
-        found = rig.next_life(rig.disk.survivor(choose.choice([keep, keep_none]), "boot-2")).bodies()
+        found = rig.next_life(
+            rig.disk.survivor(choose.choice([keep, keep_none]), "boot-2")
+        ).bodies()
         assert len(found) >= flushed
     assert found == sent[: len(found)]
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"transient_store_pool_size": 0}, {"transient_buffer_bytes": 100}, {"commit_interval_ms": 0}, {"commit_least_pages": 0}],
+    [
+        {"transient_store_pool_size": 0},
+        {"transient_buffer_bytes": 100},
+        {"commit_interval_ms": 0},
+        {"commit_least_pages": 0},
+    ],
 )
 def test_wrong_settings_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):

@@ -1,4 +1,6 @@
-"""Zeros ahead of the log: behind every record, out of the way of appends, no matter what becomes of them."""
+"""Zeros ahead of the log: behind every record, out of the way of appends, no matter what becomes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreNotReady
+from rmq_ray.files import Bytes, File, FileSystem
+from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.log import zero_ahead
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.files import Bytes, File, FileSystem
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.log.zero_ahead import PIECES_AHEAD, ZeroAhead
-from tests.support.faults.crash_fs import Change, CrashFile, CrashFileSystem, Inode, keep_none
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
+from tests.support.faults.crash_fs import Change, CrashFile, CrashFileSystem, Inode, keep_none
 from tests.support.waiting import eventually
 
 SEGMENT = 1 << 20
@@ -28,10 +30,22 @@ PIECE = SEGMENT // zero_ahead.SEGMENT_SHARE
 class Rig:
     """A log on ``disk`` and what zeroes ahead of it, step by step."""
 
-    def __init__(self, disk: FileSystem | None = None, directory: str = "/store", segment_bytes: int = SEGMENT) -> None:
+    def __init__(
+        self,
+        disk: FileSystem | None = None,
+        directory: str = "/store",
+        segment_bytes: int = SEGMENT,
+    ) -> None:
         self.disk = disk or CrashFileSystem()
         self.disk.make_dirs(f"{directory}/rmq_ray")
-        self.chain = SegmentChain(f"{directory}/commitlog", f"{directory}/rmq_ray", segment_bytes, self.disk, ManualClock(), ahead=False)
+        self.chain = SegmentChain(
+            f"{directory}/commitlog",
+            f"{directory}/rmq_ray",
+            segment_bytes,
+            self.disk,
+            ManualClock(),
+            ahead=False,
+        )
         self.chain.load()
         self.log = CommitLog(self.chain)
         self.ahead = self.log.ahead = ZeroAhead(segment_bytes)
@@ -43,7 +57,11 @@ class Rig:
     def zeroed(self) -> list[tuple[int, int]]:
         """(position, bytes) of what was zeroed since the last sync."""
         assert isinstance(self.disk, CrashFileSystem)
-        return [(change.position, len(change.data)) for change in self.disk.unsynced("commitlog") if change.data is not None and not any(change.data)]
+        return [
+            (change.position, len(change.data))
+            for change in self.disk.unsynced("commitlog")
+            if change.data is not None and not any(change.data)
+        ]
 
 
 class StuckDisk(CrashFileSystem):
@@ -99,7 +117,12 @@ def test_a_log_that_ends_anywhere_keeps_every_byte() -> None:
         written += length
         while rig.ahead.step():
             pass
-    assert b"".join(segment.read(segment.start, SEGMENT) for segment in rig.chain.segments()).count(b"x") == written
+    assert (
+        b"".join(segment.read(segment.start, SEGMENT) for segment in rig.chain.segments()).count(
+            b"x"
+        )
+        == written
+    )
 
 
 def test_an_append_that_reaches_the_piece_being_zeroed_waits_for_it() -> None:
@@ -119,13 +142,19 @@ def test_an_append_that_reaches_the_piece_being_zeroed_waits_for_it() -> None:
     assert rig.log.read(0, rig.log.end) == b"x" * (100 + 3 * PIECE)
 
 
-def test_a_piece_is_zeroed_by_short_writes_for_the_file_system_holds_appends_back_meanwhile() -> None:
+def test_a_piece_is_zeroed_by_short_writes_for_the_file_system_holds_appends_back_meanwhile() -> (
+    None
+):
     rig = Rig(segment_bytes=1 << 24)
     rig.write(100)
     assert rig.ahead.step()
     written = [(position, count) for position, count in rig.zeroed() if position]
-    assert sum(count for _, count in written) == zero_ahead.PIECE_BYTES_MAX and {count for _, count in written} == {zero_ahead.WRITE_BYTES}
-    assert [position for position, _ in written] == list(range(written[0][0], written[0][0] + zero_ahead.PIECE_BYTES_MAX, zero_ahead.WRITE_BYTES))
+    assert sum(count for _, count in written) == zero_ahead.PIECE_BYTES_MAX and {
+        count for _, count in written
+    } == {zero_ahead.WRITE_BYTES}
+    assert [position for position, _ in written] == list(
+        range(written[0][0], written[0][0] + zero_ahead.PIECE_BYTES_MAX, zero_ahead.WRITE_BYTES)
+    )
 
 
 def test_a_stop_begins_no_other_write() -> None:
@@ -162,7 +191,9 @@ def test_an_append_before_the_piece_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["frame", "copy", "blank"])
-def test_a_disk_that_does_not_end_a_piece_refuses_the_append_and_nothing_is_written(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_end_a_piece_refuses_the_append_and_nothing_is_written(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zero_ahead, "WAIT_S", 0.0)
     disk = StuckDisk()
     rig = Rig(disk)
@@ -177,7 +208,9 @@ def test_a_disk_that_does_not_end_a_piece_refuses_the_append_and_nothing_is_writ
             rig.log.place(3 * PIECE if how == "frame" else SEGMENT - 50)
     assert rig.log.end == 100 and rig.log.failure is None
     monkeypatch.setattr(zero_ahead, "WAIT_S", 60.0)
-    with pytest.raises(StoreNotReady, match="too slow"):  # whoever comes next does not wait as long again
+    with pytest.raises(
+        StoreNotReady, match="too slow"
+    ):  # whoever comes next does not wait as long again
         rig.log.place(3 * PIECE)
     disk.go.set()
     zeroing.join(10)
@@ -243,7 +276,12 @@ def test_a_segment_of_few_pages_is_not_zeroed() -> None:
 def test_only_a_log_that_is_synced_for_each_answer_is_zeroed_ahead() -> None:
     for mode in FlushMode:
         rig = Rig()
-        LogFlusher(rig.log, small_config(flush=mode, segment_bytes=SEGMENT), ManualClock(), lambda _position: None)
+        LogFlusher(
+            rig.log,
+            small_config(flush=mode, segment_bytes=SEGMENT),
+            ManualClock(),
+            lambda _position: None,
+        )
         assert (rig.log.ahead is not None) is (mode is FlushMode.SYNC_FLUSH)
 
 
@@ -281,7 +319,10 @@ def test_a_copy_whose_log_was_cut_is_written_again_where_zeros_lie() -> None:
     for cut in (ends[1], ends[5]):
         _take_and_zero(copy, log)
         copy.truncate(cut)
-        assert copy.end_offset == cut and copy.opened.chain.segments()[0].read(cut, 65_536).strip(b"\0") == b""
+        assert (
+            copy.end_offset == cut
+            and copy.opened.chain.segments()[0].read(cut, 65_536).strip(b"\0") == b""
+        )
     _take_and_zero(copy, log)
     copy.sync()
     again = _follower(disk.survivor(keep_none, "boot-2"), config)
@@ -304,10 +345,16 @@ def test_any_one_piece_may_be_torn_by_a_power_loss(number: int, left: bool | int
     while ahead.step():
         pass
     rig.send([b"third" * 500] * 2, 3)
-    pieces = [change.sequence for change in rig.disk.unsynced("commitlog") if change.data is not None and not any(change.data)]
+    pieces = [
+        change.sequence
+        for change in rig.disk.unsynced("commitlog")
+        if change.data is not None and not any(change.data)
+    ]
 
     def keep(_number: int, change: Change) -> bool | int:
-        return left if change.sequence in pieces and pieces.index(change.sequence) == number else True
+        return (
+            left if change.sequence in pieces and pieces.index(change.sequence) == number else True
+        )
 
     after = rig.next_life(rig.disk.survivor(keep, "boot-2"))
     assert after.bodies(0) == [b"first"] * 3 + [b"second"] * 20 + [b"third" * 500] * 2
@@ -318,7 +365,9 @@ def test_any_one_piece_may_be_torn_by_a_power_loss(number: int, left: bool | int
 
 
 def _follower(disk: CrashFileSystem, config: StoreConfig, create: bool = False) -> FollowerStore:
-    store = FollowerStore(config, ManualClock(), broker_name="broker-a", store_host=HOST, files=disk)
+    store = FollowerStore(
+        config, ManualClock(), broker_name="broker-a", store_host=HOST, files=disk
+    )
     store.open(create)
     store.recover()
     store.start(lambda _position: None, threads=False)

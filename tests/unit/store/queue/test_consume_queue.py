@@ -1,6 +1,8 @@
-"""Consume queues: Apache RocketMQ's bytes, bounds after every kind of stop, cuts, blanks, bounded descriptors.
+"""Consume queues: Apache RocketMQ's bytes, bounds after every kind of stop, cuts, blanks, bounded
+descriptors.
 
-``tests/golden/store/consume-queue-file-*`` were written by Apache RocketMQ 4.9.7's ConsumeQueue class (16 entries a file).
+``tests/golden/store/consume-queue-file-*`` were written by Apache RocketMQ 4.9.7's ConsumeQueue
+class (16 entries a file).
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import numpy as np
 import pytest
 
 from rmq_ray.errors import MessageIllegal, StoreCorrupt
-from rmq_ray.store.queue.consume_queue import BLANK_ENTRY, ENTRIES, ENTRY, GAP_MAX, ConsumeQueue
-from rmq_ray.store.io.file_cache import FileCache
 from rmq_ray.files import Bytes, File, FileSystem
+from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.store.queue.consume_queue import BLANK_ENTRY, ENTRIES, ENTRY, GAP_MAX, ConsumeQueue
 from rmq_ray.store.queue.queue_table import QueueTable
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "store"
+GOLDEN = Path(__file__).parents[3] / "golden" / "store"
 PER_FILE = 16
 SIZE = 128
 
@@ -29,7 +31,9 @@ def entries(first: int, count: int, code: int = 7) -> bytes:
     return b"".join(ENTRY.pack(1000 + SIZE * n, SIZE, code) for n in range(first, first + count))
 
 
-def a_queue(path: Path | str, files: FileSystem | None = None, per_file: int = PER_FILE) -> ConsumeQueue:
+def a_queue(
+    path: Path | str, files: FileSystem | None = None, per_file: int = PER_FILE
+) -> ConsumeQueue:
     queue = ConsumeQueue(str(path), per_file, files or FileSystem())
     queue.load()
     return queue
@@ -62,7 +66,9 @@ def test_files_are_those_that_apache_rocketmq_writes(tmp_path: Path) -> None:
         queue.append(5 + n, ENTRY.pack(1000 + 128 * n, 128, 2598919 + n))
     names = sorted(path.name for path in (tmp_path / "q").iterdir())
     assert names == ["00000000000000000000", "00000000000000000320"]
-    assert [(tmp_path / "q" / name).read_bytes() for name in names] == [(GOLDEN / f"consume-queue-file-{n}").read_bytes() for n in (1, 2)]
+    assert [(tmp_path / "q" / name).read_bytes() for name in names] == [
+        (GOLDEN / f"consume-queue-file-{n}").read_bytes() for n in (1, 2)
+    ]
     assert (queue.min_offset, queue.max_offset, queue.max_log_offset) == (5, 25, 3560)
 
 
@@ -86,7 +92,12 @@ def test_the_tags_code_is_kept_with_64_bits(tmp_path: Path) -> None:
     queue = a_queue(tmp_path)
     for n, code in enumerate((0, -2147483648, 2147483647, 1_700_000_005_000)):
         queue.append(n, ENTRY.pack(n * 100, 100, code))
-    assert [ENTRY.unpack_from(queue.read(0, 4), n * 20)[2] for n in range(4)] == [0, -2147483648, 2147483647, 1_700_000_005_000]
+    assert [ENTRY.unpack_from(queue.read(0, 4), n * 20)[2] for n in range(4)] == [
+        0,
+        -2147483648,
+        2147483647,
+        1_700_000_005_000,
+    ]
 
 
 def test_one_batch_is_one_write_for_each_file_it_touches(tmp_path: Path) -> None:
@@ -96,7 +107,11 @@ def test_one_batch_is_one_write_for_each_file_it_touches(tmp_path: Path) -> None
     assert [size for _, size in files.writes] == [200]
     del files.writes[:]
     queue.append(10, entries(10, 30))
-    assert files.writes == [("00000000000000000000", 120), ("00000000000000000320", 320), ("00000000000000000640", 160)]
+    assert files.writes == [
+        ("00000000000000000000", 120),
+        ("00000000000000000320", 320),
+        ("00000000000000000640", 160),
+    ]
     assert queue.read(0, 40) == entries(0, 40)
 
 
@@ -118,7 +133,9 @@ def test_entries_that_exist_are_ignored_by_queue_offset_and_by_log_offset(tmp_pa
     assert queue.max_offset == 7 and queue.read(0, 7) == entries(0, 7)
 
 
-def test_a_record_with_a_known_queue_offset_is_ignored_wherever_it_lies_in_the_log(tmp_path: Path) -> None:
+def test_a_record_with_a_known_queue_offset_is_ignored_wherever_it_lies_in_the_log(
+    tmp_path: Path,
+) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 5))
     assert queue.append(3, entries(100, 3)) == 1
@@ -164,7 +181,9 @@ def test_loading_finds_the_last_entry_behind_a_hole(tmp_path: Path) -> None:
     assert a_queue(tmp_path, per_file=5_000).max_offset == 4_500
 
 
-def test_recovery_as_rocketmq_does_it_ends_at_the_first_hole_of_the_last_three_files(tmp_path: Path) -> None:
+def test_recovery_as_rocketmq_does_it_ends_at_the_first_hole_of_the_last_three_files(
+    tmp_path: Path,
+) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 70))  # five files
     for name, at in (("00000000000000000000", 3), ("00000000000000000960", 4)):
@@ -186,9 +205,17 @@ def test_a_file_whose_creation_was_interrupted_is_completed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("00000000000000000000", 340), ("0000000000000000032", 320), ("00000000000000000321", 320), ("00000000000000000640", 320)]
+    ("name", "size"),
+    [
+        ("00000000000000000000", 340),
+        ("0000000000000000032", 320),
+        ("00000000000000000321", 320),
+        ("00000000000000000640", 320),
+    ],
 )
-def test_files_that_contradict_the_format_stop_the_load(tmp_path: Path, name: str, size: int) -> None:
+def test_files_that_contradict_the_format_stop_the_load(
+    tmp_path: Path, name: str, size: int
+) -> None:
     a_queue(tmp_path).append(0, entries(0, 20))
     if name != "00000000000000000000":
         (tmp_path / "00000000000000000320").unlink()
@@ -205,7 +232,9 @@ def test_a_name_that_is_no_start_of_a_file_stops_the_load(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("keep", range(41))
-def test_a_cut_of_the_log_at_any_record_leaves_exactly_the_entries_before_it(tmp_path: Path, keep: int) -> None:
+def test_a_cut_of_the_log_at_any_record_leaves_exactly_the_entries_before_it(
+    tmp_path: Path, keep: int
+) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 40))
     assert queue.truncate_from(1000 + keep * SIZE) == 40 - keep
@@ -216,7 +245,9 @@ def test_a_cut_of_the_log_at_any_record_leaves_exactly_the_entries_before_it(tmp
     assert a_queue(tmp_path).read(0, 100) == entries(0, keep) + entries(keep, 20, code=8)
 
 
-def test_a_cut_leaves_files_of_the_right_size_and_what_is_written_again_is_flushed_again(tmp_path: Path) -> None:
+def test_a_cut_leaves_files_of_the_right_size_and_what_is_written_again_is_flushed_again(
+    tmp_path: Path,
+) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 40))
     queue.flush()
@@ -246,13 +277,19 @@ def test_a_queue_never_forgets_its_maximum(tmp_path: Path) -> None:
     assert a_queue(tmp_path).max_offset == queue.max_offset == 130
 
 
-def test_the_minimum_follows_the_log_and_files_below_it_go_but_never_the_last(tmp_path: Path) -> None:
+def test_the_minimum_follows_the_log_and_files_below_it_go_but_never_the_last(
+    tmp_path: Path,
+) -> None:
     queue = a_queue(tmp_path)
     queue.append(0, entries(0, 70))
     queue.set_min_log_offset(1000 + 33 * SIZE)
     assert queue.min_offset == 33
     assert queue.delete_files_before_min() == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000000000000000640", "00000000000000000960", "00000000000000001280"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000000000000000640",
+        "00000000000000000960",
+        "00000000000000001280",
+    ]
     assert queue.read(31, 5) == b"" and queue.read(33, 5) == entries(33, 5)
     queue.set_min_log_offset(1 << 40)
     assert (queue.min_offset, queue.delete_files_before_min()) == (70, 2)
@@ -356,7 +393,15 @@ def test_a_file_that_is_let_go_while_it_is_read_stays_open_for_the_reader(tmp_pa
 
 def test_names_that_are_no_topics_make_no_directory(tmp_path: Path) -> None:
     table = QueueTable(str(tmp_path), PER_FILE, FileSystem())
-    for topic, queue_id in (("../x", 0), ("a/b", 0), ("", 0), ("x" * 128, 0), ("T", -1), ("T", 65_536), ("T.x", 0)):
+    for topic, queue_id in (
+        ("../x", 0),
+        ("a/b", 0),
+        ("", 0),
+        ("x" * 128, 0),
+        ("T", -1),
+        ("T", 65_536),
+        ("T.x", 0),
+    ):
         with pytest.raises(MessageIllegal, match="cannot be stored"):
             table.get_or_create(topic, queue_id)
     assert table.get_or_create("%RETRY%g|-_", 65_535).max_offset == 0
@@ -369,7 +414,10 @@ def test_deleting_a_topic_removes_its_queues_and_nothing_else(tmp_path: Path) ->
             table.get_or_create(topic, queue_id).append(0, entries(0, 20))
     assert table.delete_topic("T") == 2 and table.delete_topic("T") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["T2"] and table.find("T", 0) is None
-    assert table.delete_expired(1000 + 20 * SIZE) == 0 and table.delete_expired(1000 + 20 * SIZE + 1) == 2
+    assert (
+        table.delete_expired(1000 + 20 * SIZE) == 0
+        and table.delete_expired(1000 + 20 * SIZE + 1) == 2
+    )
 
 
 @pytest.mark.seed("S0-014", "S0-019")
@@ -377,14 +425,18 @@ def test_a_topic_is_a_name_and_each_of_its_queues_is_stored_by_itself(tmp_path: 
     table = QueueTable(str(tmp_path), PER_FILE, FileSystem())
     for queue_id, count in ((0, 3), (1, 20), (7, 1)):
         table.get_or_create("T", queue_id).append(0, entries(0, count, code=queue_id))
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("0*") if path.is_file()) == [
+    assert sorted(
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("0*") if path.is_file()
+    ) == [
         "T/0/00000000000000000000",
         "T/1/00000000000000000000",
         "T/1/00000000000000000320",
         "T/7/00000000000000000000",
     ]
     assert table.maxima() == {("T", 0): 3, ("T", 1): 20, ("T", 7): 1}
-    assert [table.get_or_create("T", queue_id).read(0, 1) for queue_id in (0, 1, 7)] == [entries(0, 1, code=code) for code in (0, 1, 7)]
+    assert [table.get_or_create("T", queue_id).read(0, 1) for queue_id in (0, 1, 7)] == [
+        entries(0, 1, code=code) for code in (0, 1, 7)
+    ]
 
 
 @pytest.mark.seed("S0-002")
@@ -396,7 +448,11 @@ def test_a_queue_holds_a_backlog_of_ten_million_messages(tmp_path: Path) -> None
         batch["log_offset"] = np.arange(first, first + million) * SIZE
         assert queue.append(first, batch.tobytes()) == million
     again = a_queue(tmp_path / "q", per_file=300_000)
-    assert (again.min_offset, again.max_offset, again.max_log_offset) == (0, 10 * million, 10 * million * SIZE)
+    assert (again.min_offset, again.max_offset, again.max_log_offset) == (
+        0,
+        10 * million,
+        10 * million * SIZE,
+    )
     for offset in (0, 299_999, 300_000, 7_654_321, 9_999_999):
         assert ENTRY.unpack(again.read(offset, 1))[0] == offset * SIZE
     again.set_min_log_offset(5_000_001 * SIZE)
@@ -415,7 +471,9 @@ def test_cutting_all_queues_follows_one_log_position(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_history_of_appends_cuts_deletions_and_restarts_reads_like_a_list(tmp_path: Path, seed: int) -> None:
+def test_any_history_of_appends_cuts_deletions_and_restarts_reads_like_a_list(
+    tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     queue, first = a_queue(tmp_path), chance.choice((0, 3, 16, 37))
     model: dict[int, bytes] = {}
@@ -446,7 +504,9 @@ def test_any_history_of_appends_cuts_deletions_and_restarts_reads_like_a_list(tm
 
 
 def test_queues_are_listed_while_others_come(tmp_path: Path) -> None:
-    """The collector may run while the list is made; a finalizer gives the interpreter away, and another thread appends to a new topic."""
+    """The collector may run while the list is made; a finalizer gives the interpreter away, and
+    another thread appends to a new topic.
+    """
     table = QueueTable(str(tmp_path), PER_FILE, FileSystem())
     for queue_id in range(100):
         table.get_or_create("orders", queue_id)

@@ -1,4 +1,6 @@
-"""Dispatch: what is queued and indexed of which records, with which codes, and that doing it twice changes nothing."""
+"""Dispatch: what is queued and indexed of which records, with which codes, and that doing it twice
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.model.ids import FrameId
-from rmq_ray.model.message import SysFlag
-from rmq_ray.store.queue.consume_queue import ENTRY
-from rmq_ray.store.queue.dispatcher import Dispatcher
-from rmq_ray.files import FileSystem
-from rmq_ray.store.frames.frame_check import check_frame
 from rmq_ray.codec.frame_encoder import encode_frame
-from rmq_ray.store.queue.index_service import IndexService
-from rmq_ray.store.queue.queue_table import QueueTable
 from rmq_ray.codec.record import tags_code
 from rmq_ray.codec.record_batch import CheckedFrame
+from rmq_ray.files import FileSystem
+from rmq_ray.model.ids import FrameId
+from rmq_ray.model.message import SysFlag
+from rmq_ray.store.frames.frame_check import check_frame
+from rmq_ray.store.queue.consume_queue import ENTRY
+from rmq_ray.store.queue.dispatcher import Dispatcher
+from rmq_ray.store.queue.index_service import IndexService
+from rmq_ray.store.queue.queue_table import QueueTable
 
 STORE_MS = 1_700_000_000_000
 FOREVER = 1 << 62
@@ -52,8 +54,13 @@ def unique(n: int) -> str:
 
 
 def a_frame(count: int, head: str = "") -> CheckedFrame:
-    """As the broker's check hands it over. ``head``: properties before the unique key, ``#`` is the record's number."""
-    texts = [head.replace("#", str(n)) + ("\x02" if head else "") + f"UNIQ_KEY\x01{unique(n)}" for n in range(count)]
+    """As the broker's check hands it over. ``head``: properties before the unique key, ``#`` is the
+    record's number.
+    """
+    texts = [
+        head.replace("#", str(n)) + ("\x02" if head else "") + f"UNIQ_KEY\x01{unique(n)}"
+        for n in range(count)
+    ]
     data, sizes = encode_frame("T", 1, [b"body"] * count, texts, STORE_MS, FRAME)
     return check_frame(bytearray(data), sizes, 1 << 20)
 
@@ -63,7 +70,10 @@ def test_every_record_gets_an_entry_and_an_item_for_every_key(tmp_path: Path, co
     rig, frame = Rig(tmp_path), a_frame(count, "KEYS\x01k# all\x02TAGS\x01t#")
     assert rig.dispatcher.dispatch(frame, 0, 5_000, STORE_MS) == count
     starts = [5_000 + int(start) for start in frame.starts]
-    assert rig.entries() == [(start, int(size), tags_code(f"t{n}")) for n, (start, size) in enumerate(zip(starts, frame.sizes, strict=True))]
+    assert rig.entries() == [
+        (start, int(size), tags_code(f"t{n}"))
+        for n, (start, size) in enumerate(zip(starts, frame.sizes, strict=True))
+    ]
     for n, start in enumerate(starts):
         assert rig.query(f"k{n}") == rig.query(unique(n)) == [start]
     assert rig.query("all") == starts[::-1][:64]
@@ -71,7 +81,9 @@ def test_every_record_gets_an_entry_and_an_item_for_every_key(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_items_are_in_the_order_of_the_records_and_the_unique_key_first(tmp_path: Path, count: int) -> None:
+def test_items_are_in_the_order_of_the_records_and_the_unique_key_first(
+    tmp_path: Path, count: int
+) -> None:
     rig = Rig(tmp_path)
     rig.dispatcher.dispatch(a_frame(count, "KEYS\x01k#"), 0, 0, STORE_MS)
     one_by_one = Rig(tmp_path / "other")
@@ -95,8 +107,13 @@ def test_dispatching_again_or_from_earlier_on_changes_nothing(tmp_path: Path, co
     assert rig.dispatcher.dispatch(frame, 0, 0, STORE_MS) == 0
     assert rig.dispatcher.dispatch(frame, count, frame.length, STORE_MS) == 0
     assert rig.entries() == before
-    assert rig.items() == items + 2  # RocketMQ's rule: the very last record counts as new; queries name it once
-    assert rig.query("k0") == [frame.length, 0] and rig.query(unique(1)) == [frame.length + int(frame.starts[1]), int(frame.starts[1])]
+    assert (
+        rig.items() == items + 2
+    )  # RocketMQ's rule: the very last record counts as new; queries name it once
+    assert rig.query("k0") == [frame.length, 0] and rig.query(unique(1)) == [
+        frame.length + int(frame.starts[1]),
+        int(frame.starts[1]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +126,13 @@ def test_dispatching_again_or_from_earlier_on_changes_nothing(tmp_path: Path, co
     ],
 )
 @pytest.mark.parametrize("count", [1, 40])
-def test_transaction_types_decide_who_is_queued_and_indexed(tmp_path: Path, count: int, kind: int, queued: bool, indexed: bool) -> None:
+def test_transaction_types_decide_who_is_queued_and_indexed(
+    tmp_path: Path, count: int, kind: int, queued: bool, indexed: bool
+) -> None:
     rig, frame = Rig(tmp_path), a_frame(count, "TAGS\x01a")
-    assert rig.dispatcher.dispatch(frame, 0, 0, STORE_MS, kind | SysFlag.COMPRESSED) == (count if queued else 0)
+    assert rig.dispatcher.dispatch(frame, 0, 0, STORE_MS, kind | SysFlag.COMPRESSED) == (
+        count if queued else 0
+    )
     assert [code for _, _, code in rig.entries()] == ([tags_code("a")] * count if queued else [])
     assert rig.query(unique(0)) == ([0] if indexed else [])
 
@@ -120,8 +141,15 @@ def test_in_the_schedule_topic_the_code_is_the_time_of_delivery() -> None:
     dispatcher = Dispatcher(QueueTable("/q", 16, FileSystem()), None, LEVELS_MS.get, 18)
     assert dispatcher.delay_tags_code("2", STORE_MS) == STORE_MS + 5_000
     assert dispatcher.delay_tags_code("7", STORE_MS) == STORE_MS + 1_000  # a level without a delay
-    assert [dispatcher.delay_tags_code(text, STORE_MS) for text in ("0", "-1", "", "x", "1.5", "²")] == [0] * 6
-    assert Dispatcher(QueueTable("/q", 16, FileSystem()), None, LEVELS_MS.get, 3).delay_tags_code("99", STORE_MS) == STORE_MS + 10_000
+    assert [
+        dispatcher.delay_tags_code(text, STORE_MS) for text in ("0", "-1", "", "x", "1.5", "²")
+    ] == [0] * 6
+    assert (
+        Dispatcher(QueueTable("/q", 16, FileSystem()), None, LEVELS_MS.get, 3).delay_tags_code(
+            "99", STORE_MS
+        )
+        == STORE_MS + 10_000
+    )
 
 
 def test_without_an_index_records_are_queued_all_the_same(tmp_path: Path) -> None:
@@ -139,9 +167,16 @@ def test_records_without_any_key_are_queued_only(tmp_path: Path) -> None:
 
 def test_keys_of_some_records_only_belong_to_those(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    texts = [f"UNIQ_KEY\x01{unique(n)}" if n % 2 else ("KEYS\x01odd" if n == 4 else "") for n in range(40)]
+    texts = [
+        f"UNIQ_KEY\x01{unique(n)}" if n % 2 else ("KEYS\x01odd" if n == 4 else "")
+        for n in range(40)
+    ]
     data, sizes = encode_frame("T", 1, [b"x"] * 40, texts, STORE_MS, FRAME)
     frame = check_frame(bytearray(data), sizes, 1 << 20)
     rig.dispatcher.dispatch(frame, 0, 0, STORE_MS)
     starts = np.asarray(frame.starts).tolist()
-    assert rig.query("odd") == [starts[4]] and rig.query(unique(5)) == [starts[5]] and rig.query(unique(4)) == []
+    assert (
+        rig.query("odd") == [starts[4]]
+        and rig.query(unique(5)) == [starts[5]]
+        and rig.query(unique(4)) == []
+    )

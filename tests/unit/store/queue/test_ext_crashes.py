@@ -1,4 +1,6 @@
-"""Extension units through random stops of the store: an entry refers to its own record's unit, or to none that can be read, never to another's."""
+"""Extension units through random stops of the store: an entry refers to its own record's unit, or
+to none that can be read, never to another's.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from typing import Any
 import pytest
 
 from rmq_ray import config
+from rmq_ray.codec.record import tag_of
 from rmq_ray.config import FlushMode
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.queue.consume_queue_ext import is_address
 from rmq_ray.store.queue.extended_queue import ExtendedQueue
-from rmq_ray.codec.record import tag_of
 from tests.support.brokers import store_rig
 from tests.support.brokers.store_rig import StoreRig, make_frame
 from tests.unit.store.recovery.test_crash_simulation import LIVES, QUEUES, STEPS, Simulation
@@ -23,7 +25,9 @@ class ExtSimulation(Simulation):
 
     def __init__(self, seed: int, mode: FlushMode) -> None:
         super().__init__(seed, mode)
-        self.rig = StoreRig(config=self.rig.config.but(consume_queue_ext=True, consume_queue_ext_bytes=65_536))
+        self.rig = StoreRig(
+            config=self.rig.config.but(consume_queue_ext=True, consume_queue_ext_bytes=65_536)
+        )
         self.units = self.lost = 0
 
     def check(self, must: int) -> None:
@@ -40,12 +44,17 @@ class ExtSimulation(Simulation):
                 self.units += 1
                 self.lost += unit is None
                 tag = tag_of(record.properties)
-                assert unit is None or (unit.code, unit.store_ms) == (java_hash(tag or ""), record.store_ms)
+                assert unit is None or (unit.code, unit.store_ms) == (
+                    java_hash(tag or ""),
+                    record.store_ms,
+                )
 
 
 @pytest.mark.parametrize("mode", list(FlushMode))
 @pytest.mark.parametrize("seed", range(3))
-def test_after_any_stop_units_are_those_of_their_records(seed: int, mode: FlushMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_any_stop_units_are_those_of_their_records(
+    seed: int, mode: FlushMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tagged(bodies: Any, sequence: int = 0, **options: Any) -> Any:
         return make_frame(bodies, sequence=sequence, **(options | {"head": f"TAGS\x01t{sequence}"}))
 

@@ -1,6 +1,8 @@
-"""The index by key: Apache RocketMQ's bytes and query rules, whole batches like single puts, and what a crash leaves.
+"""The index by key: Apache RocketMQ's bytes and query rules, whole batches like single puts, and
+what a crash leaves.
 
-``tests/golden/store/index-7-slots-20-items`` was written by Apache RocketMQ 4.9.7's IndexFile class.
+``tests/golden/store/index-7-slots-20-items`` was written by Apache RocketMQ 4.9.7's IndexFile
+class.
 """
 
 from __future__ import annotations
@@ -13,26 +15,46 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import StoreCorrupt, StoreFailed, StoreFull
-from rmq_ray.model.hashing import java_hash
-from rmq_ray.files import FileSystem
-from rmq_ray.store.queue.index_file import ITEM, IndexFile, index_file_bytes
-from rmq_ray.store.queue.index_service import IndexService, file_name, hash_key, hash_keys, hash_texts, hash_unique_keys
 from rmq_ray.codec.record import decode_record
-from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
+from rmq_ray.errors import StoreCorrupt, StoreFailed, StoreFull
+from rmq_ray.files import FileSystem
+from rmq_ray.model.hashing import java_hash
+from rmq_ray.store.queue.index_file import ITEM, IndexFile, index_file_bytes
+from rmq_ray.store.queue.index_service import (
+    IndexService,
+    file_name,
+    hash_key,
+    hash_keys,
+    hash_texts,
+    hash_unique_keys,
+)
 from tests.support.brokers.store_rig import StoreRig
+from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "store"
+GOLDEN = Path(__file__).parents[3] / "golden" / "store"
 START_MS = 1_700_000_000_000
 FOREVER = 1 << 62
 GOLDEN_KEYS = [
-    ("TopicTest", "KEY1"), ("TopicTest", "KEY2"), ("order", "10001"), ("TopicTest", "KEY1"), ("T", "標籤"), ("TopicTest", "polygenelubricants"),
+    ("TopicTest", "KEY1"),
+    ("TopicTest", "KEY2"),
+    ("order", "10001"),
+    ("TopicTest", "KEY1"),
+    ("T", "標籤"),
+    ("TopicTest", "polygenelubricants"),
     ("TopicTest", "C0A8000A3E5418B4AAC20001E2400000"),
-]  # fmt: skip
+]
 
 
-def a_service(path: Path | str, slots: int = 7, items: int = 20, files: FileSystem | None = None, clock: ManualClock | None = None) -> IndexService:
-    return IndexService(str(path), slots, items, files or FileSystem(), clock or ManualClock(START_MS))
+def a_service(
+    path: Path | str,
+    slots: int = 7,
+    items: int = 20,
+    files: FileSystem | None = None,
+    clock: ManualClock | None = None,
+) -> IndexService:
+    return IndexService(
+        str(path), slots, items, files or FileSystem(), clock or ManualClock(START_MS)
+    )
 
 
 def put_golden(service: IndexService) -> None:
@@ -59,7 +81,12 @@ class ModelFile:
         self.end_ms = store_ms
 
     def contents(self) -> bytes:
-        head = self.begin_ms.to_bytes(8, "big") + self.end_ms.to_bytes(8, "big") + self.items[1][1].to_bytes(8, "big") + self.items[-1][1].to_bytes(8, "big")
+        head = (
+            self.begin_ms.to_bytes(8, "big")
+            + self.end_ms.to_bytes(8, "big")
+            + self.items[1][1].to_bytes(8, "big")
+            + self.items[-1][1].to_bytes(8, "big")
+        )
         head += self.used.to_bytes(4, "big") + len(self.items).to_bytes(4, "big")
         slots = b"".join(value.to_bytes(4, "big") for value in self.slots)
         items = b"".join(ITEM.pack(*item) for item in self.items)
@@ -72,23 +99,38 @@ def only_file(path: Path) -> bytes:
 
 
 def test_hashes_are_the_ones_of_java() -> None:
-    assert hash_key("TopicTest", "KEY1") == 1656969516 and hash_key("TopicTest", "KEY1") % 5_000_000 == 1969516
-    assert hash_key("order", "10001") == 192478781 and hash_key("order", "10001") % 5_000_000 == 2478781
+    assert (
+        hash_key("TopicTest", "KEY1") == 1656969516
+        and hash_key("TopicTest", "KEY1") % 5_000_000 == 1969516
+    )
+    assert (
+        hash_key("order", "10001") == 192478781
+        and hash_key("order", "10001") % 5_000_000 == 2478781
+    )
     assert hash_key("", "") == 35
-    zero = next(key for key in ("polygenelubricants", "DESIGNING WORKHOUSES") if java_hash(key) == -(1 << 31))
+    zero = next(
+        key
+        for key in ("polygenelubricants", "DESIGNING WORKHOUSES")
+        if java_hash(key) == -(1 << 31)
+    )
     assert hash_texts([zero] * 20).tolist() == [0] * 20
 
 
 def test_hashing_many_keys_at_once_gives_what_hashing_one_gives() -> None:
     chance = random.Random(3)
-    keys = ["".join(chance.choice("abcXYZ0189 -%") for _ in range(chance.randrange(1, 40))) for _ in range(500)]
+    keys = [
+        "".join(chance.choice("abcXYZ0189 -%") for _ in range(chance.randrange(1, 40)))
+        for _ in range(500)
+    ]
     assert hash_keys("T", keys).tolist() == [hash_key("T", key) for key in keys]
     assert hash_keys("T", keys[:3]).tolist() == [hash_key("T", key) for key in keys[:3]]
     odd = [*keys[:20], "ключ", "鍵", "a😀b"]
     assert hash_keys("T", odd).tolist() == [hash_key("T", key) for key in odd]
     unique = [f"C0A8000A3E5418B4AAC2{chance.randrange(1 << 48):012X}" for _ in range(200)]
     matrix = np.frombuffer("".join(unique).encode(), np.uint8).reshape(-1, 32)
-    assert hash_unique_keys("TopicTest", matrix).tolist() == [hash_key("TopicTest", key) for key in unique]
+    assert hash_unique_keys("TopicTest", matrix).tolist() == [
+        hash_key("TopicTest", key) for key in unique
+    ]
     assert all(hash_key("T", key) == abs(java_hash(f"T#{key}")) for key in odd)
 
 
@@ -127,7 +169,9 @@ def test_real_files_have_exactly_420000040_bytes_and_take_little_room(tmp_path: 
 @pytest.mark.parametrize("batch", [1, 3, 64, 500])
 def test_batches_link_their_items_as_single_puts_do(tmp_path: Path, batch: int) -> None:
     chance = np.random.default_rng(batch)
-    hashes = chance.integers(0, 300, 1_900).astype(np.int32)  # many collisions within a batch and between batches
+    hashes = chance.integers(0, 300, 1_900).astype(
+        np.int32
+    )  # many collisions within a batch and between batches
     model = ModelFile(97, 2_000)
     service = a_service(tmp_path, 97, 2_000)
     for at in range(0, len(hashes), batch):
@@ -145,7 +189,9 @@ def test_single_puts_wait_for_one_another_and_are_in_order_with_batches(tmp_path
     service = a_service(tmp_path, 97, 2_000)
     for n in range(300):
         if n % 70 == 69:
-            service.put_many(np.array([n % 13] * 2, np.int32), np.array([n * 10, n * 10 + 1]), START_MS + n)
+            service.put_many(
+                np.array([n % 13] * 2, np.int32), np.array([n * 10, n * 10 + 1]), START_MS + n
+            )
             model.put(n % 13, n * 10, START_MS + n)
             model.put(n % 13, n * 10 + 1, START_MS + n)
         else:
@@ -160,7 +206,9 @@ def test_single_puts_wait_for_one_another_and_are_in_order_with_batches(tmp_path
 def test_queries_find_a_single_put_at_once(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     service.put("T", ("a", "b"), 77, START_MS)
-    assert service.query("T", "a", 32, 0, FOREVER) == service.query("T", "b", 32, 0, FOREVER) == [77]
+    assert (
+        service.query("T", "a", 32, 0, FOREVER) == service.query("T", "b", 32, 0, FOREVER) == [77]
+    )
     assert service.query("T", "c", 32, 0, FOREVER) == service.query("U", "a", 32, 0, FOREVER) == []
 
 
@@ -173,19 +221,27 @@ def test_queries_give_the_newest_first_and_64_at_most(tmp_path: Path) -> None:
     assert service.query("T", "same", 0, 0, FOREVER) == []
 
 
-def test_a_full_file_is_followed_by_the_next_and_queries_walk_them_newest_first(tmp_path: Path) -> None:
+def test_a_full_file_is_followed_by_the_next_and_queries_walk_them_newest_first(
+    tmp_path: Path,
+) -> None:
     service = a_service(tmp_path)  # 19 items fit: item 0 is never used
     for n in range(60):
         service.put("T", (f"k{n % 30}",), 100 * n, START_MS + n * 1000)
     assert service.query("T", "k3", 32, 0, FOREVER) == [3300, 300]
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == 4 and len(set(names)) == 4 and all(len(name) == 17 and name.isdigit() for name in names)
+    assert (
+        len(names) == 4
+        and len(set(names)) == 4
+        and all(len(name) == 17 and name.isdigit() for name in names)
+    )
     service.close()
     headers = [int.from_bytes((tmp_path / name).read_bytes()[36:40]) for name in names]
     assert headers == [20, 20, 20, 4]
     again = a_service(tmp_path)
     again.load()
-    assert [again.query("T", f"k{n}", 32, 0, FOREVER) for n in range(30)] == [[100 * (n + 30), 100 * n] for n in range(30)]
+    assert [again.query("T", f"k{n}", 32, 0, FOREVER) for n in range(30)] == [
+        [100 * (n + 30), 100 * n] for n in range(30)
+    ]
 
 
 def test_one_batch_may_fill_several_files(tmp_path: Path) -> None:
@@ -205,11 +261,15 @@ def test_times_are_seconds_after_the_files_begin_and_bound_a_query(tmp_path: Pat
     assert service.query("T", "k", 64, START_MS + 49_000, START_MS + 49_000) == [99, 98]
 
 
-def test_a_query_ends_at_the_first_item_and_file_that_are_too_old_as_rocketmqs_does(tmp_path: Path) -> None:
+def test_a_query_ends_at_the_first_item_and_file_that_are_too_old_as_rocketmqs_does(
+    tmp_path: Path,
+) -> None:
     service = a_service(tmp_path, 7, 5)  # four items a file
     for seconds, offset in ((0, 0), (60, 1), (70, 2), (80, 3), (5, 4), (20, 5), (15, 6), (30, 7)):
         service.put("T", ("k",), offset, START_MS + seconds * 1000)
-    assert service.query("T", "k", 64, START_MS + 18_000, FOREVER) == [7]  # 15 s ends the chain, 5 s ends the files
+    assert service.query("T", "k", 64, START_MS + 18_000, FOREVER) == [
+        7
+    ]  # 15 s ends the chain, 5 s ends the files
     assert service.query("T", "k", 64, START_MS + 5_000, FOREVER) == [7, 6, 5, 4, 3, 2, 1]
 
 
@@ -230,7 +290,11 @@ def test_files_are_named_by_local_time_and_never_twice(tmp_path: Path) -> None:
     service.put_many(np.arange(20, dtype=np.int32), np.arange(30, 50), START_MS)
     service.flush()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [file_name(START_MS), f"{int(file_name(START_MS)) + 1}", f"{int(file_name(START_MS)) + 2}"]
+    assert names == [
+        file_name(START_MS),
+        f"{int(file_name(START_MS)) + 1}",
+        f"{int(file_name(START_MS)) + 2}",
+    ]
 
 
 def test_after_an_unclean_stop_files_younger_than_rocketmqs_checkpoint_go(tmp_path: Path) -> None:
@@ -238,17 +302,24 @@ def test_after_an_unclean_stop_files_younger_than_rocketmqs_checkpoint_go(tmp_pa
     for n in range(30):
         service.put("T", ("k",), n, START_MS + n)
     service.flush()
-    assert service.index_ms == START_MS + 18  # the full file's last record; the second file's header knows no item yet
+    assert (
+        service.index_ms == START_MS + 18
+    )  # the full file's last record; the second file's header knows no item yet
     again = a_service(tmp_path)
     assert again.load(service.index_ms) == 0
-    assert (again.end_offset, again.query("T", "k", 64, 0, FOREVER)) == (18, list(range(18, -1, -1)))
+    assert (again.end_offset, again.query("T", "k", 64, 0, FOREVER)) == (
+        18,
+        list(range(18, -1, -1)),
+    )
     for n in range(19, 25):
         again.put("T", ("k",), n, START_MS + n)
     assert again.query("T", "k", 64, 0, FOREVER) == list(range(24, -1, -1))
     again.flush_slots()
     assert again.index_ms == START_MS + 24
     last = a_service(tmp_path)
-    assert last.load(START_MS + 23) == 1 and last.query("T", "k", 64, 0, FOREVER) == list(range(18, -1, -1))
+    assert last.load(START_MS + 23) == 1 and last.query("T", "k", 64, 0, FOREVER) == list(
+        range(18, -1, -1)
+    )
     assert a_service(tmp_path).load(START_MS) == 1 and not list(tmp_path.iterdir())
 
 
@@ -320,7 +391,9 @@ def crash_points(disk: CrashFileSystem) -> list[CrashFileSystem]:
 
 @pytest.mark.parametrize("slots_first", [False, True])
 @pytest.mark.parametrize("flushed", [0, 1, 11, 19, 20, 45])
-def test_a_restore_is_exactly_what_the_checkpoint_says_and_goes_on_from_there(flushed: int, slots_first: bool) -> None:
+def test_a_restore_is_exactly_what_the_checkpoint_says_and_goes_on_from_there(
+    flushed: int, slots_first: bool
+) -> None:
     disk = CrashFileSystem()
     service = a_service("/s/index", files=disk)
 
@@ -346,7 +419,9 @@ def test_a_restore_is_exactly_what_the_checkpoint_says_and_goes_on_from_there(fl
         assert again.end_offset == (100 * (flushed - 1) if flushed else 0)
         for n in range(flushed, flushed + 13):
             put(again, n)
-        wanted = {key: [100 * n for n in range(flushed + 12, -1, -1) if n % 9 == key] for key in range(9)}
+        wanted = {
+            key: [100 * n for n in range(flushed + 12, -1, -1) if n % 9 == key] for key in range(9)
+        }
         assert {key: again.query("T", f"k{key}", 64, 0, FOREVER) for key in range(9)} == wanted
         again.close()
         clean = a_service("/s/index", files=after)
@@ -444,7 +519,9 @@ def test_flushes_and_queries_run_beside_puts(tmp_path: Path) -> None:
     service.close()
     again = a_service(tmp_path, 1_009, 4_000)
     again.load()
-    assert [again.query("T", f"u{n}", 5, 0, FOREVER) for n in range(3_000)] == [[n] for n in range(3_000)]
+    assert [again.query("T", f"u{n}", 5, 0, FOREVER) for n in range(3_000)] == [
+        [n] for n in range(3_000)
+    ]
 
 
 def test_a_damaged_chain_ends_a_query_instead_of_going_in_circles(tmp_path: Path) -> None:
@@ -466,12 +543,16 @@ def test_slots_that_point_behind_the_last_item_count_as_empty(tmp_path: Path) ->
     (path,) = tmp_path.iterdir()
     data = bytearray(path.read_bytes())
     slot = 40 + 4 * (hash_key("T", "b") % 7)
-    data[slot : slot + 4] = (15).to_bytes(4)  # as Apache RocketMQ's mapped pages may be after a power loss
+    data[slot : slot + 4] = (15).to_bytes(
+        4
+    )  # as Apache RocketMQ's mapped pages may be after a power loss
     path.write_bytes(data)
     again = a_service(tmp_path)
     again.load()
     again.put("T", ("b",), 2, START_MS)
-    assert again.query("T", "b", 32, 0, FOREVER) == [2] and again.query("T", "a", 32, 0, FOREVER) == [1]
+    assert again.query("T", "b", 32, 0, FOREVER) == [2] and again.query(
+        "T", "a", 32, 0, FOREVER
+    ) == [1]
     again.close()
     assert ITEM.unpack(path.read_bytes()[40 + 28 + 40 :][:20])[3] in (0, 1)
 
@@ -484,5 +565,7 @@ def test_topics_and_keys_that_only_share_a_hash_are_not_mixed_up() -> None:
     for topic in ("Aa", "BB"):
         for key in ("CC", "Bb"):
             found = rig.store.query(topic, key, 32, 0, FOREVER)
-            assert [decode_record(record).body.decode() for record in found] == [f"{topic} {key}"], "all four have one hash in the index"
+            assert [decode_record(record).body.decode() for record in found] == [
+                f"{topic} {key}"
+            ], "all four have one hash in the index"
     assert java_hash("Aa#CC") == java_hash("BB#CC") == java_hash("Aa#Bb") == java_hash("BB#Bb")

@@ -12,12 +12,22 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError
-from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.files import FileSystem
+from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
-from rmq_ray.store.reading.retention import MANUAL_CYCLES, PINS_MAX, Pins, Reason, Retention, RetentionPlan, SegmentFacts, decide, is_delete_hour
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.reading.retention import (
+    MANUAL_CYCLES,
+    PINS_MAX,
+    Pins,
+    Reason,
+    Retention,
+    RetentionPlan,
+    SegmentFacts,
+    decide,
+    is_delete_hour,
+)
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000
@@ -27,12 +37,30 @@ END = 20 * 100
 
 
 def segments(count: int = 20, age_hours: int = 80) -> list[SegmentFacts]:
-    """Segments of 100 bytes; the oldest was written ``age_hours`` ago, each other one an hour later."""
-    return [SegmentFacts(100 * n, 100 * n + 100, NOW_MS - (age_hours - n) * HOUR_MS) for n in range(count)]
+    """Segments of 100 bytes; the oldest was written ``age_hours`` ago, each other one an hour
+    later.
+    """
+    return [
+        SegmentFacts(100 * n, 100 * n + 100, NOW_MS - (age_hours - n) * HOUR_MS)
+        for n in range(count)
+    ]
 
 
-def plan(ratio: float = 0.1, when: str = NOT_NOW, count: int = 20, log_end: int = END - 50, **options: object) -> RetentionPlan:
-    return decide(segments(count), NOW_MS, ratio, StoreConfig("/s", delete_when=when), log_end=log_end, **options)  # type: ignore[arg-type]
+def plan(
+    ratio: float = 0.1,
+    when: str = NOT_NOW,
+    count: int = 20,
+    log_end: int = END - 50,
+    **options: object,
+) -> RetentionPlan:
+    return decide(
+        segments(count),
+        NOW_MS,
+        ratio,
+        StoreConfig("/s", delete_when=when),
+        log_end=log_end,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 def test_nothing_goes_at_another_hour_on_a_disk_with_room() -> None:
@@ -40,23 +68,36 @@ def test_nothing_goes_at_another_hour_on_a_disk_with_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({"when": f"{NOT_NOW};{NOW}"}, Reason.TIME), ({"ratio": 0.751}, Reason.SPACE), ({"manual": True}, Reason.MANUAL)]
+    ("options", "reason"),
+    [
+        ({"when": f"{NOT_NOW};{NOW}"}, Reason.TIME),
+        ({"ratio": 0.751}, Reason.SPACE),
+        ({"manual": True}, Reason.MANUAL),
+    ],
 )
-def test_expired_segments_go_at_the_hour_on_a_full_disk_or_on_request(options: dict[str, object], reason: Reason) -> None:
+def test_expired_segments_go_at_the_hour_on_a_full_disk_or_on_request(
+    options: dict[str, object], reason: Reason
+) -> None:
     assert plan(**options) == RetentionPlan(tuple(100 * n for n in range(9)), False, reason)  # type: ignore[arg-type]
 
 
 def test_a_segment_expires_exactly_after_its_hours() -> None:
     config = StoreConfig("/s", delete_when=NOW, reserved_hours=72)
     for late_ms, deleted in ((0, (0,)), (1, ())):
-        facts = [SegmentFacts(0, 100, NOW_MS - 72 * HOUR_MS + late_ms), SegmentFacts(100, 200, NOW_MS)]
+        facts = [
+            SegmentFacts(0, 100, NOW_MS - 72 * HOUR_MS + late_ms),
+            SegmentFacts(100, 200, NOW_MS),
+        ]
         assert decide(facts, NOW_MS, 0.1, config, log_end=150).delete == deleted
 
 
 def test_the_first_segment_that_stays_ends_the_cycle() -> None:
     facts = segments()
     facts[2] = SegmentFacts(200, 300, NOW_MS)
-    assert decide(facts, NOW_MS, 0.1, StoreConfig("/s", delete_when=NOW), log_end=END).delete == (0, 100)
+    assert decide(facts, NOW_MS, 0.1, StoreConfig("/s", delete_when=NOW), log_end=END).delete == (
+        0,
+        100,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,13 +110,20 @@ def test_the_first_segment_that_stays_ends_the_cycle() -> None:
         (0.91, 10, True, Reason.FORCED),
     ],
 )
-def test_disk_levels_delete_expired_then_any_then_refuse_writes(ratio: float, count: int, full: bool, reason: Reason) -> None:
+def test_disk_levels_delete_expired_then_any_then_refuse_writes(
+    ratio: float, count: int, full: bool, reason: Reason
+) -> None:
     found = plan(ratio)
     assert (len(found.delete), found.disk_full, found.reason) == (count, full, reason)
 
 
-@pytest.mark.parametrize(("count", "log_end", "deleted"), [(3, 250, 2), (3, 300, 3), (3, 201, 2), (4, 250, 2), (1, 50, 0), (2, 100, 1), (0, 0, 0)])
-def test_the_segment_that_is_written_and_those_prepared_behind_it_never_go(count: int, log_end: int, deleted: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "log_end", "deleted"),
+    [(3, 250, 2), (3, 300, 3), (3, 201, 2), (4, 250, 2), (1, 50, 0), (2, 100, 1), (0, 0, 0)],
+)
+def test_the_segment_that_is_written_and_those_prepared_behind_it_never_go(
+    count: int, log_end: int, deleted: int
+) -> None:
     assert len(plan(0.95, count=count, log_end=log_end).delete) == deleted
 
 
@@ -86,16 +134,33 @@ def test_pinned_segments_stay_even_on_a_full_disk() -> None:
 
 
 def test_the_hours_are_a_list() -> None:
-    assert is_delete_hour(NOW_MS, f"4;{NOW} ;23") and not is_delete_hour(NOW_MS, f"{NOT_NOW};x;") and not is_delete_hour(NOW_MS, "")
+    assert (
+        is_delete_hour(NOW_MS, f"4;{NOW} ;23")
+        and not is_delete_hour(NOW_MS, f"{NOT_NOW};x;")
+        and not is_delete_hour(NOW_MS, "")
+    )
 
 
-@pytest.mark.parametrize(("zone", "at"), [("UTC", "2024-01-15T04:30"), ("America/New_York", "2024-01-15T09:30"), ("America/New_York", "2024-07-15T08:30")])
-def test_the_hour_is_that_of_the_hosts_own_clock_summer_and_winter(monkeypatch: pytest.MonkeyPatch, zone: str, at: str) -> None:
+@pytest.mark.parametrize(
+    ("zone", "at"),
+    [
+        ("UTC", "2024-01-15T04:30"),
+        ("America/New_York", "2024-01-15T09:30"),
+        ("America/New_York", "2024-07-15T08:30"),
+    ],
+)
+def test_the_hour_is_that_of_the_hosts_own_clock_summer_and_winter(
+    monkeypatch: pytest.MonkeyPatch, zone: str, at: str
+) -> None:
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
         at_ms = int(datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp() * 1000)
-        assert is_delete_hour(at_ms, "04") and not is_delete_hour(at_ms + HOUR_MS, "04") and not is_delete_hour(at_ms - HOUR_MS, "04")
+        assert (
+            is_delete_hour(at_ms, "04")
+            and not is_delete_hour(at_ms + HOUR_MS, "04")
+            and not is_delete_hour(at_ms - HOUR_MS, "04")
+        )
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -131,14 +196,23 @@ class FullDisk(FileSystem):
         return self.ratio
 
 
-def a_store(path: Path) -> tuple[Retention, SegmentChain, QueueTable, IndexService, FullDisk, ManualClock]:
-    """25 segments of 4 KiB with one record of 128 bytes in each, queued in files of 16 entries and indexed in files of 8."""
+def a_store(
+    path: Path,
+) -> tuple[Retention, SegmentChain, QueueTable, IndexService, FullDisk, ManualClock]:
+    """25 segments of 4 KiB with one record of 128 bytes in each, queued in files of 16 entries and
+    indexed in files of 8.
+    """
     files, clock = FullDisk(), ManualClock(NOW_MS)
     config = StoreConfig(str(path), segment_bytes=4096, delete_when=NOT_NOW)
     files.make_dirs(str(path / "rmq_ray"))
-    chain = SegmentChain(str(path / "commitlog"), str(path / "rmq_ray"), 4096, files, clock, ahead=False)
+    chain = SegmentChain(
+        str(path / "commitlog"), str(path / "rmq_ray"), 4096, files, clock, ahead=False
+    )
     chain.load()
-    queues, index = QueueTable(str(path / "consumequeue"), 16, files), IndexService(str(path / "index"), 7, 9, files, clock)
+    queues, index = (
+        QueueTable(str(path / "consumequeue"), 16, files),
+        IndexService(str(path / "index"), 7, 9, files, clock),
+    )
     for n in range(25):
         segment = chain.ensure(4096 * n)
         queues.get_or_create("T", 0).append(n, ENTRY.pack(4096 * n, 128, 0))
@@ -148,7 +222,9 @@ def a_store(path: Path) -> tuple[Retention, SegmentChain, QueueTable, IndexServi
     return Retention(chain, queues, index, files, config, clock), chain, queues, index, files, clock
 
 
-def test_a_cycle_removes_ten_segments_at_most_and_then_what_was_derived_from_them(tmp_path: Path) -> None:
+def test_a_cycle_removes_ten_segments_at_most_and_then_what_was_derived_from_them(
+    tmp_path: Path,
+) -> None:
     retention, chain, queues, index, files, clock = a_store(tmp_path)
     retention.request()
     report = retention.run(NOW_MS, 25 * 4096)
@@ -157,8 +233,15 @@ def test_a_cycle_removes_ten_segments_at_most_and_then_what_was_derived_from_the
     assert (report.queue_files, report.index_files) == (0, 1)
     assert clock.monotonic_ms() == 900  # a pause of 100 ms between two
     report = retention.run(NOW_MS, 25 * 4096)
-    assert (report.segments, report.begin, report.queue_files, report.index_files) == (9, 19 * 4096, 1, 1)
-    assert sorted(path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()) == ["00000000000000000320"]
+    assert (report.segments, report.begin, report.queue_files, report.index_files) == (
+        9,
+        19 * 4096,
+        1,
+        1,
+    )
+    assert sorted(path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()) == [
+        "00000000000000000320"
+    ]
     assert retention.run(NOW_MS, 25 * 4096).segments == 0
 
 
@@ -169,20 +252,28 @@ def test_a_request_lasts_twenty_cycles(tmp_path: Path) -> None:
     assert reasons == [Reason.MANUAL] * MANUAL_CYCLES + [Reason.NONE]
 
 
-def test_a_disk_that_is_too_full_loses_segments_of_any_age_and_the_flag_falls_again(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_full_loses_segments_of_any_age_and_the_flag_falls_again(
+    tmp_path: Path,
+) -> None:
     retention, chain, _, _, files, _ = a_store(tmp_path)
     files.ratio = 0.95
     assert retention.run(NOW_MS - 300 * HOUR_MS, 25 * 4096).segments == 10 and retention.disk_full
     pin = retention.pins.pin(12 * 4096, NOW_MS + 1)
     assert retention.run(NOW_MS, 25 * 4096).begin == 12 * 4096
     retention.pins.unpin(pin)
-    assert [retention.run(NOW_MS, 25 * 4096).begin for _ in range(3)] == [22 * 4096, 24 * 4096, 24 * 4096]  # the last one stays
+    assert [retention.run(NOW_MS, 25 * 4096).begin for _ in range(3)] == [
+        22 * 4096,
+        24 * 4096,
+        24 * 4096,
+    ]  # the last one stays
     files.ratio = 0.2
     retention.run(NOW_MS, 25 * 4096)
     assert not retention.disk_full and chain.begin == 24 * 4096
 
 
-def test_a_restarted_store_is_cleaned_to_its_logs_beginning_without_a_deletion(tmp_path: Path) -> None:
+def test_a_restarted_store_is_cleaned_to_its_logs_beginning_without_a_deletion(
+    tmp_path: Path,
+) -> None:
     retention, chain, queues, *_ = a_store(tmp_path)
     for _ in range(18):
         chain.remove_first()

@@ -1,4 +1,6 @@
-"""Bulk reads beside the log: the right records in order, nothing else, and a typed error wherever files cannot be believed."""
+"""Bulk reads beside the log: the right records in order, nothing else, and a typed error wherever
+files cannot be believed.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Split, SplitReader
-from rmq_ray.codec.record import decode_record
 from rmq_ray.store.reading.split_reader import LocalSplitReader, host_id
-from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.brokers.store_rig import ROOT, StoreRig
+from tests.support.faults.crash_fs import CrashFileSystem
 
 
 def a_store(rounds: int = 30, topics: int = 2) -> StoreRig:
-    """Frames of 1 to 7 records of some topics by turns, over several segments of 64 KiB; bodies tell topic and number."""
+    """Frames of 1 to 7 records of some topics by turns, over several segments of 64 KiB; bodies
+    tell topic and number.
+    """
     rig = StoreRig()
     sent = [0] * topics
     for turn in range(rounds):
         for topic in range(topics):
             count = 1 + (turn * 3 + topic) % 7
-            bodies = [b"%d-%d-" % (topic, n) + bytes(700) for n in range(sent[topic], sent[topic] + count)]
+            bodies = [
+                b"%d-%d-" % (topic, n) + bytes(700) for n in range(sent[topic], sent[topic] + count)
+            ]
             rig.send(bodies, sequence=turn * topics + topic, topic=f"T{topic}", queue_id=topic)
             sent[topic] += count
     return rig
@@ -33,21 +39,40 @@ def a_store(rounds: int = 30, topics: int = 2) -> StoreRig:
 def a_split(rig: StoreRig, topic: int = 0, **changes: Any) -> Split:
     config, store = rig.config, rig.store
     plain = Split(
-        MessageQueue(f"T{topic}", "broker-a", topic), 0, store.bounds(f"T{topic}", topic)[1], host_id(), ROOT, store.identity, store.epoch, (),
-        config.segment_bytes, config.consume_queue_entries, store.visible_offset,
-    )  # fmt: skip
+        MessageQueue(f"T{topic}", "broker-a", topic),
+        0,
+        store.bounds(f"T{topic}", topic)[1],
+        host_id(),
+        ROOT,
+        store.identity,
+        store.epoch,
+        (),
+        config.segment_bytes,
+        config.consume_queue_entries,
+        store.visible_offset,
+    )
     return replace(plain, **changes)
 
 
-def read(rig: StoreRig, split: Split, chunk_bytes: int = 20_000, reader: LocalSplitReader | None = None) -> list[tuple[int, bytes]]:
-    """(queue offset, body without its padding) of everything that comes out; checks sizes and offsets on the way."""
+def read(
+    rig: StoreRig, split: Split, chunk_bytes: int = 20_000, reader: LocalSplitReader | None = None
+) -> list[tuple[int, bytes]]:
+    """(queue offset, body without its padding) of everything that comes out; checks sizes and
+    offsets on the way.
+    """
     found = []
-    for records, sizes, following in (reader or LocalSplitReader(rig.disk)).read_from(split, chunk_bytes):
+    for records, sizes, following in (reader or LocalSplitReader(rig.disk)).read_from(
+        split, chunk_bytes
+    ):
         assert sizes.dtype == np.int32 and len(records) == int(sizes.sum())
         at = 0
         for size in sizes.tolist():
             record = decode_record(records, at)
-            assert (record.topic, record.queue_id, record.size) == (split.queue.topic, split.queue.queue_id, size)
+            assert (record.topic, record.queue_id, record.size) == (
+                split.queue.topic,
+                split.queue.queue_id,
+                size,
+            )
             found.append((record.queue_offset, record.body.rstrip(b"\0")))
             at += size
         assert found[-1][0] < following <= split.end
@@ -79,21 +104,29 @@ def test_it_is_the_port_that_bulk_reads_use() -> None:
     reader = LocalSplitReader(rig.disk)
     assert isinstance(reader, SplitReader)
     chunks = list(reader.read(a_split(rig), 3_000))
-    assert len(chunks) > 1 and all(isinstance(records, memoryview) and len(records) == sizes.sum() for records, sizes in chunks)
+    assert len(chunks) > 1 and all(
+        isinstance(records, memoryview) and len(records) == sizes.sum() for records, sizes in chunks
+    )
     reader.close()
 
 
 def test_a_chunk_is_about_as_large_as_asked_for_and_one_record_at_least() -> None:
     rig = a_store()
-    sizes = [len(records) for records, _, _ in LocalSplitReader(rig.disk).read_from(a_split(rig), 10_000)]
+    sizes = [
+        len(records) for records, _, _ in LocalSplitReader(rig.disk).read_from(a_split(rig), 10_000)
+    ]
     assert max(sizes) <= 10_000 and len(sizes) > 5
-    assert all(len(chunk[1]) == 1 for chunk in LocalSplitReader(rig.disk).read_from(a_split(rig, end=5), 1))
+    assert all(
+        len(chunk[1]) == 1 for chunk in LocalSplitReader(rig.disk).read_from(a_split(rig, end=5), 1)
+    )
 
 
 def test_all_chunks_lie_in_one_buffer_so_that_their_memory_is_used_again() -> None:
     rig = a_store(60)
     chunks = LocalSplitReader(rig.disk).read_from(a_split(rig), 10_000)
-    places = [np.frombuffer(records, np.uint8).__array_interface__["data"][0] for records, _, _ in chunks]
+    places = [
+        np.frombuffer(records, np.uint8).__array_interface__["data"][0] for records, _, _ in chunks
+    ]
     assert len(places) > 10 and len(set(places[5:])) == 1
 
 
@@ -102,13 +135,20 @@ def test_nothing_behind_the_visible_end_is_read() -> None:
     middle = rig.store.visible_offset // 2
     found = read(rig, a_split(rig, visible_end=middle))
     assert found == wanted(0, 0, len(found)) and 0 < len(found) < a_split(rig).end
-    ends = [decode_record(records, 0).log_offset + len(records) for records, _, _ in LocalSplitReader(rig.disk).read_from(a_split(rig, visible_end=middle), 1)]
+    ends = [
+        decode_record(records, 0).log_offset + len(records)
+        for records, _, _ in LocalSplitReader(rig.disk).read_from(
+            a_split(rig, visible_end=middle), 1
+        )
+    ]
     assert max(ends) <= middle
 
 
 def flip_record(rig: StoreRig, number: int, at: int) -> None:
     """One bit of the byte ``at`` of T0's record ``number`` goes bad on the disk."""
-    (records, _, _) = next(LocalSplitReader(rig.disk).read_from(a_split(rig, start=number, end=number + 1), 1))
+    (records, _, _) = next(
+        LocalSplitReader(rig.disk).read_from(a_split(rig, start=number, end=number + 1), 1)
+    )
     log_offset = decode_record(records, 0).log_offset
     size = rig.config.segment_bytes
     rig.disk.flip(f"{ROOT}/commitlog/{log_offset - log_offset % size:020d}", log_offset % size + at)
@@ -117,7 +157,9 @@ def flip_record(rig: StoreRig, number: int, at: int) -> None:
 TOPIC_AT = 88 + len(b"0-40-") + 700
 
 
-@pytest.mark.parametrize("at", [3, 5, 9, 15, 27, 35, 87, 88, 500, TOPIC_AT, TOPIC_AT + 1, TOPIC_AT + 4])
+@pytest.mark.parametrize(
+    "at", [3, 5, 9, 15, 27, 35, 87, 88, 500, TOPIC_AT, TOPIC_AT + 1, TOPIC_AT + 4]
+)
 def test_a_flipped_bit_of_what_the_format_protects_costs_exactly_that_record(at: int) -> None:
     rig = a_store()
     flip_record(rig, 40, at)
@@ -133,7 +175,9 @@ def test_damaged_records_in_a_row_and_alone_in_a_chunk_are_left_out() -> None:
         flip_record(rig, number, 100)
     for chunk_bytes in (1, 20_000):
         reader = LocalSplitReader(rig.disk)
-        assert read(rig, a_split(rig), chunk_bytes, reader) == wanted(0, 1, 7) + wanted(0, 10, a_split(rig).end)
+        assert read(rig, a_split(rig), chunk_bytes, reader) == wanted(0, 1, 7) + wanted(
+            0, 10, a_split(rig).end
+        )
         assert reader.skipped == 4
 
 
@@ -142,7 +186,9 @@ def test_blank_entries_of_the_queue_are_left_out() -> None:
     path = f"{ROOT}/consumequeue/T0/0/{0:020d}"
     rig.disk.open(path).pwrite((0).to_bytes(8) + (0x7FFFFFFF).to_bytes(4) + bytes(8), 20 * 5)
     reader = LocalSplitReader(rig.disk)
-    assert read(rig, a_split(rig), reader=reader) == wanted(0, 0, 5) + wanted(0, 6, a_split(rig).end)
+    assert read(rig, a_split(rig), reader=reader) == wanted(0, 0, 5) + wanted(
+        0, 6, a_split(rig).end
+    )
     assert reader.skipped == 1
 
 
@@ -150,7 +196,9 @@ def test_an_entry_that_points_at_another_record_hands_out_nothing_else() -> None
     rig = a_store()
     path = f"{ROOT}/consumequeue/T0/0/{0:020d}"
     file = rig.disk.open(path)
-    file.pwrite(file.pread(20, 20 * 3), 20 * 5)  # the same topic and queue, but not the record of offset 5
+    file.pwrite(
+        file.pread(20, 20 * 3), 20 * 5
+    )  # the same topic and queue, but not the record of offset 5
     other = rig.disk.open(f"{ROOT}/consumequeue/T1/1/{0:020d}").pread(20, 20 * 7)
     file.pwrite(other, 20 * 6)
     file.pwrite((1 << 62).to_bytes(8), 20 * 8)
@@ -158,7 +206,9 @@ def test_an_entry_that_points_at_another_record_hands_out_nothing_else() -> None
 
 
 @pytest.mark.parametrize("topic", ["T1", "T0x", "T"])
-def test_an_entry_that_points_at_the_same_place_of_another_topic_hands_out_nothing(topic: str) -> None:
+def test_an_entry_that_points_at_the_same_place_of_another_topic_hands_out_nothing(
+    topic: str,
+) -> None:
     rig = StoreRig()
     for number, name in enumerate(("T0", topic)):
         rig.send([b"0-%d-" % n for n in range(3)], sequence=number, topic=name, queue_id=0)

@@ -10,18 +10,29 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import StoreFailed
-from rmq_ray.store.recovery.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rmq_ray.files import FileSystem
-from rmq_ray.store.recovery.short_checkpoint import ShortCheckpoint, decode_short_checkpoint, encode_short_checkpoint, load_short_checkpoint, save_short_checkpoint
+from rmq_ray.store.recovery.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rmq_ray.store.recovery.short_checkpoint import (
+    ShortCheckpoint,
+    decode_short_checkpoint,
+    encode_short_checkpoint,
+    load_short_checkpoint,
+    save_short_checkpoint,
+)
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "store" / "checkpoint"
+GOLDEN = Path(__file__).parents[3] / "golden" / "store" / "checkpoint"
 TIMES = Checkpoint(1_700_000_000_000, 1_700_000_000_123, 1_699_999_999_000)
 OURS = ShortCheckpoint(
     log_position=1 << 40,
     log_ms=1_700_000_000_000,
     queues={("TopicTest", 0): 17, ("%RETRY%g", 65_535): 1 << 40},
-    index={"name": "20231114221320000", "header": [1, 2, 3, 4, 5, 6], "slots_count": 1, "index_ms": 0},
+    index={
+        "name": "20231114221320000",
+        "header": [1, 2, 3, 4, 5, 6],
+        "slots_count": 1,
+        "index_ms": 0,
+    },
     deduplication=[[b"\x00" * 16, 5, [1, 2]]],
     boot_id="boot-1",
     synced=True,

@@ -1,4 +1,6 @@
-"""What a store holds after any stop (promises: F1, F2; store-format 7). A layer that drops unsynced writes stands in for the disk."""
+"""What a store holds after any stop (promises: F1, F2; store-format 7). A layer that drops unsynced
+writes stands in for the disk.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import StoredMessage
 from rmq_ray.store.recovery.recovery import RecoveryReport
-from tests.support.faults.crash_fs import Change, CrashFileSystem, keep_all, keep_none
 from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
+from tests.support.faults.crash_fs import Change, CrashFileSystem, keep_all, keep_none
 
 LOG = f"{ROOT}/commitlog/{0:020d}"
 MODES = list(FlushMode)
@@ -34,7 +36,9 @@ def check_dense(rig: StoreRig, queue_id: int = 0) -> None:
 
 
 def check_goes_on(rig: StoreRig, before: list[bytes]) -> None:
-    """Append, die, recover: what was there stays, what is new follows, and a second recovery changes nothing."""
+    """Append, die, recover: what was there stays, what is new follows, and a second recovery
+    changes nothing.
+    """
     rig.send([b"new-1", b"new-2"], 900)
     rig.settle()
     rig.store.flush()
@@ -47,7 +51,9 @@ def check_goes_on(rig: StoreRig, before: list[bytes]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
 @pytest.mark.parametrize("queue_survives", [True, False])
-def test_a_frame_torn_at_any_byte_is_whole_or_not_there(mode: FlushMode, boot: str, queue_survives: bool) -> None:
+def test_a_frame_torn_at_any_byte_is_whole_or_not_there(
+    mode: FlushMode, boot: str, queue_survives: bool
+) -> None:
     rig = rig_of(mode)
     rig.send(OLD, 0)
     rig.settle()
@@ -62,7 +68,9 @@ def test_a_frame_torn_at_any_byte_is_whole_or_not_there(mode: FlushMode, boot: s
         after = rig.next_life(rig.disk.survivor(keep, boot))
         expected = [*OLD, *LAST] if cut == length else OLD
         assert after.bodies() == expected, f"cut at byte {cut} of {length}"
-        assert after.store.end_offset == (result.end_log_offset if cut == length else result.base_log_offset)
+        assert after.store.end_offset == (
+            result.end_log_offset if cut == length else result.base_log_offset
+        )
         if cut % 211 == 0 or cut == length:
             check_goes_on(after, expected)
 
@@ -70,7 +78,9 @@ def test_a_frame_torn_at_any_byte_is_whole_or_not_there(mode: FlushMode, boot: s
 @pytest.mark.parametrize("mode", MODES)
 def test_dropping_any_one_unsynced_write_keeps_a_prefix_of_whole_frames(mode: FlushMode) -> None:
     rig = rig_of(mode)
-    frames = [[b"f%d-%d" % (number, row) * 5 for row in range(1 + number % 4)] for number in range(12)]
+    frames = [
+        [b"f%d-%d" % (number, row) * 5 for row in range(1 + number % 4)] for number in range(12)
+    ]
     rig.send(OLD, 100)
     rig.settle()
     rig.store.flush()
@@ -87,7 +97,13 @@ def test_dropping_any_one_unsynced_write_keeps_a_prefix_of_whole_frames(mode: Fl
     assert count >= 12
     for dropped in range(count):
         for names in (True, False):
-            after = rig.next_life(rig.disk.survivor(lambda number, _change, dropped=dropped: number != dropped, "boot-2", names=names))
+            after = rig.next_life(
+                rig.disk.survivor(
+                    lambda number, _change, dropped=dropped: number != dropped,
+                    "boot-2",
+                    names=names,
+                )
+            )
             assert after.bodies() in prefixes, f"without write {dropped}"
             check_dense(after)
         check_goes_on(after, after.bodies())
@@ -154,13 +170,19 @@ def test_what_a_new_life_shows_survives_the_next_power_loss() -> None:
 
 
 def test_a_cut_leaves_nothing_that_could_be_taken_for_a_record_later() -> None:
-    """A frame is torn; another whose first record has the same size takes its place; the old second record must not come back."""
+    """A frame is torn; another whose first record has the same size takes its place; the old second
+    record must not come back.
+    """
     rig = rig_of(FlushMode.ASYNC_FLUSH)
     rig.send(OLD, 0)
     rig.store.flush()
     rig.send([b"AAAA"] * 6, 1)
     total = sum(len(change.data or b"") for change in rig.disk.unsynced("commitlog"))
-    torn = rig.next_life(rig.disk.survivor(lambda _n, change: total - 1 if "commitlog" in change.path else True, "boot-2"))
+    torn = rig.next_life(
+        rig.disk.survivor(
+            lambda _n, change: total - 1 if "commitlog" in change.path else True, "boot-2"
+        )
+    )
     assert torn.bodies() == OLD and torn.report.cut_bytes > 0
     torn.send([b"BBBB"], 2)
     after = torn.next_life(torn.disk.survivor(keep_all, "boot-3"))
@@ -173,7 +195,9 @@ def test_a_recovery_that_loses_power_starts_again(keep: object) -> None:
     rig.send(OLD, 0)
     rig.store.flush()
     rig.send(LAST, 1)
-    torn = rig.disk.survivor(lambda _n, change: 500 if "commitlog" in change.path else True, "boot-2")
+    torn = rig.disk.survivor(
+        lambda _n, change: 500 if "commitlog" in change.path else True, "boot-2"
+    )
     first = rig.next_life(torn)
     second = first.next_life(torn.survivor(keep, "boot-3"))  # type: ignore[arg-type]
     assert first.bodies() == second.bodies() == OLD
@@ -185,26 +209,56 @@ def test_after_a_clean_stop_nothing_is_read_again() -> None:
     rig.send(OLD, 0)
     rig.store.shutdown()
     after = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
-    assert (after.report.clean, after.report.records, after.report.way, after.store.epoch) == (True, 0, "our checkpoint", 1)
+    assert (after.report.clean, after.report.records, after.report.way, after.store.epoch) == (
+        True,
+        0,
+        "our checkpoint",
+        1,
+    )
     assert after.bodies() == OLD
 
 
 def test_without_our_checkpoint_the_log_tells_the_same() -> None:
     rig = rig_of(FlushMode.ASYNC_FLUSH)
     for number in range(6):
-        rig.send([b"%d" % number * 40] * 5, number, queue_id=number % 2, head=f"TAGS\x01T{number}\x02KEYS\x01k{number}")
-    rig.store.append_message(StoredMessage("Other", 1, b"single", "KEYS\x01s1 s2", born_host=("fe80::1", 7)))
+        rig.send(
+            [b"%d" % number * 40] * 5,
+            number,
+            queue_id=number % 2,
+            head=f"TAGS\x01T{number}\x02KEYS\x01k{number}",
+        )
+    rig.store.append_message(
+        StoredMessage("Other", 1, b"single", "KEYS\x01s1 s2", born_host=("fe80::1", 7))
+    )
     rig.store.flush()
     disk = rig.disk.survivor(keep_all, "boot-2")
-    for path in [path for path in disk.names if "consumequeue" in path or "/index/" in path or path.endswith("rmq_ray/checkpoint")]:
+    for path in [
+        path
+        for path in disk.names
+        if "consumequeue" in path or "/index/" in path or path.endswith("rmq_ray/checkpoint")
+    ]:
         del disk.names[path], disk.stable_names[path]
     after = rig.next_life(disk)
     assert after.report.records == 31 and after.report.way == "RocketMQ's rule"
     for queue_id in (0, 1):
         assert after.records(queue_id) == rig.records(queue_id)
-    assert after.store.get_messages("TopicTest", 1, 0, 100, 1 << 20, frozenset([rig.arrivals[3][3][0]])).count == 5
-    for topic, key, count in (("TopicTest", "k3", 5), ("Other", "s1", 1), ("Other", "s2", 1), ("Other", "k3", 0)):
-        assert len(after.store.query(topic, key, 32, 0, 1 << 60)) == len(rig.store.query(topic, key, 32, 0, 1 << 60)) == count
+    assert (
+        after.store.get_messages(
+            "TopicTest", 1, 0, 100, 1 << 20, frozenset([rig.arrivals[3][3][0]])
+        ).count
+        == 5
+    )
+    for topic, key, count in (
+        ("TopicTest", "k3", 5),
+        ("Other", "s1", 1),
+        ("Other", "s2", 1),
+        ("Other", "k3", 0),
+    ):
+        assert (
+            len(after.store.query(topic, key, 32, 0, 1 << 60))
+            == len(rig.store.query(topic, key, 32, 0, 1 << 60))
+            == count
+        )
 
 
 def test_a_missing_queue_is_built_again_from_the_beginning() -> None:
@@ -267,7 +321,9 @@ def test_a_broken_record_below_the_durable_position_costs_only_itself(at: int) -
     assert after.bodies() == [b"body%d" % number for number in (0, 1, 3, 4)]
     assert [entry[0] for entry in after.report.quarantined] == [results[2].base_log_offset]
     assert after.store.status()["quarantined"] == 1
-    assert disk.read_whole(f"{ROOT}/rmq_ray/quarantine").startswith(b"%d " % results[2].base_log_offset)
+    assert disk.read_whole(f"{ROOT}/rmq_ray/quarantine").startswith(
+        b"%d " % results[2].base_log_offset
+    )
     assert after.send([b"more"], 77).base_queue_offset == 5
 
 
@@ -282,10 +338,16 @@ def test_a_flipped_bit_in_a_body_costs_one_record_of_a_read() -> None:
         assert rig.store.record_at(victim.log_offset) is None
         assert rig.store.status()["quarantined"] == 1
         alone = rig.store.get_messages("TopicTest", 0, 3, 1, 1 << 20, None)
-        assert (alone.status, alone.count, alone.next_offset) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 0, 4)
+        assert (alone.status, alone.count, alone.next_offset) == (
+            GetMessageStatus.MESSAGE_WAS_REMOVING,
+            0,
+            4,
+        )
 
 
-def test_a_flipped_bit_above_the_checkpoint_does_not_cut_what_follows_when_no_power_was_lost() -> None:
+def test_a_flipped_bit_above_the_checkpoint_does_not_cut_what_follows_when_no_power_was_lost() -> (
+    None
+):
     rig = rig_of(FlushMode.ASYNC_FLUSH)
     rig.send(OLD, 0)
     rig.store.flush()
@@ -313,7 +375,10 @@ def test_an_incomplete_frame_that_valid_records_follow_stands_and_is_counted() -
 
 
 def test_epochs_rise_with_unclean_starts_under_async_flush_only() -> None:
-    for mode, after_kill, after_clean in ((FlushMode.ASYNC_FLUSH, 2, 2), (FlushMode.SYNC_FLUSH, 1, 1)):
+    for mode, after_kill, after_clean in (
+        (FlushMode.ASYNC_FLUSH, 2, 2),
+        (FlushMode.SYNC_FLUSH, 1, 1),
+    ):
         rig = rig_of(mode)
         rig.send(OLD, 0)
         rig.settle()
@@ -333,7 +398,11 @@ def test_windows_of_repeats_come_back_from_checkpoint_and_log() -> None:
         after = rig.next_life(disk)
         for number, result in enumerate(results):
             again = after.send([b"%d" % number] * (1 + number), number)
-            assert again.repeat and again.base_queue_offset == result.base_queue_offset and again.end_log_offset == result.end_log_offset
+            assert (
+                again.repeat
+                and again.base_queue_offset == result.base_queue_offset
+                and again.end_log_offset == result.end_log_offset
+            )
         assert len(after.bodies()) == 21
 
 
@@ -351,7 +420,10 @@ def test_recovery_crosses_segments_and_their_blank_ends() -> None:
         sent += bodies
         rig.send(bodies, number)
     assert rig.store.end_offset > 4 * 4096
-    for disk in (rig.disk.survivor(keep_all), _without_checkpoint(rig.disk.survivor(keep_all, "boot-2"))):
+    for disk in (
+        rig.disk.survivor(keep_all),
+        _without_checkpoint(rig.disk.survivor(keep_all, "boot-2")),
+    ):
         after = rig.next_life(disk)
         assert after.bodies() == sent == rig.bodies()
         assert after.store.end_offset == rig.store.end_offset
@@ -365,7 +437,9 @@ def test_a_topic_that_was_deleted_does_not_come_back_and_one_made_anew_begins_at
     rig.store.flush()
     assert rig.store.delete_topic("TopicTest") == 1 and rig.store.delete_topic("TopicTest") == 0
     gone = rig.next_life(rig.disk.survivor(keep_all))
-    assert gone.store.topics() == {"Kept"} and gone.report.way == "our checkpoint", "a restart before the next checkpoint knows"
+    assert gone.store.topics() == {"Kept"} and gone.report.way == "our checkpoint", (
+        "a restart before the next checkpoint knows"
+    )
     rig.store.flush()
     assert not [name for name in rig.disk.list_dir(f"{ROOT}/rmq_ray") if "deleted" in name]
     assert rig.next_life(rig.disk.survivor(keep_none, "boot-2")).store.topics() == {"Kept"}
@@ -378,17 +452,26 @@ def test_a_topic_that_was_deleted_does_not_come_back_and_one_made_anew_begins_at
 @pytest.mark.parametrize("with_checkpoint", [True, False])
 def test_a_single_message_with_a_frame_id_is_known_after_a_crash(with_checkpoint: bool) -> None:
     rig = rig_of(FlushMode.ASYNC_FLUSH)
-    message = StoredMessage("TopicTest", 0, b"half", "TRAN_MSG\x01true\x02KEYS\x01k", born_host=("2001:db8::1", 7))
+    message = StoredMessage(
+        "TopicTest", 0, b"half", "TRAN_MSG\x01true\x02KEYS\x01k", born_host=("2001:db8::1", 7)
+    )
     first = rig.store.append_message(message, FrameId(bytes(16), 3))
     assert rig.store.append_message(message, FrameId(bytes(16), 3)).repeat
     if with_checkpoint:
         rig.store.flush()
     after = rig.next_life(rig.disk.survivor(keep_all))
     again = after.store.append_message(message, FrameId(bytes(16), 3))
-    assert again.repeat and (again.base_queue_offset, again.base_log_offset, again.end_log_offset) == (0, 0, first.end_log_offset)
+    assert again.repeat and (
+        again.base_queue_offset,
+        again.base_log_offset,
+        again.end_log_offset,
+    ) == (0, 0, first.end_log_offset)
     with pytest.raises(DuplicateMismatch):
         after.store.append_message(StoredMessage("TopicTest", 0, b"other"), FrameId(bytes(16), 3))
-    assert after.bodies() == [b"half"] and len(after.store.query("TopicTest", "k", 10, 0, 1 << 60)) == 1
+    assert (
+        after.bodies() == [b"half"]
+        and len(after.store.query("TopicTest", "k", 10, 0, 1 << 60)) == 1
+    )
 
 
 def test_a_report_says_what_was_done() -> None:
@@ -397,4 +480,11 @@ def test_a_report_says_what_was_done() -> None:
     rig.send(OLD, 0)
     after = rig.next_life(rig.disk.survivor(keep_all))
     report = after.report
-    assert (report.clean, report.begin, report.end, report.records, report.epoch, report.epoch_raised) == (False, 0, rig.store.end_offset, 4, 2, True)
+    assert (
+        report.clean,
+        report.begin,
+        report.end,
+        report.records,
+        report.epoch,
+        report.epoch_raised,
+    ) == (False, 0, rig.store.end_offset, 4, 2, True)

@@ -1,7 +1,9 @@
-"""Many lives of one store under random stops: what was promised holds in each (promises: the table of modes, order, no phantom).
+"""Many lives of one store under random stops: what was promised holds in each (promises: the table
+of modes, order, no phantom).
 
-A seed decides everything: appends to three queues, flushes, checkpoints, full disks, failed writes and syncs, process deaths and
-power losses that keep a random choice of the unsynced writes. A model remembers the frames in log order.
+A seed decides everything: appends to three queues, flushes, checkpoints, full disks, failed writes
+and syncs, process deaths and power losses that keep a random choice of the unsynced writes. A model
+remembers the frames in log order.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ from rmq_ray import config
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreFailed, StoreFull
 from rmq_ray.store.front.message_store import StoreState
-from tests.support.faults.crash_fs import Change, keep_none
 from tests.support.brokers.store_rig import StoreRig, small_config
+from tests.support.faults.crash_fs import Change, keep_none
 
 LIVES = 6
 STEPS = 25
 QUEUES = 3
-SEEDS = (*range(20), 49, 73, 75)  # the last three met defects once: a cut that was interrupted, a full disk and a lost sync
+SEEDS = (
+    *range(20),
+    49,
+    73,
+    75,
+)  # the last three met defects once: a cut that was interrupted, a full disk and a lost sync
 
 
 @dataclass
 class Model:
-    """Frames in log order: (queue id, bodies, sequence). ``safe``: how many must be there after any stop."""
+    """Frames in log order: (queue id, bodies, sequence). ``safe``: how many must be there after any
+    stop.
+    """
 
     frames: list[tuple[int, list[bytes], int]] = field(default_factory=list)
     safe: int = 0
@@ -35,7 +44,9 @@ class Model:
     sequence: int = 0
 
     def bodies(self, count: int, queue_id: int) -> list[bytes]:
-        return [body for queue, bodies, _ in self.frames[:count] if queue == queue_id for body in bodies]
+        return [
+            body for queue, bodies, _ in self.frames[:count] if queue == queue_id for body in bodies
+        ]
 
     def surviving(self, rig: StoreRig) -> int:
         """How many frames the store still has; fails unless they are a prefix of whole frames."""
@@ -50,7 +61,13 @@ class Simulation:
     def __init__(self, seed: int, mode: FlushMode) -> None:
         self.random = random.Random(seed)
         self.mode = mode
-        self.rig = StoreRig(config=small_config(flush=mode, segment_bytes=self.random.choice([4096, 8192, 65_536]), deduplication_frames=64))
+        self.rig = StoreRig(
+            config=small_config(
+                flush=mode,
+                segment_bytes=self.random.choice([4096, 8192, 65_536]),
+                deduplication_frames=64,
+            )
+        )
         self.model = Model()
         self.boots = 1
 
@@ -73,10 +90,15 @@ class Simulation:
 
     def append(self) -> None:
         model, queue_id = self.model, self.random.randrange(QUEUES)
-        bodies = [self.random.randbytes(self.random.choice([1, 20, 20, 20, 300])) for _ in range(self.random.choice([1, 1, 2, 3, 8]))]
+        bodies = [
+            self.random.randbytes(self.random.choice([1, 20, 20, 20, 300]))
+            for _ in range(self.random.choice([1, 1, 2, 3, 8]))
+        ]
         model.sequence += 1
         if self.random.random() < 0.06:
-            self.rig.disk.fail_next("pwrite", "commitlog", "ENOSPC", partial=self.random.randrange(600))
+            self.rig.disk.fail_next(
+                "pwrite", "commitlog", "ENOSPC", partial=self.random.randrange(600)
+            )
         try:
             self.rig.send(bodies, model.sequence, queue_id)
         except StoreFull:
@@ -88,7 +110,9 @@ class Simulation:
 
     def repeat(self) -> None:
         queue_id, bodies, sequence = self.random.choice(self.model.frames[-40:])
-        assert self.rig.send(bodies, sequence, queue_id).repeat, "a frame that is stored is never stored again"
+        assert self.rig.send(bodies, sequence, queue_id).repeat, (
+            "a frame that is stored is never stored again"
+        )
 
     def fail(self) -> None:
         """A write or sync fails; the store stops and reads the disk again."""
@@ -117,7 +141,12 @@ class Simulation:
         elif kind < 0.5:
             disk, must = self.rig.disk.after_kill(), self.model.kernel
         else:
-            disk, must = self.rig.disk.survivor(self.choose, self.next_boot(), names=self.random.random() < 0.5), self.model.safe
+            disk, must = (
+                self.rig.disk.survivor(
+                    self.choose, self.next_boot(), names=self.random.random() < 0.5
+                ),
+                self.model.safe,
+            )
         self.rig = self.rig.next_life(disk)
         self.check(must)
 
@@ -144,8 +173,12 @@ class Simulation:
 
 @pytest.mark.parametrize("mode", list(FlushMode))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_life_finds_what_was_promised(seed: int, mode: FlushMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "DEDUPLICATION_FRAMES", 64)  # fewer than a broker may remember: frames fall out of the window in lives as short as these
+def test_every_life_finds_what_was_promised(
+    seed: int, mode: FlushMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        config, "DEDUPLICATION_FRAMES", 64
+    )  # fewer than a broker may remember: frames fall out of the window in lives as short as these
     simulation = Simulation(seed, mode)
     for life in range(LIVES):
         for _ in range(STEPS):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rmq_ray.config import FlushMode
-from tests.support.faults.crash_fs import keep_none
 from tests.support.brokers.store_rig import StoreRig, small_config
+from tests.support.faults.crash_fs import keep_none
 
 
 def test_a_fresh_log_is_sound() -> None:

@@ -1,4 +1,6 @@
-"""The end of a copy's log is cut off: what is left is what both logs share, after a death or a power loss at any step, too."""
+"""The end of a copy's log is cut off: what is left is what both logs share, after a death or a
+power loss at any step, too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.errors import LogDiverged, StoreFailed
 from rmq_ray.files import DirectoryLock
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
-from rmq_ray.store.log.log_source import read_log
 from rmq_ray.store.front.message_store import MessageStore
-from tests.support.faults.crash_fs import CrashFileSystem, Fault
+from rmq_ray.store.log.log_source import read_log
 from tests.support.brokers.store_rig import BORN, HOST, make_frame, small_config
+from tests.support.faults.crash_fs import CrashFileSystem, Fault
 
 STEPS = ("pwrite", "datasync", "truncate", "rename", "sync_dir", "unlink")
 
@@ -55,7 +57,14 @@ class MortalDisk(CrashFileSystem):
 def opened(disk: CrashFileSystem, epoch: int | None, create: bool = False) -> MessageStore:
     """A follower's store, or that of the master of ``epoch``."""
     kind = FollowerStore if epoch is None else MessageStore
-    store = kind(small_config(), ManualClock(), broker_name="broker-a", store_host=HOST, files=disk, new_epoch=epoch)
+    store = kind(
+        small_config(),
+        ManualClock(),
+        broker_name="broker-a",
+        store_host=HOST,
+        files=disk,
+        new_epoch=epoch,
+    )
     store.open(create)
     store.recover()
     store.start(lambda _position: None, threads=False)
@@ -64,7 +73,11 @@ def opened(disk: CrashFileSystem, epoch: int | None, create: bool = False) -> Me
 
 def send(store: MessageStore, numbers: range, body: bytes) -> None:
     for number in numbers:
-        records, sizes = make_frame([body + b"%d-%d" % (number, row) * 30 for row in range(number % 7 + 1)], sequence=number, queue_id=number % 3)
+        records, sizes = make_frame(
+            [body + b"%d-%d" % (number, row) * 30 for row in range(number % 7 + 1)],
+            sequence=number,
+            queue_id=number % 3,
+        )
         store.append_frame(records, sizes, BORN)
 
 
@@ -74,16 +87,23 @@ def lineage(store: MessageStore, log: str) -> Lineage:
 
 def copy(source: MessageStore, target: FollowerStore, until: int | None = None) -> None:
     while target.end_offset < (end := source.end_offset if until is None else until):
-        target.append_raw(target.end_offset, read_log(source.readable(), target.end_offset, min(1 << 20, end - target.end_offset)))
+        target.append_raw(
+            target.end_offset,
+            read_log(source.readable(), target.end_offset, min(1 << 20, end - target.end_offset)),
+        )
         target.advance(target.end_offset)
 
 
 def log_bytes(store: MessageStore) -> bytes:
-    return b"".join(segment.read(segment.start, 65_536) for segment in store.opened.chain.segments())[: store.end_offset - store.begin_offset]
+    return b"".join(
+        segment.read(segment.start, 65_536) for segment in store.opened.chain.segments()
+    )[: store.end_offset - store.begin_offset]
 
 
 class Parted:
-    """``old`` was master of epoch 2, and follows again; ``new`` is master of epoch 3 with the log of epoch 1 up to ``point``."""
+    """``old`` was master of epoch 2, and follows again; ``new`` is master of epoch 3 with the log
+    of epoch 1 up to ``point``.
+    """
 
     def __init__(self, frames_lost: int = 12) -> None:
         first, self.disk, other = CrashFileSystem(), MortalDisk(), CrashFileSystem()
@@ -111,17 +131,29 @@ class Parted:
         """Follows the new master; afterwards both are the same."""
         store.follow(lineage(self.new, self.log))
         copy(self.new, store)
-        assert log_bytes(store) == log_bytes(self.new) and store.epochs == self.new.epochs == ((1, 0), (3, self.point))
+        assert log_bytes(store) == log_bytes(self.new) and store.epochs == self.new.epochs == (
+            (1, 0),
+            (3, self.point),
+        )
         assert store.queues() == self.new.queues() and store.opened.quarantine.entries() == []
         for topic, queue_id in self.new.queues():
             high = self.new.bounds(topic, queue_id)[1]
-            theirs, ours = (b"".join(s.get_messages(topic, queue_id, high - 20, 20, 1 << 20, None).parts) for s in (self.new, store))
+            theirs, ours = (
+                b"".join(s.get_messages(topic, queue_id, high - 20, 20, 1 << 20, None).parts)
+                for s in (self.new, store)
+            )
             assert ours == theirs != b""
         assert len(store.opened.windows.snapshot()) == 1
-        assert {n for n, _ in store.opened.windows.snapshot()[0][3]} == {n for n, _ in self.new.opened.windows.snapshot()[0][3]}
+        assert {n for n, _ in store.opened.windows.snapshot()[0][3]} == {
+            n for n, _ in self.new.opened.windows.snapshot()[0][3]
+        }
         for number in (3, 27, 200, 219):
             key = self.key(number)
-            assert store.query("TopicTest", key, 8, 0, 1 << 60) == self.new.query("TopicTest", key, 8, 0, 1 << 60) != []
+            assert (
+                store.query("TopicTest", key, 8, 0, 1 << 60)
+                == self.new.query("TopicTest", key, 8, 0, 1 << 60)
+                != []
+            )
 
     def key(self, number: int) -> str:
         """The unique key of some record of the frame with that number."""
@@ -146,7 +178,10 @@ def test_what_no_elected_master_has_is_removed_and_the_rest_goes_on(frames_lost:
     with pytest.raises(LogDiverged):
         store.follow(lineage(parted.new, parted.log))
     assert store.truncate(parted.point) == parted.had - parted.point
-    assert store.end_offset == store.flushed_offset == store.visible_offset == parted.point and store.epochs == ((1, 0),)
+    assert (
+        store.end_offset == store.flushed_offset == store.visible_offset == parted.point
+        and store.epochs == ((1, 0),)
+    )
     parted.joins(store)
     store.shutdown()
     again = follower(parted.disk)
@@ -175,14 +210,21 @@ TOTAL = _steps()
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("step", range(0, TOTAL))
-def test_a_death_or_a_power_loss_at_any_step_leaves_a_store_that_goes_on(step: int, power: bool) -> None:
+def test_a_death_or_a_power_loss_at_any_step_leaves_a_store_that_goes_on(
+    step: int, power: bool
+) -> None:
     parted, chance = Parted(), random.Random(step)
     store = follower(parted.disk)
     parted.disk.left = step
     with pytest.raises(Killed):
         store.truncate(parted.point)
     parted.disk.left = None
-    torn = parted.disk.survivor(lambda _n, change: chance.choice((True, False, chance.randrange(len(change.data) + 1) if change.data else True)), "boot-2")
+    torn = parted.disk.survivor(
+        lambda _n, change: chance.choice(
+            (True, False, chance.randrange(len(change.data) + 1) if change.data else True)
+        ),
+        "boot-2",
+    )
     again = follower(torn if power else parted.disk.after_kill())
     assert again.end_offset in (parted.had, parted.point), "never below what both logs share"
     if again.end_offset > parted.point:
@@ -201,7 +243,11 @@ def test_a_start_that_dies_while_it_finishes_the_cut_can_be_repeated() -> None:
             store.truncate(parted.point)
         parted.disk.left = None
         disk = MortalDisk()
-        disk.names, disk.stable_names, disk.directories = parted.disk.names, parted.disk.stable_names, parted.disk.directories
+        disk.names, disk.stable_names, disk.directories = (
+            parted.disk.names,
+            parted.disk.stable_names,
+            parted.disk.directories,
+        )
         disk.left = step
         with contextlib.suppress(Killed):
             follower(disk)
@@ -227,4 +273,6 @@ def test_nothing_is_left_of_the_mark(tmp_path: Path) -> None:
     parted = Parted()
     store = follower(parted.disk)
     store.truncate(parted.point)
-    assert not parted.disk.exists("/store/rmq_ray/truncating") and parted.disk.exists("/store/rmq_ray/checkpoint")
+    assert not parted.disk.exists("/store/rmq_ray/truncating") and parted.disk.exists(
+        "/store/rmq_ray/checkpoint"
+    )

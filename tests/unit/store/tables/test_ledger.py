@@ -1,4 +1,6 @@
-"""The controller's ledger: what was written is there after a loss of power at any moment, and never half of it."""
+"""The controller's ledger: what was written is there after a loss of power at any moment, and never
+half of it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreInUse, StoreUnwritable
-from rmq_ray.model.reigns import Assignment, Standing
 from rmq_ray.files import FileSystem
+from rmq_ray.model.reigns import Assignment, Standing
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.crash_fs import Change, CrashFileSystem, Keep, keep_all, keep_none
 
@@ -16,7 +18,20 @@ ROOT = "/disk/controller"
 
 
 def entry(epoch: int, master: int | None = 0, version: int = 0) -> Entry:
-    return Entry(Standing(Assignment("broker-a", epoch, master, None if master is None else f"host:{master}", (0, 1), version), 1), {0: "aa", 1: "bb"})
+    return Entry(
+        Standing(
+            Assignment(
+                "broker-a",
+                epoch,
+                master,
+                None if master is None else f"host:{master}",
+                (0, 1),
+                version,
+            ),
+            1,
+        ),
+        {0: "aa", 1: "bb"},
+    )
 
 
 def opened(disk: FileSystem, root: str = ROOT, cluster: str = "default") -> Ledger:
@@ -42,10 +57,16 @@ def test_what_was_written_is_read_again_by_the_next_controller(tmp_path: Path) -
     ledger.close()
 
 
-@pytest.mark.parametrize("keep", [keep_none, keep_all, half], ids=["nothing unsynced", "everything", "half of each write"])
+@pytest.mark.parametrize(
+    "keep",
+    [keep_none, keep_all, half],
+    ids=["nothing unsynced", "everything", "half of each write"],
+)
 @pytest.mark.parametrize("action", ["open", "pwrite", "datasync", "rename", "sync_dir", "none"])
 @pytest.mark.parametrize("first", [False, True], ids=["a later write", "the first write"])
-def test_a_loss_of_power_at_any_step_leaves_the_old_or_the_new_content(action: str, keep: Keep, first: bool) -> None:
+def test_a_loss_of_power_at_any_step_leaves_the_old_or_the_new_content(
+    action: str, keep: Keep, first: bool
+) -> None:
     disk = CrashFileSystem()
     ledger = opened(disk)
     old = Entry()
@@ -68,7 +89,9 @@ def test_after_a_failed_write_the_next_one_is_durable() -> None:
     ledger = opened(disk)
     ledger.write("broker-a", entry(1))
     for action in ("pwrite", "datasync", "rename", "sync_dir"):
-        disk.fail_next(action, "controller" if action == "sync_dir" else "broker-a.reign", partial=10)
+        disk.fail_next(
+            action, "controller" if action == "sync_dir" else "broker-a.reign", partial=10
+        )
         with pytest.raises(StoreError):
             ledger.write("broker-a", entry(2))
         ledger.write("broker-a", entry(2))

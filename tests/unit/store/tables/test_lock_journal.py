@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import StoreFull
-from rmq_ray.model.ids import MessageQueue
 from rmq_ray.files import File, FileSystem
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.store.tables.lock_journal import SPARE_LINES, LockJournal, LockLine
 
 A, B = (MessageQueue("orders", "broker-a", n) for n in range(2))
@@ -25,11 +25,16 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     first.append([ONE, TWO])
     first.append([LockLine(3, "c3", "other", A)])
     first.append([LockLine(0, None, "billing", A), LockLine(4, "c2", "billing", B)])
-    assert journal(tmp_path).load() == ([LockLine(4, "c2", "billing", B), LockLine(3, "c3", "other", A)], 4)
+    assert journal(tmp_path).load() == (
+        [LockLine(4, "c2", "billing", B), LockLine(3, "c3", "other", A)],
+        4,
+    )
 
 
 def test_the_greatest_epoch_is_known_although_its_lock_is_free(tmp_path: Path) -> None:
-    journal(tmp_path).append([ONE, LockLine(9, "c1", "billing", B), LockLine(0, None, "billing", B)])
+    journal(tmp_path).append(
+        [ONE, LockLine(9, "c1", "billing", B), LockLine(0, None, "billing", B)]
+    )
     assert journal(tmp_path).load() == ([ONE], 9)
 
 
@@ -46,14 +51,25 @@ def test_a_half_written_line_does_not_count_and_is_written_over(tmp_path: Path) 
 
 
 def test_lines_that_make_no_sense_are_dropped(tmp_path: Path) -> None:
-    wrong = [b"", b"{}", b"[1]", b'["1","c","g","t","b",0]', b'[1,2,"g","t","b",0]', b'[1,"c","g","t","b","0"]', b"\xff\xfe", b"[true,null,1,2,3,4]"]
+    wrong = [
+        b"",
+        b"{}",
+        b"[1]",
+        b'["1","c","g","t","b",0]',
+        b'[1,2,"g","t","b",0]',
+        b'[1,"c","g","t","b","0"]',
+        b"\xff\xfe",
+        b"[true,null,1,2,3,4]",
+    ]
     journal(tmp_path).append([ONE])
     with (tmp_path / "queue_locks").open("ab") as file:
         file.write(b"\n".join(wrong) + b"\n")
     assert journal(tmp_path).load() == ([ONE], 1)
 
 
-def test_a_failed_write_raises_and_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_raises_and_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = journal(tmp_path)
     kept.append([ONE])
 

@@ -1,4 +1,6 @@
-"""PopJournal: what of a damaged file counts, appends that fail, a new file in the old one's place."""
+"""PopJournal: what of a damaged file counts, appends that fail, a new file in the old one's
+place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.files import Bytes, File, FileSystem
 from rmq_ray.store.tables.pop_journal import PopJournal
 
-EVENTS = [[1, "workers", "jobs", 0, 0], [2, "workers", "jobs", 0, 7, 1_000, -1, 0, 3, 3], [3, "workers", "jobs", 0, 7, b"\x05"]]
+EVENTS = [
+    [1, "workers", "jobs", 0, 0],
+    [2, "workers", "jobs", 0, 7, 1_000, -1, 0, 3, 3],
+    [3, "workers", "jobs", 0, 7, b"\x05"],
+]
 
 
 def journal(directory: Path) -> PopJournal:
@@ -64,7 +70,9 @@ def test_another_file_in_its_place_is_no_history(tmp_path: Path, content: bytes)
     assert journal(tmp_path).read().events == []
 
 
-def test_an_append_that_fails_half_way_is_written_over_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_fails_half_way_is_written_over_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, pwrite = written(tmp_path), File.pwrite
     size = made.size
 
@@ -75,7 +83,9 @@ def test_an_append_that_fails_half_way_is_written_over_by_the_next(tmp_path: Pat
     with monkeypatch.context() as patch:
         patch.setattr(File, "pwrite", torn)
         with pytest.raises(StoreFailed):
-            made.append([[6, "workers", "jobs", 0, 7, b"a long event of which a part stays behind"]])
+            made.append(
+                [[6, "workers", "jobs", 0, 7, b"a long event of which a part stays behind"]]
+            )
     assert made.size == size
     made.append([EVENTS[0]])
     made.close()
@@ -91,7 +101,9 @@ def test_a_new_file_takes_the_old_ones_place_as_a_whole(tmp_path: Path) -> None:
     made = written(tmp_path)
     size = made.write(5, EVENTS[:2])
     made.append([EVENTS[2]])
-    assert journal(tmp_path).read().events == EVENTS[:2], "what is appended before reopen() goes to the old file"
+    assert journal(tmp_path).read().events == EVENTS[:2], (
+        "what is appended before reopen() goes to the old file"
+    )
     made.reopen(size)
     made.append([EVENTS[0]])
     made.close()
