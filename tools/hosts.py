@@ -2,8 +2,10 @@
 joined by a bridge.
 
     with Hosts(directory, {"head": "10.77.0.1", "db1": "10.77.0.2"}) as hosts:
-        hosts.run("desk", ["ssh", "10.77.0.2", "hostname"])       # the desk is the machine from which people work
-        hosts.cut_power("db1")                                    # every process of it ends at once, its interface is gone
+        hosts.run("desk", ["ssh", "10.77.0.2", "hostname"])       # the desk is the machine from
+                                                                  # which people work
+        hosts.cut_power("db1")                                    # every process of it ends at
+                                                                  # once, its interface is gone
         hosts.boot("db1")                                         # the same disk, the same address
 
 Each host has /mnt for itself (``directory/<name>``: disk, home, tmp) and sees the rest of the file

@@ -1,8 +1,10 @@
 """Runs the small Java programs under interop/ beside Apache RocketMQ 4.9.7: builds them once, then
 starts a JVM for each.
 
-    python tools/interop.py build            compile and resolve the class path (cached under interop/target)
-    python tools/interop.py bench [names]    measure the Java broker and client on this machine, JSON lines
+    python tools/interop.py build            compile and resolve the class path (cached under
+                                             interop/target)
+    python tools/interop.py bench [names]    measure the Java broker and client on this machine,
+                                             JSON lines
 
 Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a small
 heap, a limit in time, and is ended by its own process id.

@@ -447,9 +447,11 @@ from rmq_ray.server.broker.broker import Broker
 
 async def main():
     flush, pool = FlushMode(sys.argv[2].removeprefix("pooled-")), sys.argv[2].startswith("pooled-")
-    store = StoreConfig(sys.argv[1], flush=flush, segment_bytes=1 << 22, consume_queue_entries=1000, index_slots=997, index_items=4000)
+    sizes = dict(consume_queue_entries=1000, index_slots=997, index_items=4000)
+    store = StoreConfig(sys.argv[1], flush=flush, segment_bytes=1 << 22, **sizes)
     store = store.but(transient_store_pool=pool, commit_interval_ms=20)
-    broker = Broker(BrokerConfig(store, delay_levels="1s 2s"), SYSTEM_CLOCK, Credentials("default", "broker", b"s" * 32))
+    secret = Credentials("default", "broker", b"s" * 32)
+    broker = Broker(BrokerConfig(store, delay_levels="1s 2s"), SYSTEM_CLOCK, secret)
     await broker.start(sys.argv[3] == "create")
     print(broker.address, flush=True)
     await asyncio.sleep(60)

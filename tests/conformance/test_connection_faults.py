@@ -99,9 +99,7 @@ def test_a_stopped_peer_costs_each_request_its_time_out_and_serves_again_when_it
         )  # the late answer to the first request is dropped
 
 
-def test_a_stopped_peer_holds_a_writer_of_much_for_seconds_at_most_and_then_the_outcome_is_unknown() -> (
-    None
-):
+def test_a_stopped_peer_holds_a_writer_for_seconds_and_then_the_outcome_is_unknown() -> None:
     with echo_process() as (process, address):
         connection = Connection(address, CREDENTIALS, LIMITS, SYSTEM_CLOCK)
         process.send_signal(signal.SIGSTOP)

@@ -187,7 +187,7 @@ def test_few_threads_have_no_home(cluster: TinyCluster, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("code", "error"), [(1, SendError), (16, TopicNotWritable)])
-def test_a_group_that_fails_for_a_reason_that_all_share_fails_for_all_its_threads_and_the_next_one_goes_on(
+def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
     cluster: TinyCluster, code: int, error: type[SendError]
 ) -> None:
     cluster.broker.fault = lambda arrival, number: code if len(arrival.records) > 1 else None

@@ -375,7 +375,7 @@ def test_a_frame_that_may_be_stored_is_not_taken_apart(tiny: TinyCluster) -> Non
     assert tiny.broker.messages == 4 and len(tiny.broker.arrivals) == 3
 
 
-def test_a_piece_is_sent_again_while_the_broker_is_busy_and_its_messages_fail_for_that_when_it_stays_so(
+def test_a_piece_is_sent_again_while_the_broker_is_busy_and_fails_when_it_stays_so(
     tiny: TinyCluster,
 ) -> None:
     tiny.broker.fault = lambda arrival, number: (

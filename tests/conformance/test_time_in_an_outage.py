@@ -121,7 +121,7 @@ def test_closing_ends_awaited_sends_that_wait_for_a_route(cluster: TinyCluster) 
         await producer.close()
         with pytest.raises(
             ClientError,
-            match="was closed while a send waited for the route of topic 'orders'; nothing was sent",
+            match="closed while a send waited for the route of topic 'orders'; nothing was sent",
         ):
             await within(5.0, call)
 

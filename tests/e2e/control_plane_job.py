@@ -1,7 +1,8 @@
 """What sends and receives while Ray's control plane is dead: a driver that answers a line on
 standard input with a line of JSON.
 
-python control_plane_job.py <Ray address> <store directory> <brokers | copies>     then: mark | late | reign | end
+    python control_plane_job.py <Ray address> <store directory> <brokers | copies>
+    then: mark | late | reign | end
 
 brokers: two of them; copies: one broker with two slaves, SYNC_MASTER.
 """

@@ -1,10 +1,13 @@
 """What people run on the head of a cluster: producer and consumer actors from a script, bulk reads,
 Spark. Writes what it found to /mnt/answer.json.
 
-    python three_hosts_job.py produce:0:2000       producer actors send messages 0..1999; says how many are stored
-    python three_hosts_job.py consume:4000         consumer actors gather messages until so many different ones came
+    python three_hosts_job.py produce:0:2000       producer actors send messages 0..1999; says how
+                                                   many are stored
+    python three_hosts_job.py consume:4000         consumer actors gather messages until so many
+                                                   different ones came
     python three_hosts_job.py plan                 plans a bulk read and keeps the plan
-    python three_hosts_job.py scan:db1:db2         reads what was planned on these hosts: beside the log where it can, and through the stream
+    python three_hosts_job.py scan:db1:db2         reads what was planned on these hosts: beside the
+                                                   log where it can, and through the stream
     python three_hosts_job.py spark                reads the topic into Spark
 
 Several words are done one after the other.

@@ -228,7 +228,7 @@ CROWD = 80
 """Pulls of one queue: more than the broker wakes without asking the hold service."""
 
 
-def test_a_crowd_of_pulls_is_woken_by_the_hold_service_and_with_it_stopped_a_second_after_the_deadline(
+def test_many_pulls_are_woken_by_the_hold_service_and_without_it_a_second_late(
     mq: rmq.Cluster,
 ) -> None:
     mq.admin.create_topic("crowd", queues=1)

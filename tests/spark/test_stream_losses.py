@@ -130,7 +130,7 @@ def reader(
 
 
 @pytest.mark.parametrize("reader", ["old"], indirect=True)
-def test_retention_that_overtook_a_checkpoint_is_an_error_or_what_is_left_is_read_and_the_rest_counted(
+def test_retention_that_overtook_a_checkpoint_is_an_error_or_the_rest_is_counted(
     live: LiveCluster, reader: Reader
 ) -> None:
     send(live, "old", 40, 10_000)  # more than a segment of 256 KiB

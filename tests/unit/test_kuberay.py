@@ -61,9 +61,7 @@ def test_the_schema_sees_what_the_operator_would_refuse(change: Any) -> None:
         jsonschema.validate(cluster, SCHEMA)
 
 
-def test_the_topology_names_the_resources_that_the_pods_offer_and_each_pod_has_a_disk_of_its_own() -> (
-    None
-):
+def test_the_topology_names_the_resources_of_the_pods_and_each_has_its_own_disk() -> None:
     topology = parse_topology(documents()["ConfigMap"][0]["data"]["rmq.toml"])
     offered = [json.loads(json.loads(group["rayStartParams"]["resources"])) for group in groups()]
     assert sorted(set(topology.resources.values())) == sorted(

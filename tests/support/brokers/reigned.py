@@ -2,8 +2,11 @@
 no Ray.
 
     with ReignedCluster(tmp_path, replicas=3) as cluster:      # a Discovery, too
-        cluster.kill(cluster.master)                           # as kill -9: nothing is flushed, the page cache stays
-        cluster.elect()                                        # what the controller does then; ``automatic=True`` does it by itself
+        cluster.kill(cluster.master)                           # as kill -9: nothing is flushed, the
+                                                               # page cache stays
+        cluster.elect()                                        # what the controller does then;
+                                                               # ``automatic=True`` does it by
+                                                               # itself
 
 Elections follow the rules of the real controller: fence, promises, greatest (log epoch, end) of the
 sync state set, the former master among equals.

@@ -1,7 +1,9 @@
 """A proxy in front of a master that can be shut: nothing passes, nothing breaks, as in a partition.
 A name server that leads clients to it.
 
-slave or consumer ──> valve ──> master          shut: bytes wait; with ``break_connections``: connections end and new ones get no answer
+    slave or consumer ──> valve ──> master
+
+Shut: bytes wait; with ``break_connections`` connections end and new ones get no answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One random history: brokers, consumers that come and go, producers, faults; then calm, until
 everything is consumed.
 
-    seed ─> Plan (how many, which strategy, ordered or not) ─> actions at random times ─> calm ─> checks of the ledger
+    seed ─> Plan (how many, which strategy, ordered or not)
+         ─> actions at random times ─> calm ─> checks of the ledger
 
 The clients are real ``PushConsumer`` objects with all their threads, the brokers real
 ``BrokerCore`` objects with their stores; time, threads and the network are simulated.

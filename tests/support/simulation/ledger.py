@@ -3,14 +3,20 @@
 The ledger sees what brokers store, commit and lock, and what listeners get and answer. It knows
 nothing of how the product decides.
 
-    acknowledged survives   every send that was acknowledged lies at its offset at the end, and offsets are dense
-    at least once           nothing counts as consumed before a listener was done with it or its copy for another try was stored
-    offsets                 go back only by the word of the latest puller (ordered: of the lock's holder), or at a broker's death as far
-                            as the last saving
-    zombies                 a commit of an ordered queue comes from whom the lock was granted to last
-    order                   of an ordered queue nothing is handed out before everything in front of it is settled, and not to two at once
-    locks                   a queue is granted to another client only when it was given up or its holder was silent for long enough
-    accounting              at rest: sent = acknowledged + dead-lettered (+ filtered), nothing waits, every queue has one owner
+    acknowledged survives   every send that was acknowledged lies at its offset at the end, and
+                            offsets are dense
+    at least once           nothing counts as consumed before a listener was done with it or its
+                            copy for another try was stored
+    offsets                 go back only by the word of the latest puller (ordered: of the lock's
+                            holder), or at a broker's death as far as the last saving
+    zombies                 a commit of an ordered queue comes from whom the lock was granted to
+                            last
+    order                   of an ordered queue nothing is handed out before everything in front of
+                            it is settled, and not to two at once
+    locks                   a queue is granted to another client only when it was given up or its
+                            holder was silent for long enough
+    accounting              at rest: sent = acknowledged + dead-lettered (+ filtered), nothing
+                            waits, every queue has one owner
     dead letters            only after all tries, or a rejection
     hand-over               without any fault, whoever lets go of a queue has told its offset before
 """

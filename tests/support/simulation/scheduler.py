@@ -1,8 +1,10 @@
 """Many processes with threads, in one real thread and in simulated time: events in a heap, threads
 as greenlets that switch only where they wait.
 
-    events:  (time, number) ─> a delivery, a timer, a thread's wake-up      the earliest runs, the clock stands at its time
-    Process  paused: its events wait until it goes on │ dead: they never run, and its threads end where they wait
+    events:  (time, number) ─> a delivery, a timer, a thread's wake-up;
+             the earliest runs, the clock stands at its time
+    Process  paused: its events wait until it goes on │ dead: they never run, and its threads end
+             where they wait
     Task     one thread; runs until it waits for something, then the next event runs
 
 The same seed gives the same history: nothing here looks at a real clock, at ``hash`` or at ``id``.

@@ -2,7 +2,8 @@
 losses, partitions.
 
     client thread ──request──> SimConnection ──later──> SimServer.handle(command, peer)
-    reader thread <──answer── inbox <──later── SimPeer.send                                 one reader for each connection
+    reader thread <──answer── inbox <──later── SimPeer.send
+    There is one reader for each connection.
 
 A connection keeps the order of its frames in each direction. Faults: a connection breaks before a
 request arrives, or after it was served and before its answer left (the answer is lost); an answer

@@ -136,7 +136,9 @@ GOLDEN = (
             "f": "0",
             "g": "1795274105562",
             "h": "0",
-            "i": "KEYS\x01k1\x02UNIQ_KEY\x01FD000000000000000000000000000002348F30946E096A44FAD90000\x02WAIT\x01true\x02TAGS\x01TagA",
+            "i": "KEYS\x01k1\x02"
+            "UNIQ_KEY\x01FD000000000000000000000000000002348F30946E096A44FAD90000\x02"
+            "WAIT\x01true\x02TAGS\x01TagA",
             "j": "0",
             "k": "false",
             "m": "false",

@@ -55,7 +55,9 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_every_command_of_the_first_version() -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    wanted = "up down status health doctor topic group produce consume message broker store bench".split()
+    wanted = (
+        "up down status health doctor topic group produce consume message broker store bench"
+    ).split()
     assert [name for name in wanted if f"\n  {name} " not in shown.output] == []
 
 

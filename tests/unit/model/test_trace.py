@@ -112,7 +112,10 @@ def test_what_was_written_is_read(record: Trace) -> None:
 
 
 def test_what_java_writes_without_values_or_in_short_is_read() -> None:
-    java = "Pub\x011\x01DefaultRegion\x01g\x01T\x01ID\x01null\x01\x01h:1\x015\x013\x010\x01OFF\x01true\x02SubAfter\x01R\x01ID\x019\x01true\x01k\x010\x02"
+    java = (
+        "Pub\x011\x01DefaultRegion\x01g\x01T\x01ID\x01null\x01\x01h:1\x015\x013\x010\x01OFF\x01true\x02"
+        "SubAfter\x01R\x01ID\x019\x01true\x01k\x010\x02"
+    )
     pub, after = decode(java.encode())
     assert isinstance(pub, Pub) and pub.tag == "" and pub.success
     assert after == SubAfter("R", "ID", 9, True, "k", 0)

@@ -45,9 +45,7 @@ def beat(
 
 
 @pytest.mark.seed("S1-005", "S1-006", "S1-007", "S1-008")
-def test_a_heartbeat_puts_client_connection_and_subscriptions_into_the_table_that_allocation_reads() -> (
-    None
-):
+def test_a_heartbeat_puts_client_and_subscriptions_into_the_table_of_allocation() -> None:
     table = ConsumerTable()
     beat(table, "a")
     beat(table, "b")
@@ -74,9 +72,7 @@ def test_the_broker_lists_each_client_id_once_and_nothing_for_an_empty_group() -
 
 
 @pytest.mark.seed("S3-132")
-def test_a_new_consumer_makes_the_broker_tell_all_members_at_once_and_its_next_heartbeat_tells_nobody() -> (
-    None
-):
+def test_a_new_consumer_is_told_to_all_members_at_once_and_only_once() -> None:
     table = ConsumerTable()
     assert beat(table, "a").notify == ("a",)
     change = beat(table, "b")
@@ -106,9 +102,7 @@ def test_one_topic_in_exchange_for_another_counts_as_a_change() -> None:
     assert beat(table, "a", Subscription("refunds", version=1)).changed
 
 
-def test_a_higher_version_of_a_subscription_replaces_the_older_without_a_notice_and_a_lower_one_is_ignored() -> (
-    None
-):
+def test_a_higher_version_of_a_subscription_replaces_the_older_and_a_lower_is_ignored() -> None:
     table = ConsumerTable()
     beat(table, "a", orders(5, "paid"))
     assert not beat(table, "a", orders(6, "refund")).changed
@@ -153,9 +147,7 @@ def test_unregistering_tells_those_that_stay_and_the_last_one_takes_the_group_al
     assert "billing" not in table
 
 
-def test_a_member_is_silent_for_120_seconds_before_it_is_removed_told_and_its_connection_closed() -> (
-    None
-):
+def test_a_member_is_removed_after_120_silent_seconds_and_its_connection_closed() -> None:
     table = ConsumerTable()
     beat(table, "a", now_ms=0)
     beat(table, "b", now_ms=0)

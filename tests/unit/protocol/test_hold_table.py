@@ -16,9 +16,7 @@ PAID, REFUND = 2598919, 77
 
 
 @pytest.mark.seed("S4-138")
-def test_a_pull_that_found_nothing_is_parked_under_its_topic_and_queue_until_a_message_arrives() -> (
-    None
-):
+def test_a_pull_that_found_nothing_is_parked_under_its_queue_until_a_message_arrives() -> None:
     table = HoldTable()
     assert table.park(1, ORDERS_0, 10, 15_000, None, max_offset=10) == []
     assert table.arrived(ORDERS_1, 11, None) == []
@@ -78,9 +76,7 @@ def test_a_pull_wakes_at_its_deadline_and_not_before() -> None:
 
 
 @pytest.mark.seed("S4-130", "S4-140")
-def test_the_scan_compares_every_queue_with_its_greatest_offset_and_wakes_what_is_behind_whatever_its_tags() -> (
-    None
-):
+def test_the_scan_wakes_every_pull_behind_its_queues_greatest_offset_whatever_its_tags() -> None:
     table = HoldTable()
     table.park(1, ORDERS_0, 10, 15_000, frozenset({PAID}), max_offset=10)
     table.park(2, ORDERS_1, 10, 15_000, None, max_offset=10)

@@ -75,9 +75,7 @@ def test_a_batch_is_begun_once_it_is_live_and_not_after_a_drop() -> None:
     assert not queue.begin(b, 6_000)
 
 
-def test_batches_that_a_listener_has_for_too_long_are_overdue_oldest_first_up_to_sixteen_messages() -> (
-    None
-):
+def test_batches_held_for_too_long_are_overdue_oldest_first_up_to_sixteen_messages() -> None:
     minute = 60_000
     queue, batches = filled(*[(10 * i, 10 * i + 9) for i in range(4)])
     for batch in batches[:3]:

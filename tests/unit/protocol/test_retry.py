@@ -99,9 +99,7 @@ def test_with_one_broker_refused_connections_pause_until_the_time_out_and_end_de
     assert type(error) is BrokerUnreachable and error.retriable
 
 
-def test_an_unknown_outcome_is_repeated_on_the_same_broker_when_it_is_the_only_one_or_idempotence_is_asked_for() -> (
-    None
-):
+def test_an_unknown_outcome_is_repeated_on_the_same_broker_if_alone_or_idempotent() -> None:
     assert attempts(alone=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
     assert attempts(idempotent=True).failed(Failure.UNKNOWN, 0, 1) == Decision(Step.REPEAT, 10)
     assert attempts(idempotent=True).failed(Failure.NOT_SENT, 0, 1) == Decision(Step.ELSEWHERE)

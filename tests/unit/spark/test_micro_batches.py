@@ -79,9 +79,7 @@ def test_every_row_comes_once_in_numbered_batches_and_the_group_follows() -> Non
     ) == (2, 2)
 
 
-def test_a_batch_whose_function_failed_comes_again_with_its_number_and_rows_though_more_came_in() -> (
-    None
-):
+def test_a_batch_whose_function_failed_comes_again_with_its_number_and_rows() -> None:
     rows, directory, seen = Rows(high=3), InMemory(), []
 
     def failing(frame: range, number: int) -> None:

@@ -16,9 +16,13 @@ PROBE = """
 import gc, json, sys
 from pyspark import daemon
 daemon.manager = lambda: print(json.dumps({
-    "frozen": gc.get_freeze_count(), "reader": "rmq_ray.client.scan.scan_plan" in sys.modules, "pandas": "pandas" in sys.modules,
+    "frozen": gc.get_freeze_count(),
+    "reader": "rmq_ray.client.scan.scan_plan" in sys.modules,
+    "pandas": "pandas" in sys.modules,
     "versions": "distutils.version" in sys.modules,
-    "close": daemon.worker.__module__, "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path]}))
+    "close": daemon.worker.__module__,
+    "jar": [path for path in [*sys.path, *sys.path_importer_cache] if "spark-core_" in path],
+}))
 from rmq_ray.spark import workers
 workers.main()
 """

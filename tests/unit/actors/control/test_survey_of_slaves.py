@@ -97,7 +97,7 @@ def test_two_disks_of_one_node_hold_no_two_copies_unless_that_is_meant(
     text = FILE.replace('store = { path = "/data/rmq" }\n', 'store = { path = "/data/other" }\n', 1)
     with pytest.raises(
         ConfigError,
-        match="line 8: this copy of broker-a is on the same node as that of line 5.*allow_same_node",
+        match="line 8: this copy of broker-a is on the same node as that of line 5.*allow_same",
     ):
         surveyed(tmp_path, text).check()
     surveyed(

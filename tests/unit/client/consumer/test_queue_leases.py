@@ -129,9 +129,7 @@ def test_queues_whose_lock_is_refused_are_left_and_tried_again_in_half_a_second(
 
 
 @pytest.mark.seed("S1-040")
-def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused_and_after_one_when_something_else_is_missing() -> (
-    None
-):
+def test_the_balance_comes_again_after_half_a_second_while_locks_are_refused() -> None:
     rig = joined()
     rig.locks.lock("g", "other", [MessageQueue("orders", "broker-a", 2)], rig.clock.monotonic_ms())
     dues: list[float] = []

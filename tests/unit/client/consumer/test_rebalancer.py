@@ -72,9 +72,7 @@ def test_a_first_rebalance_takes_the_share_of_the_cached_queues_and_pulls_each_o
 
 
 @pytest.mark.seed("S1-017", "S1-020")
-def test_balanced_is_the_conjunction_over_all_topics_and_one_failing_topic_leaves_the_others_alone() -> (
-    None
-):
+def test_balanced_means_all_topics_and_one_failing_topic_leaves_the_others_alone() -> None:
     rig, queues = rig_of()
     rig.parts.subscriptions.put("absent", "*", 1)
     assert not rig.rebalancer.rebalance()

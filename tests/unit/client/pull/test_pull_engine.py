@@ -72,9 +72,7 @@ class Rig:
         return [message.queue_offset for message in batch]
 
 
-def test_an_assigned_queue_is_pulled_from_the_stored_offset_with_its_filter_inline_and_no_commit() -> (
-    None
-):
+def test_an_assigned_queue_is_pulled_from_the_stored_offset_and_not_committed() -> None:
     rig = Rig("paid")
     rig.assign(rig.queues[0])
     (pull,) = rig.client.pulls

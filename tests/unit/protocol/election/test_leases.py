@@ -61,9 +61,7 @@ def test_a_master_alone_in_its_set_leads_and_shows_what_it_has() -> None:
     )
 
 
-def test_a_slave_that_lacks_what_earlier_reigns_acknowledged_is_not_proposed_however_early_it_polls() -> (
-    None
-):
+def test_a_slave_that_lacks_what_was_acknowledged_earlier_is_not_proposed() -> None:
     table = master((1,), found=1_000)
     assert table.confirmed == 0, "nobody has reported yet"
     joins(table, 2, 500, 1_000, 10)

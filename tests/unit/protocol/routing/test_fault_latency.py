@@ -115,9 +115,7 @@ def test_a_broker_without_queues_is_forgotten_and_plain_rotation_follows() -> No
     assert "gone" not in {item.broker_name for item in faults.items()}
 
 
-def test_a_probe_that_is_answered_ends_isolation_and_a_slow_answer_keeps_away_as_a_slow_send_does() -> (
-    None
-):
+def test_an_answered_probe_ends_isolation_and_a_slow_one_keeps_away() -> None:
     faults = LatencyFaults()
     faults.update("a", 0.0, True, 0.0)
     faults.update("b", 800.0, False, 0.0)

@@ -171,9 +171,7 @@ def test_one_damaged_record_among_many_is_left_out_and_counted_and_the_others_co
     assert rig.store.status()["quarantined"] == 1
 
 
-def test_a_pull_that_waited_for_a_small_frame_gets_it_without_reading_a_file_as_any_other_read_would() -> (
-    None
-):
+def test_a_pull_that_waited_for_a_small_frame_gets_it_without_reading_a_file() -> None:
     rig = StoreRig()
     rig.send([b"old"], 0)
     rig.send([b"one", b"two"], 1)
@@ -202,9 +200,7 @@ def test_a_pull_that_waited_for_a_small_frame_gets_it_without_reading_a_file_as_
         ) == b"".join(map(bytes, plain.parts))
 
 
-def test_what_was_just_written_is_not_shown_of_another_queue_or_under_a_filter_or_once_its_topic_is_gone() -> (
-    None
-):
+def test_what_was_just_written_is_not_shown_of_another_queue_under_a_filter_or_deleted() -> None:
     rig = StoreRig()
     rig.send([b"kept"], 0, queue_id=1)
     rig.send([b"new"], 1)

@@ -76,7 +76,10 @@ class Simulation:
         if kind < 0.7:
             self.append()
         elif kind < 0.8:
-            self.rig.store.flush_step() if self.mode is FlushMode.SYNC_FLUSH else self.rig.store.opened.log.sync()
+            if self.mode is FlushMode.SYNC_FLUSH:
+                self.rig.store.flush_step()
+            else:
+                self.rig.store.opened.log.sync()
             self.rig.store.dispatch_durable()
             self.model.safe = self.model.kernel
         elif kind < 0.88:
