@@ -28,7 +28,6 @@ from rmq_ray.model.ids import Address
 from rmq_ray.remoting.dial import SEND_STALL_MS, dial
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
 from rmq_ray.remoting.server_request import answer_to
 from rmq_ray.remoting.waiting import (
@@ -102,7 +101,6 @@ class Connection:
         self._waiting = WaitingTable(limits.unanswered_requests_max, self._name)
         self._outbox = Outbox(self._sock, limits.unsent_bytes_max, self._name, self._break)
         self._heard_ms = clock.monotonic_ms()
-        self._sleeper = Sleeper()
         self._reader = threading.Thread(
             target=self._run, name=f"rmq-reader-{self._name}", daemon=True
         )
@@ -315,11 +313,7 @@ class Connection:
         """
         while True:
             try:
-                count = on_core(
-                    HOME.of_reader(self._clock.monotonic_ms()),
-                    self._sleeper,
-                    lambda: self._sock.recv_into(space, 0, flags),
-                )
+                count = self._sock.recv_into(space, 0, flags)
             except BlockingIOError:
                 self._look_around()
                 continue

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +16,9 @@ import pytest
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.group_commit import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
-from rmq_ray.client.sending.send_coalescer import Combiner, Messages
-from rmq_ray.client.sending.trials import Trials
+from rmq_ray.client.sending.send_coalescer import MessageGroup, SendCoalescer
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
-from rmq_ray.remoting.home_core import HomeCore, Sleeper
 from tests.support.brokers.tiny_cluster import TinyCluster
 from tests.support.waiting import eventually
 
@@ -45,8 +42,8 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
             pool.submit(producer.send, Message("orders", b"%d" % n, flag=n)) for n in range(count)
         ]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 20)
+        coalescer = producer._core.coalescer  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
     assert (
@@ -57,7 +54,7 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
         record = cluster.broker.stored["orders", result.queue.queue_id][result.queue_offset]
         assert record.body == b"%d" % n and record.flag == n
         assert decode_properties(record.properties)["UNIQ_KEY"] == result.message_id
-    assert combiner._out == {} and combiner._open == {}
+    assert coalescer._out == {} and coalescer._open == {}
 
 
 def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turns(
@@ -69,16 +66,16 @@ def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turn
         Producer("web", discovery=cluster) as producer,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-        with combiner._lock:
-            combiner._out["orders", "broker-a"] = (
+        coalescer = producer._core.coalescer  # type: ignore[union-attr]
+        with coalescer._lock:
+            coalescer._out["orders", "broker-a"] = (
                 FRAMES_ALONE_MAX  # two frames of others that are not answered
             )
-            combiner._inside["orders", "broker-a"] = ALONE_MAX
+            coalescer._inside["orders", "broker-a"] = ALONE_MAX
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count - ALONE_MAX)]
-        eventually(lambda: combiner._inside.get(("orders", "broker-a")) == count)
+        eventually(lambda: coalescer._inside.get(("orders", "broker-a")) == count)
         eventually(lambda: len(cluster.broker.arrivals) == FRAMES_IDLE_MAX - FRAMES_ALONE_MAX)
-        assert combiner._out["orders", "broker-a"] == FRAMES_IDLE_MAX
+        assert coalescer._out["orders", "broker-a"] == FRAMES_IDLE_MAX
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
 
@@ -96,96 +93,6 @@ def test_few_threads_go_alone(cluster: TinyCluster) -> None:
     assert [len(arrival.records) for arrival in cluster.broker.arrivals] == [1] * ALONE_MAX
 
 
-@pytest.mark.skipif(
-    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
-)
-@pytest.mark.parametrize("fault", [None, 13])
-def test_threads_of_a_crowd_sleep_on_one_core_and_have_their_own_mask_again(
-    cluster: TinyCluster, fault: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everywhere = os.sched_getaffinity(0)
-    monkeypatch.setattr("rmq_ray.client.sending.group_commit.HOME", HomeCore())
-    monkeypatch.setattr("rmq_ray.remoting.home_core._current_cpu", lambda: min(everywhere))
-    monkeypatch.setattr(Sleeper, "narrows", lambda sleeper, core: True)
-    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
-    cluster.broker.fault = lambda arrival, number: fault if number >= ALONE_MAX else None
-    cluster.broker.hold.clear()
-    asleep: list[int] = []
-    masks: list[set[int]] = []
-
-    def send() -> None:
-        asleep.append(threading.get_native_id())
-        try:
-            producer.send("orders", b"x")
-        finally:
-            masks.append(os.sched_getaffinity(0))
-
-    count = ALONE_MAX + 5
-    with (
-        Producer("web", discovery=cluster, send_timeout_ms=30_000) as producer,
-        concurrent.futures.ThreadPoolExecutor(count) as pool,
-    ):
-        sends = [pool.submit(send) for _ in range(count)]
-        eventually(
-            lambda: (
-                len(asleep) == count
-                and sum(os.sched_getaffinity(tid) == {min(everywhere)} for tid in asleep) >= 5
-            )
-        )
-        cluster.release(cluster.broker)
-        failed = sum(done.exception(10) is not None for done in sends)
-    assert masks == [everywhere] * count
-    assert (failed > 0) == (fault is not None)
-
-
-@pytest.mark.skipif(
-    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
-)
-def test_a_connection_that_a_crowd_makes_may_use_every_core(
-    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everywhere = os.sched_getaffinity(0)
-    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
-    shipped: list[set[int]] = []
-    ship = Combiner._ship
-
-    def ships(combiner: Combiner, group: Any) -> None:
-        shipped.append(
-            os.sched_getaffinity(0)
-        )  # what the threads of a connection would inherit that is made now
-        ship(combiner, group)
-
-    monkeypatch.setattr(Combiner, "_ship", ships)
-    with (
-        Producer("web", discovery=cluster) as producer,
-        concurrent.futures.ThreadPoolExecutor(12) as pool,
-    ):
-        assert all(pool.map(lambda n: producer.send("orders", b"%d" % n), range(600)))
-    assert len(shipped) > 10 and all(mask == everywhere for mask in shipped)
-
-
-@pytest.mark.skipif(
-    HomeCore().of_crowd(0.0) is None, reason="one core, or threads cannot be placed"
-)
-def test_few_threads_have_no_home(cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "at_home", lambda trials, now_ms: True)
-    monkeypatch.setattr(Combiner, "crowd_min", 2)
-    monkeypatch.setattr(Combiner, "idle_max", FRAMES_ALONE_MAX)
-    cluster.broker.hold.clear()
-    count = FRAMES_ALONE_MAX + 1
-    assert count < CROWD_MIN
-    with (
-        Producer("web", discovery=cluster) as producer,
-        concurrent.futures.ThreadPoolExecutor(count) as pool,
-    ):
-        sends = [pool.submit(producer.send, "orders", b"x") for _ in range(count)]
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 1)
-        assert [group.core for group in combiner._open.values()] == [None]
-        cluster.release(cluster.broker)
-        assert all(send.result(10) for send in sends)
-
-
 @pytest.mark.parametrize(("code", "error"), [(1, SendError), (16, TopicNotWritable)])
 def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
     cluster: TinyCluster, code: int, error: type[SendError]
@@ -198,13 +105,13 @@ def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 3)
+        coalescer = producer._core.coalescer  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 3)
         cluster.release(cluster.broker)
         outcomes = Counter(type(send.exception(10)) for send in sends)
         assert outcomes == {type(None): ALONE_MAX, error: 3}
         assert producer.send("orders", b"after")
-        assert combiner._out == {}
+        assert coalescer._out == {}
 
 
 @pytest.mark.parametrize("threads", [2, 16, 64])
@@ -238,7 +145,7 @@ def test_groups_that_ended_leave_nothing_to_the_garbage_collector(cluster: TinyC
                 pass
             assert cluster.broker.messages == 401
             assert len(cluster.broker.arrivals) < 390, "nothing was shared"
-            groups = [found for found in gc.get_objects() if isinstance(found, Messages)]
+            groups = [found for found in gc.get_objects() if isinstance(found, MessageGroup)]
         finally:
             gc.enable()
     assert len(groups) <= 2, "a group lives as long as its threads"
@@ -251,7 +158,7 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
         assert core is not None
         for _ in range(ALONE_MAX):
             assert (
-                core.combiner.enter(
+                core.coalescer.enter(
                     Outgoing("orders", b"interrupted", ""),
                     core.next_queue("orders", 1000.0),
                     core.clock.monotonic_ms(),
@@ -260,7 +167,7 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
             )
         assert producer.send("orders", b"rescued")
         assert producer.send("orders", b"alone again")
-        assert core.combiner._out == {}
+        assert core.coalescer._out == {}
 
 
 def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: TinyCluster) -> None:
@@ -276,7 +183,7 @@ def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: Tin
         queue, now = core.next_queue("orders", 1000.0), core.clock.monotonic_ms()
         began = [now, now + 900, now + 1_100, now + 1_200]
         places = in_threads(
-            lambda each: core.combiner.enter(Outgoing("orders", b"x", ""), queue, each), began
+            lambda each: core.coalescer.enter(Outgoing("orders", b"x", ""), queue, each), began
         )
         groups = [place[0] for place in places if place is not None]
         assert [groups.index(group) for group in groups] == [0, 0, 2, 2] and [
@@ -290,9 +197,11 @@ def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: Tin
                 == [1] * ALONE_MAX + [2, 2]
             )
         )
-        in_threads(lambda place: core.combiner.wait(*place), places)
+        in_threads(lambda place: core.coalescer.wait(*place), places)
         assert (
-            core.combiner._out == {} and core.combiner._open == {} and core.combiner._inside == {}
+            core.coalescer._out == {}
+            and core.coalescer._open == {}
+            and core.coalescer._inside == {}
         )
 
 
@@ -338,12 +247,9 @@ def test_a_broker_that_hangs_does_not_hold_up_sends_to_the_other() -> None:
         assert all(send.result(10) for send in sends)
 
 
-def abandon(combiner: Combiner, group: Any, index: int) -> None:
+def abandon(coalescer: SendCoalescer, group: Any, index: int) -> None:
     """The thread of this place waits no more."""
-    due: list[Any] = []
-    combiner._go(group, index, group.seats[index], False, due)
-    for left in due:
-        combiner._ship(left)
+    coalescer._go(group, index, group.members[index], False)
 
 
 def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
@@ -354,19 +260,19 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
-        combiner = producer._core.combiner  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 9)
-        (group,) = combiner._open.values()
+        coalescer = producer._core.coalescer  # type: ignore[union-attr]
+        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 9)
+        (group,) = coalescer._open.values()
         for index in (
             0,
             4,
             8,
         ):  # as if their threads had been interrupted: they poll, and abandon their locks
-            abandon(combiner, group, index)
+            abandon(coalescer, group, index)
         cluster.release(cluster.broker)
         assert all(send.result(10) for send in sends)
         assert producer.send("orders", b"after")
-        eventually(lambda: combiner._out == {} and combiner._open == {})
+        eventually(lambda: coalescer._out == {} and coalescer._open == {})
 
 
 def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: TinyCluster) -> None:
@@ -377,7 +283,7 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         queue = core.next_queue("orders", 1000.0)
         for _ in range(ALONE_MAX):
             assert (
-                core.combiner.enter(
+                core.coalescer.enter(
                     Outgoing("orders", b"alone", ""), queue, core.clock.monotonic_ms()
                 )
                 is None
@@ -386,17 +292,17 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
 
         def enter(n: int) -> object:
             gate.wait(10)
-            return core.combiner.enter(
+            return core.coalescer.enter(
                 Outgoing("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms()
             )
 
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             places = list(pool.map(enter, range(3)))
         for _ in range(ALONE_MAX):
-            core.combiner.leave(queue)
+            core.coalescer.leave(queue)
         for place in places:
             assert place is not None
             group, index = place  # type: ignore[misc]
-            abandon(core.combiner, group, index)
-        eventually(lambda: core.combiner._out == {})
+            abandon(core.coalescer, group, index)
+        eventually(lambda: core.coalescer._out == {})
         assert producer.send("orders", b"after")

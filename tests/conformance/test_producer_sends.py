@@ -339,7 +339,7 @@ def test_an_interruption_is_passed_on(
             producer.send("orders", b"x")
     assert (
         producer.send("orders", b"x")
-        and core.combiner._out == {}
+        and core.coalescer._out == {}
         and core.identity._unresolved == {}
     )
 

@@ -107,13 +107,13 @@ def test_of_threads_that_share_a_frame_only_the_one_with_the_bad_message_fails(
             for n, body in enumerate(bodies):
                 sends.append(pool.submit(producer.send, "orders", body))
                 if n < ALONE_MAX:  # these are alone
-                    eventually(lambda n=n: core.combiner._out.get(("orders", "broker-a")) == n + 1)  # type: ignore[misc]
+                    eventually(lambda n=n: core.coalescer._out.get(("orders", "broker-a")) == n + 1)  # type: ignore[misc]
             eventually(
-                lambda: sum(len(group.items) for group in core.combiner._open.values()) == 20
+                lambda: sum(len(group.items) for group in core.coalescer._open.values()) == 20
             )
         outcomes = [ended(send) for send in sends]
         check(cluster, bodies, outcomes)
-        assert producer.send("orders", b"warm") and core.combiner._out == {}
+        assert producer.send("orders", b"warm") and core.coalescer._out == {}
 
 
 def test_of_a_batch_that_fills_by_itself_only_the_bad_messages_fail_and_the_others_keep_their_order(
@@ -165,7 +165,7 @@ def test_of_threads_whose_halves_share_a_frame_only_the_one_with_the_bad_message
         concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool,
     ):
         one(producer, b"warm")
-        combiner = core_of(producer).transactions.halves._combiner  # type: ignore[attr-defined]
+        combiner = core_of(producer).transactions.halves._coalescer  # type: ignore[attr-defined]
         with stalled(cluster):
             sends = [pool.submit(one, producer, bodies[0])]
             eventually(lambda: combiner._out == {("paid", "broker-a"): 1})

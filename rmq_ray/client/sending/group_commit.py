@@ -9,19 +9,18 @@ One thread's request is one round trip, as ever; the more threads, the more item
 threads two frames take turns: one is at the broker while the threads of the other wake and gather;
 while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a
 place, however long threads take. Decides who goes alone, who joins, who wakes whom and when a group
-leaves. Does not decide what an item is or how a group travels: ``combining`` (messages),
-``half_sending``, ``ending``.
+leaves. Does not decide what an item is or how a group travels: ``send_coalescer`` does for messages,
+``client.transaction`` for halves and ends.
 
-    seat    WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
+    member   WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
 One line for all groups, and few awake: threads that are woken together queue for the interpreter
-lock and are switched to twice each. Threads of a crowd sleep on one core, one awake, while that is
-faster (``remoting.home_core``, ``trials``).
+lock and are switched to twice each.
 
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose
-end ships the group; a seat's lock is released by whoever made it AWAKE, once; each frame out
-belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed in its
-turn) goes on within half a second: who is READY for longer takes its turn by itself.
+end ships the group; a member's lock is released by whoever made it AWAKE, once; each frame out
+belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed while it
+was AWAKE) goes on within half a second: who is READY for longer wakes by itself.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rmq_ray.client.sending.trials import Trials
 from rmq_ray.clock import Clock
-from rmq_ray.remoting.home_core import HOME, Sleeper, on_core
 
 FRAMES_ALONE_MAX = 2
 """Frames of a key out before threads share, and while they do: the next frame is on its way while
@@ -50,8 +47,8 @@ AWAKE_MAX = 2
 wakes.
 """
 CROWD_MIN = 6
-"""Threads here from which on they share, and wake on one core: a group of one or two costs more
-than as many frames of their own.
+"""Threads here from which on they share: a group of one or two costs more than as many frames of
+their own.
 """
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
@@ -59,7 +56,7 @@ WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 Item = TypeVar("Item")
 
 
-class Turn(Enum):
+class MemberState(Enum):
     """Where a thread in a group stands; see the drawing."""
 
     WAITING = 1
@@ -67,60 +64,56 @@ class Turn(Enum):
     AWAKE = 3
 
 
-WAITING, READY, AWAKE = Turn.WAITING, Turn.READY, Turn.AWAKE
+WAITING, READY, AWAKE = MemberState.WAITING, MemberState.READY, MemberState.AWAKE
 
 
-class Seat:
-    """Of one thread, used again and again. ``turn`` is guarded by the sharing's lock."""
+class GroupMember:
+    """A thread, again and again. ``state`` is guarded by the lock of the ``GroupCommit``."""
 
-    __slots__ = ("lock", "sleeper", "taken", "turn")
+    __slots__ = ("lock", "state", "taken")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.sleeper = Sleeper()
-        self.turn = WAITING
+        self.state = WAITING
         self.taken = False
 
 
 class Group(Generic[Item]):
-    """Items of several threads that will be one frame. Guarded by the sharing's lock until it
-    leaves.
+    """Items of several threads that will be one frame. Guarded by the lock of its ``commit`` until
+    it leaves.
     """
 
-    __slots__ = ("bytes", "clock", "core", "done", "items", "key", "seats", "sharing")
+    __slots__ = ("bytes", "commit", "done", "items", "key", "members")
 
-    def __init__(self, key: Any, clock: Clock) -> None:
+    def __init__(self, key: Any) -> None:
         self.key = key
-        self.clock = clock
-        self.core: int | None = None
-        """Where its threads wake; None = wherever the kernel wakes them."""
         self.done = False
         self.items: list[Item] = []
-        self.seats: list[Seat | None] = []
-        """Of the threads, in the order in which they wake; None for one that does not wait any
+        self.members: list[GroupMember | None] = []
+        """The threads, in the order in which they wake; None for one that does not wait any
         more.
         """
         self.bytes = 0
-        self.sharing: Sharing[Any, Any] | None = None
+        self.commit: GroupCommit[Any, Any] | None = None
 
     def ended(self) -> None:
         """The frame is answered or given up, and what it came to is written down: its threads stand
         in line.
         """
         self.done = True
-        if self.sharing is not None:
-            self.sharing.line_up(self)
+        if self.commit is not None:
+            self.commit.line_up(self)
 
 
 G = TypeVar("G", bound=Group[Any])
 
 
-class _Mine(threading.local):
-    seat: Seat | None = None
+class _Own(threading.local):
+    member: GroupMember | None = None
 
 
-class Sharing(ABC, Generic[Item, G]):
+class GroupCommit(ABC, Generic[Item, G]):
     """See the module. Thread-safe. ``items_max``, ``bytes_max``: of a group."""
 
     alone_max: ClassVar[int] = FRAMES_ALONE_MAX
@@ -132,16 +125,14 @@ class Sharing(ABC, Generic[Item, G]):
         self._items_max = items_max
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._mine = _Mine()
+        self._own = _Own()
         self._out: dict[Any, int] = {}
         self._inside: dict[Any, int] = {}
         self._open: dict[Any, G] = {}
-        self._ready: deque[Seat] = deque()
-        self._awake_max = AWAKE_MAX
+        self._ready: deque[GroupMember] = deque()
         self._awake = 0
         """Threads that are AWAKE: each will look at the line."""
         self._freed_ms = 0.0
-        self._trials = Trials(HOME)
 
     @abstractmethod
     def _ship(self, group: G) -> None:
@@ -166,12 +157,10 @@ class Sharing(ABC, Generic[Item, G]):
                 return None
             if group is None:
                 group = self._open[key] = make()
-                group.sharing = self
-                if self._inside[key] >= CROWD_MIN:
-                    group.core = self._home()
+                group.commit = self
             index = len(group.items)
             group.items.append(item)
-            group.seats.append(self._own_seat())
+            group.members.append(self._own_member())
             group.bytes += size
             idle = not self._awake and not self._ready and 3 * len(group.items) >= self._inside[key]
             due = self._due(key, self.idle_max if idle else self.alone_max)
@@ -206,112 +195,80 @@ class Sharing(ABC, Generic[Item, G]):
         False: not done within ``patience_ms``.
         """
         deadline = self._clock.monotonic_ms() + patience_ms
-        due: list[G] = []
-        ended = False
-        seat = group.seats[index]
-        assert seat is not None
-        while not ended:  # ends: at the deadline
-            try:
-                ended = on_core(
-                    group.core, seat.sleeper, lambda: self._sleep(group, index, deadline, due)
-                )
-            finally:
-                while due:
-                    self._ship(
-                        due.pop()
-                    )  # with the thread's own affinity: a connection that is made here has threads, which inherit it
+        member = group.members[index]
+        assert member is not None
+        woken = False
+        try:
+            while not woken and (left := deadline - self._clock.monotonic_ms()) > 0:
+                woken = member.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
+                if not woken and self._look_around(group, member):
+                    break
+        finally:
+            self._go(group, index, member, woken)
         return group.done
 
     def line_up(self, group: G) -> None:
         """Of a group that ended: its threads wake after those who are in line."""
         with self._lock:
             self._free(group.key)
-            self._trials.count(len(group.items))
-            self._awake_max = (
-                AWAKE_MAX if group.core is None else 1
-            )  # there is no other core to be woken early
-            for seat in group.seats:
-                if seat is not None:
-                    seat.turn = READY
-                    self._ready.append(seat)
-            woken = [
-                seat for seat in (self._next_in_line(), self._next_in_line()) if seat is not None
-            ]
-        for seat in woken:
-            seat.lock.release()
+            for member in group.members:
+                if member is not None:
+                    member.state = READY
+                    self._ready.append(member)
+            woken = [each for _ in range(AWAKE_MAX) if (each := self._next_in_line()) is not None]
+        for member in woken:
+            member.lock.release()
 
     # --- a thread that waits ----------------------------------------------------------------------
 
-    def _sleep(self, group: G, index: int, deadline: float, due: list[G]) -> bool:
-        """True: this thread waits no more. False: it does, once the caller has sent off what is
-        ``due``.
-        """
-        seat = group.seats[index]
-        assert seat is not None
-        woken = False
-        try:
-            while (left := deadline - self._clock.monotonic_ms()) > 0:
-                woken = seat.lock.acquire(timeout=min(WAIT_SLICE_S, left / 1000))
-                if woken or self._look_around(group, seat, due):
-                    break
-                if due:
-                    return False
-            return True
-        finally:
-            if not due:
-                self._go(group, index, seat, woken, due)
-
-    def _go(self, group: G, index: int, seat: Seat, woken: bool, due: list[G]) -> None:
-        """This thread waits no more: the next in line wakes; a group that is to leave is
-        ``due``.
-        """
-        follower: Seat | None = None
+    def _go(self, group: G, index: int, member: GroupMember, woken: bool) -> None:
+        """This thread waits no more: the next in line wakes, or a group that is due leaves."""
+        follower: GroupMember | None = None
         with self._lock:
             self._count_down(self._inside, group.key)
-            seat.taken = False
-            if seat.turn is AWAKE:
+            member.taken = False
+            if member.state is AWAKE:
                 self._awake = max(0, self._awake - 1)  # who looked around may have counted anew
                 follower = self._next_in_line()
-            elif seat.turn is READY:
-                self._ready.remove(seat)
+            elif member.state is READY:
+                self._ready.remove(member)
             else:
-                group.seats[index] = None
+                group.members[index] = None
             if not woken:
-                self._mine.seat = None  # its lock may still be released for this turn
-            leaves = self._due(group.key, self.alone_max)
-            if leaves is not None:
-                due.append(leaves)
+                self._own.member = None  # its lock may still be released for this wait
+            due = self._due(group.key, self.alone_max)
         if follower is not None:
             follower.lock.release()
+        if due is not None:
+            self._ship(due)
 
-    def _look_around(self, group: G, seat: Seat, due: list[G]) -> bool:
+    def _look_around(self, group: G, member: GroupMember) -> bool:
         """Nobody woke this thread for long. True when its frame has ended all the same; else an
-        open group that nothing will ship is ``due``: whoever should have sent it off (an
-        interrupted thread) is counted out.
+        open group that nothing will ship leaves: whoever should have sent it off (an interrupted
+        thread) is counted out.
         """
         key = group.key
         with self._lock:
-            if seat.turn is READY:  # whoever should have woken it is gone
-                self._ready.remove(seat)
-                seat.turn = AWAKE
+            if member.state is READY:  # whoever should have woken it is gone
+                self._ready.remove(member)
+                member.state = AWAKE
                 self._awake = 1
             if group.done or self._open.get(key) is not group:
                 return group.done
             del self._open[key]
             self._out[key], self._inside[key] = 1, len(group.items)
-            due.append(group)
+        self._ship(group)
         return False
 
-    def _own_seat(self) -> Seat:
-        seat = self._mine.seat
-        if (
-            seat is None or seat.taken
-        ):  # taken: a finalizer or signal handler asks inside this thread's wait
-            seat = Seat()
-            if self._mine.seat is None:
-                self._mine.seat = seat
-        seat.taken, seat.turn = True, WAITING
-        return seat
+    def _own_member(self) -> GroupMember:
+        member = self._own.member
+        # taken: a finalizer or signal handler asks inside this thread's wait
+        if member is None or member.taken:
+            member = GroupMember()
+            if self._own.member is None:
+                self._own.member = member
+        member.taken, member.state = True, WAITING
+        return member
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -330,23 +287,18 @@ class Sharing(ABC, Generic[Item, G]):
         del self._open[key]
         self._out[key] = self._out.get(key, 0) + 1
 
-    def _home(self) -> int | None:
-        """Where a crowd's threads wake now."""
-        now_ms = self._clock.monotonic_ms()
-        return HOME.of_crowd(now_ms) if self._trials.at_home(now_ms) else None
-
     def _free(self, key: Any) -> None:
         self._count_down(self._out, key)
         self._freed_ms = self._clock.monotonic_ms()
 
-    def _next_in_line(self) -> Seat | None:
+    def _next_in_line(self) -> GroupMember | None:
         """Who wakes now; None when nobody is to."""
-        if not self._ready or self._awake >= self._awake_max:
+        if not self._ready or self._awake >= AWAKE_MAX:
             return None
-        seat = self._ready.popleft()
-        seat.turn = AWAKE
+        member = self._ready.popleft()
+        member.state = AWAKE
         self._awake += 1
-        return seat
+        return member
 
     @staticmethod
     def _count_down(counts: dict[Any, int], key: Any) -> None:

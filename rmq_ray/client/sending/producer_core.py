@@ -34,7 +34,7 @@ from rmq_ray.client.outgoing.send_request import (
 from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
 from rmq_ray.client.sending.batching import Accumulator, encode_load
 from rmq_ray.client.sending.route_wait import Finding
-from rmq_ray.client.sending.send_coalescer import Combiner
+from rmq_ray.client.sending.send_coalescer import SendCoalescer
 from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
 from rmq_ray.clock import left_ms
 from rmq_ray.config import ProducerConfig
@@ -80,7 +80,7 @@ class ProducerCore:
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
         self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
         self.launcher = Launcher(self.sending, self.slots, self.worker, self.resolved)
-        self.combiner = Combiner(self.sending, self.identity, self.launcher, self._send_again)
+        self.coalescer = SendCoalescer(self.sending, self.identity, self.launcher, self._send_again)
         self.batches = Accumulator(
             self.sending,
             self.identity,
@@ -181,15 +181,15 @@ class ProducerCore:
             if self.has_waited(timeout_ms, started_ms):
                 return self._send_alone(message, timeout_ms, started_ms)
         queue = self.choice.next(queues, self.turns.of(message.topic))
-        place = self.combiner.enter(message, queue, started_ms)
+        place = self.coalescer.enter(message, queue, started_ms)
         if place is not None:
-            return self.combiner.wait(*place)
+            return self.coalescer.wait(*place)
         try:
             return self._send_load(
                 self.make_load(message, timeout_ms), queue, False, timeout_ms, started_ms
             )
         finally:
-            self.combiner.leave(queue)
+            self.coalescer.leave(queue)
 
     def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""

@@ -1,7 +1,7 @@
 """Messages of many threads in shared frames of records (``client.sending.group_commit`` says who
 shares with whom).
 
-    send of a thread ──join──> Messages (one per topic and broker) ──encode──> Job ──> Launcher ──> ... ──> a result for each thread
+    send of a thread ──join──> MessageGroup (one per topic and broker) ──encode──> Job ──> Launcher ──> ... ──> a result for each thread
 
 Called by ``ProducerCore.send`` for ordinary messages to any queue, and by
 ``client.transaction.half_sending``, whose frames are half messages. Decides what a group becomes on
@@ -22,9 +22,9 @@ from rmq_ray.client.outgoing.send_payload import FrameLoad
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.sending.async_sender import Job, Launcher
 from rmq_ray.client.sending.batching import RECORD_OVERHEAD, encode_load
-from rmq_ray.client.sending.group_commit import Group, Sharing
+from rmq_ray.client.sending.group_commit import Group, GroupCommit
 from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending
-from rmq_ray.clock import Clock, left_ms
+from rmq_ray.clock import left_ms
 from rmq_ray.errors import SendTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
@@ -39,15 +39,15 @@ Alone = Callable[[Outgoing, MessageQueue, float], SendResult]
 """
 
 
-class Messages(Group[Outgoing]):
+class MessageGroup(Group[Outgoing]):
     """Messages that will be one frame, for ``queue``. ``began_ms``: when its time began to run,
     monotonic: that of who opens it.
     """
 
     __slots__ = ("began_ms", "outcome", "queue")
 
-    def __init__(self, key: Key, queue: MessageQueue, clock: Clock, began_ms: float) -> None:
-        super().__init__(key, clock)
+    def __init__(self, key: Key, queue: MessageQueue, began_ms: float) -> None:
+        super().__init__(key)
         self.queue = queue
         self.began_ms = began_ms
         self.outcome = BatchOutcome(queue)
@@ -61,7 +61,7 @@ class Messages(Group[Outgoing]):
         super().ended()
 
 
-class Combiner(Sharing[Outgoing, Messages]):
+class SendCoalescer(GroupCommit[Outgoing, MessageGroup]):
     """See the module. Thread-safe."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Combiner(Sharing[Outgoing, Messages]):
 
     def enter(
         self, message: Outgoing, queue: MessageQueue, began_ms: float
-    ) -> tuple[Messages, int] | None:
+    ) -> tuple[MessageGroup, int] | None:
         """A place in a group for ``queue``'s broker; None = go alone, to ``queue``, and call
         ``leave`` afterwards whatever happens.
 
@@ -94,14 +94,14 @@ class Combiner(Sharing[Outgoing, Messages]):
             key,
             message,
             len(message.body) + len(message.text) + RECORD_OVERHEAD,
-            lambda: Messages(key, queue, self._clock, began_ms),
+            lambda: MessageGroup(key, queue, began_ms),
         )
 
     def leave(self, queue: MessageQueue) -> None:
         """A frame that was for ``queue``'s broker is answered."""
         self.left((queue.topic, queue.broker_name))
 
-    def wait(self, group: Messages, index: int) -> SendResult:
+    def wait(self, group: MessageGroup, index: int) -> SendResult:
         """Sleep until the group is answered, or its time is over. Raises a ``SendError``."""
         if not self.sleep(group, index, self._timeout_ms + WAIT_SLACK_MS):
             raise SendTimeout(
@@ -115,7 +115,7 @@ class Combiner(Sharing[Outgoing, Messages]):
             return self._alone(group.items[index], group.queue, group.began_ms)
         raise type(error)(*error.args)
 
-    def _ship(self, group: Messages) -> None:
+    def _ship(self, group: MessageGroup) -> None:
         job = Job(
             group.outcome,
             lambda wait: self._delivery(group, wait),
@@ -126,7 +126,7 @@ class Combiner(Sharing[Outgoing, Messages]):
         self._launcher.admit(job)
         self._launcher.launch(job)
 
-    def _delivery(self, group: Messages, wait: bool) -> Delivery:
+    def _delivery(self, group: MessageGroup, wait: bool) -> Delivery:
         attempts = self._sending.attempts_since(
             group.began_ms, group.queue, False, self._timeout_ms, codes_retried=True
         )
@@ -136,7 +136,7 @@ class Combiner(Sharing[Outgoing, Messages]):
         group.outcome.message_ids, group.outcome.sizes = load.message_ids, load.sizes
         return Delivery(load, group.queue, attempts, False)
 
-    def _load(self, group: Messages, timeout_ms: float) -> FrameLoad:
+    def _load(self, group: MessageGroup, timeout_ms: float) -> FrameLoad:
         """The group's frame; waits up to ``timeout_ms`` for a frame id."""
         items = group.items
         flags = [item.flag for item in items]

@@ -9,7 +9,7 @@ the error that the request met (``transaction_engine``). Thread-safe; who shares
 from __future__ import annotations
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.sending.group_commit import Group, Sharing
+from rmq_ray.client.sending.group_commit import Group, GroupCommit
 from rmq_ray.errors import ConnectFailed, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -29,12 +29,12 @@ class EndGroup(Group[End]):
 
     __slots__ = ("outcome",)
 
-    def __init__(self, key: str, sharing: Ends) -> None:
-        super().__init__(key, sharing.clock)
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
         self.outcome: list[Answer] | RemotingError | None = None
 
 
-class Ends(Sharing[End, EndGroup]):
+class EndSender(GroupCommit[End, EndGroup]):
     """Of one producer. One request to a broker at a time: threads with transactions wait twice
     each, so there are fewer of them to share.
     """
@@ -45,7 +45,6 @@ class Ends(Sharing[End, EndGroup]):
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         super().__init__(instance.clock, ENDS_MAX, ENDS_MAX * END_BYTES)
-        self.clock = instance.clock
         self._instance = instance
         self._group = group
 
@@ -53,7 +52,7 @@ class Ends(Sharing[End, EndGroup]):
         """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have
         happened.
         """
-        place = self.join(broker_name, end, END_BYTES, lambda: EndGroup(broker_name, self))
+        place = self.join(broker_name, end, END_BYTES, lambda: EndGroup(broker_name))
         if place is None:
             try:
                 return answers_of(

@@ -4,7 +4,7 @@ transactions at once (protocol-behaviour 20).
     send of a thread ──alone, or in a group──> HalfLoad ──SEND_HALVES──> the queue's broker
 
 Decides the form, and that a half is repeated on its own broker only. Does not decide what the
-sender remembers of it (``transaction_engine``) or who shares with whom (``sharing``). Halves with
+sender remembers of it (``transaction_engine``) or who shares with whom (``group_commit``). Halves with
 an immunity, a given queue or long properties of their own go alone.
 """
 
@@ -18,7 +18,7 @@ from rmq_ray.client.outgoing.send_payload import frame_stored_at
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.sending.async_sender import Launcher
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
-from rmq_ray.client.sending.send_coalescer import Combiner, Messages
+from rmq_ray.client.sending.send_coalescer import MessageGroup, SendCoalescer
 from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
@@ -101,7 +101,7 @@ def mark(message: Outgoing, key: str) -> None:
     message.text = f"{message.text}UNIQ_KEY\x01{key}"
 
 
-class HalfCombiner(Combiner):
+class HalfCoalescer(SendCoalescer):
     """Half messages of threads of one producer group."""
 
     alone_max = 1  # as for ends
@@ -109,7 +109,7 @@ class HalfCombiner(Combiner):
     idle_max = 1
     group_name = ""
 
-    def _load(self, group: Messages, timeout_ms: float) -> HalfLoad:
+    def _load(self, group: MessageGroup, timeout_ms: float) -> HalfLoad:
         group.outcome.transactional = True
         return HalfLoad(
             self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms)
@@ -127,8 +127,8 @@ class HalfSending:
         self.sending = copy.copy(core.sending)
         self.sending.config = core.config.but(idempotent=True)
         self._launcher = Launcher(self.sending, core.slots, core.worker, core.resolved)
-        self._combiner = HalfCombiner(self.sending, core.identity, self._launcher, self._again)
-        self._combiner.group_name = core.group
+        self._coalescer = HalfCoalescer(self.sending, core.identity, self._launcher, self._again)
+        self._coalescer.group_name = core.group
         core.finishers.append(
             lambda: self._launcher.abandon("the producer was closed before the broker answered")
         )
@@ -151,13 +151,13 @@ class HalfSending:
             or len(message.text) > SHARED_TEXT_MAX
         ):
             return self._alone(message, queue, pinned, timeout_ms, started_ms, immunity_s)
-        place = self._combiner.enter(message, queue, started_ms)
+        place = self._coalescer.enter(message, queue, started_ms)
         if place is not None:
-            return self._combiner.wait(*place)
+            return self._coalescer.wait(*place)
         try:
             return self._alone(message, queue, False, timeout_ms, started_ms, None)
         finally:
-            self._combiner.leave(queue)
+            self._coalescer.leave(queue)
 
     def load(
         self, messages: Sequence[Outgoing], wait_ms: float, immunity_s: int | None

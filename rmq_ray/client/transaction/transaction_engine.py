@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.transaction.end_transaction import Ends
+from rmq_ray.client.transaction.end_transaction import EndSender
 from rmq_ray.client.transaction.half_sending import HalfSending
 from rmq_ray.client.transaction.transaction_checks import Checker, TransactionChecks, TransactionEnd
 from rmq_ray.errors import (
@@ -67,7 +67,7 @@ class TransactionEngine:
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
         self.halves = HalfSending(core)
-        self._ends = Ends(core.instance, core.group)
+        self._ends = EndSender(core.instance, core.group)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, LocalTransactionState] = OrderedDict()
         self._open: OrderedDict[str, None] = OrderedDict()
