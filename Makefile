@@ -59,5 +59,5 @@ bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 
 clean: ## remove what was built and measured; the virtual environment stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target interop/kafka/target interop/kafka-spark/target
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target interop/kafka/target interop/kafka-spark/target interop/rocketmq-tests/target
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

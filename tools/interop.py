@@ -25,9 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "interop"
+SUITE = PROJECT / "rocketmq-tests"
 TARGET = PROJECT / "target"
-CLASSPATH = TARGET / "classpath.txt"
-STAMP = TARGET / "sources.sha256"
 BUILD_TIMEOUT_S = 540
 JVM_FLAGS = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -63,38 +62,40 @@ def require_tools() -> None:
             raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
 
 
-def build() -> str:
+def build(project: Path = PROJECT) -> str:
     """Compiles when the sources changed and returns the class path; one builder at a time."""
     require_tools()
-    TARGET.mkdir(parents=True, exist_ok=True)
-    with (TARGET / "build.lock").open("w") as lock:
+    target = project / "target"
+    classpath, stamp = target / "classpath.txt", target / "sources.sha256"
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted = _sources_hash()
-        if not (CLASSPATH.exists() and STAMP.exists() and STAMP.read_text() == wanted):
-            STAMP.unlink(missing_ok=True)
+        wanted = _sources_hash(project)
+        if not (classpath.exists() and stamp.exists() and stamp.read_text() == wanted):
+            stamp.unlink(missing_ok=True)
             command = [
                 "mvn",
                 "-q",
                 "-B",
                 "compile",
                 "dependency:build-classpath",
-                f"-Dmdep.outputFile={CLASSPATH}",
+                f"-Dmdep.outputFile={classpath}",
             ]
             done = subprocess.run(
-                command, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+                command, cwd=project, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
             )
             if done.returncode:
                 raise RuntimeError(
                     f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
                 )
-            STAMP.write_text(wanted)
-    return f"{TARGET / 'classes'}:{CLASSPATH.read_text().strip()}"
+            stamp.write_text(wanted)
+    return f"{target / 'classes'}:{classpath.read_text().strip()}"
 
 
-def _sources_hash() -> str:
+def _sources_hash(project: Path) -> str:
     digest = hashlib.sha256()
-    for path in [PROJECT / "pom.xml", *sorted((PROJECT / "src").rglob("*.*"))]:
-        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in [project / "pom.xml", *sorted((project / "src").rglob("*.*"))]:
+        digest.update(path.relative_to(project).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -31,7 +31,16 @@ from tools import interop
 CASES = 4_000
 SEED = 20_497
 ROOM_NAMES = ("east", "north", "west", "süd")
-BROKERS = ("broker-a", "broker-b", "b10", "b9", *(f"{room}@{n}" for room in ROOM_NAMES for n in "ab"), "east@", "east@a@b", "west@a@")
+BROKERS = (
+    "broker-a",
+    "broker-b",
+    "b10",
+    "b9",
+    *(f"{room}@{n}" for room in ROOM_NAMES for n in "ab"),
+    "east@",
+    "east@a@b",
+    "west@a@",
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,12 @@ class Case:
     strategy: AllocationStrategy
 
     def line(self) -> str:
-        queues = ",".join(f"{queue.topic}/{queue.broker_name}/{queue.queue_id}" for queue in self.queues)
-        return "\t".join((self.name, self.client_id, queues, ",".join(self.client_ids), self.settings))
+        queues = ",".join(
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id}" for queue in self.queues
+        )
+        return "\t".join(
+            (self.name, self.client_id, queues, ",".join(self.client_ids), self.settings)
+        )
 
     def answer(self) -> str:
         try:
@@ -63,9 +76,19 @@ def cases() -> list[Case]:
 
 def _case(chance: random.Random) -> Case:
     nearby = chance.random() < 0.4
-    brokers = [f"{room}@{n}" for room in ROOM_NAMES for n in "ab"] if nearby and chance.random() < 0.9 else list(BROKERS)
+    brokers = (
+        [f"{room}@{n}" for room in ROOM_NAMES for n in "ab"]
+        if nearby and chance.random() < 0.9
+        else list(BROKERS)
+    )
     chosen = chance.sample(brokers, chance.randint(1, len(brokers)))
-    queues = tuple(sorted(MessageQueue("TopicTest", broker, n) for broker in chosen for n in range(chance.randint(1, 16))))
+    queues = tuple(
+        sorted(
+            MessageQueue("TopicTest", broker, n)
+            for broker in chosen
+            for n in range(chance.randint(1, 16))
+        )
+    )
     hosts = [f"192.168.{chance.randrange(4)}.{n}" for n in range(chance.randint(1, 24))]
     ids = tuple(sorted(f"{host}@{chance.randint(1, 99_999)}" for host in hosts))
     own = chance.choice(ids) if chance.random() < 0.95 else chance.choice(["192.168.9.9@1", ""])
@@ -85,7 +108,9 @@ def _nearby(chance: random.Random, hosts: list[str]) -> tuple[str, str, Allocati
     return f"NEARBY-{inner.name}", settings, MachineRoomNearby(inner, FirstPart(table))
 
 
-def _other(chance: random.Random, queues: tuple[MessageQueue, ...]) -> tuple[str, str, AllocationStrategy]:
+def _other(
+    chance: random.Random, queues: tuple[MessageQueue, ...]
+) -> tuple[str, str, AllocationStrategy]:
     kind = chance.choice(["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "CONFIG", "MACHINE_ROOM"])
     if kind == "CONSISTENT_HASH":
         points = chance.choice([1, 3, 10, 10, 50])
@@ -120,13 +145,25 @@ def theirs(asked: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[
 
 def test_every_case_is_divided_alike(asked: list[Case], theirs: list[str]) -> None:
     assert len(theirs) == CASES
-    wrong = [(case, case.answer(), answer) for case, answer in zip(asked, theirs, strict=True) if case.answer() != answer and not _config_without_check(case)]
+    wrong = [
+        (case, case.answer(), answer)
+        for case, answer in zip(asked, theirs, strict=True)
+        if case.answer() != answer and not _config_without_check(case)
+    ]
     assert not wrong, f"{len(wrong)} differ, the first: {wrong[0]}"
 
 
-def test_the_cases_meet_every_strategy_empty_answers_and_refusals(asked: list[Case], theirs: list[str]) -> None:
-    assert min(Counter(case.name for case in asked).values()) > CASES / 20 and len({case.name for case in asked}) == 7
-    told = Counter("refused" if answer.startswith("!") else "none" if not answer else "some" for answer in theirs)
+def test_the_cases_meet_every_strategy_empty_answers_and_refusals(
+    asked: list[Case], theirs: list[str]
+) -> None:
+    assert (
+        min(Counter(case.name for case in asked).values()) > CASES / 20
+        and len({case.name for case in asked}) == 7
+    )
+    told = Counter(
+        "refused" if answer.startswith("!") else "none" if not answer else "some"
+        for answer in theirs
+    )
     assert min(told[kind] for kind in ("refused", "none", "some")) > 50, told
 
 

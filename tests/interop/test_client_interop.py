@@ -21,7 +21,7 @@ import pytest
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
-LIVE_S = 300
+LIVE_S = 600
 CHECK_TIMEOUT_S = 240
 VOLATILE = {"id", "offset_id", "after_ms", "diff"}
 
@@ -32,7 +32,10 @@ Lines = list[dict[str, Any]]
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
     """(ours, theirs): what the client told of each side; both run beside one another."""
     directory = tmp_path_factory.mktemp("clients")
-    with ours(directory / "ours") as our_name_server, interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server:
+    with (
+        ours(directory / "ours") as our_name_server,
+        interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server,
+    ):
         assert server.stdout is not None
         their_name_server = server.stdout.readline().strip()
         with _client(our_name_server) as first, _client(their_name_server) as second:
@@ -44,11 +47,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
 
 
 @contextmanager
-def ours(directory: Path) -> Iterator[str]:
-    """Our name server and broker in a process of their own, open to foreign clients; yields the
+def ours(directory: Path, masters: int = 1) -> Iterator[str]:
+    """Our name server and brokers in a process of their own, open to foreign clients; yields the
     name server's address.
     """
-    command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(directory), "async", str(LIVE_S)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.brokers.open_cluster",
+        *map(str, (directory, "async", LIVE_S, "{}", masters)),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -60,7 +68,13 @@ def ours(directory: Path) -> Iterator[str]:
 
 def _client(name_server: str) -> subprocess.Popen[str]:
     assert name_server, "the side did not start"
-    return subprocess.Popen(interop.command("ClientCheck", name_server), cwd=interop.TARGET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        interop.command("ClientCheck", name_server),
+        cwd=interop.TARGET,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _told(process: subprocess.Popen[str]) -> Lines:
@@ -84,7 +98,11 @@ def steady(lines: Lines) -> Lines:
             del kept["queues"]  # the retry topic's progress may be saved or not by then
         if line["check"] == "send":
             del kept["offset"]
-            kept["queue"] = line["queue"] if line["how"] in {"queue", "selector"} else (line["queue"] - first) % 3
+            kept["queue"] = (
+                line["queue"]
+                if line["how"] in {"queue", "selector"}
+                else (line["queue"] - first) % 3
+            )
             if line["how"] == "async":
                 del kept["queue"]
         result.append(kept)
@@ -104,7 +122,13 @@ def test_the_java_client_gets_the_same_answers_from_both_sides(told: tuple[Lines
 def test_every_way_of_sending_is_acknowledged_at_dense_offsets(told: tuple[Lines, Lines]) -> None:
     sends = [line for line in told[0] if line["check"] == "send"]
     assert {line["status"] for line in sends} == {"SEND_OK"}
-    assert [line["how"] for line in sends] == ["sync"] * 6 + ["queue", "selector", "async", "batch", "compressed"]
+    assert [line["how"] for line in sends] == ["sync"] * 6 + [
+        "queue",
+        "selector",
+        "async",
+        "batch",
+        "compressed",
+    ]
     for queue in range(3):
         offsets = [line["offset"] for line in sends if line["queue"] == queue]
         assert offsets == sorted(set(offsets))
@@ -116,12 +140,25 @@ def test_what_was_sent_is_pulled_found_by_key_and_by_id(told: tuple[Lines, Lines
     assert pulled["total"] == 16
     assert pulled["bodies"].split(",")[:2] == ["async", "batch-0"]
     assert one(told[0], "query") == {"check": "query", "count": 1, "body": "sync-3"}
-    assert one(told[0], "view") == {"check": "view", "body": "sync-3", "tag": "odd", "property": "grün"}
+    assert one(told[0], "view") == {
+        "check": "view",
+        "body": "sync-3",
+        "tag": "odd",
+        "property": "grün",
+    }
 
 
 def test_a_push_consumer_gets_its_tag_only_and_each_message_once(told: tuple[Lines, Lines]) -> None:
     consumed = one(told[0], "consume")
-    assert consumed["bodies"].split(",") == [*(f"batch-{n}" for n in range(5)), "large:200000", "queue", "selector", "sync-0", "sync-2", "sync-4"]
+    assert consumed["bodies"].split(",") == [
+        *(f"batch-{n}" for n in range(5)),
+        "large:200000",
+        "queue",
+        "selector",
+        "sync-0",
+        "sync-2",
+        "sync-4",
+    ]
 
 
 @pytest.mark.seed("S4-187")
@@ -132,7 +169,9 @@ def test_delay_level_one_is_one_second_and_never_early(told: tuple[Lines, Lines]
 
 
 @pytest.mark.seed("S4-008", "S4-081", "S4-231")
-def test_an_sql_filter_lets_through_what_it_should_and_a_malformed_one_is_refused_at_the_start(told: tuple[Lines, Lines]) -> None:
+def test_an_sql_filter_lets_through_what_it_should_and_a_malformed_one_is_refused_at_the_start(
+    told: tuple[Lines, Lines],
+) -> None:
     assert one(told[0], "filter")["bodies"].split(",") == sorted(f"f-{n}" for n in range(12, 40, 2))
     assert set(one(told[0], "filter-pull")["statuses"].split(",")) == {"NO_MATCHED_MSG end"}
     assert one(told[0], "filter-wrong")["code"] == 23

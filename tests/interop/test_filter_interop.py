@@ -46,9 +46,17 @@ def _position(expression: str) -> int:
 @pytest.mark.seed("S4-008", "S4-099", "S4-231")
 def test_every_verdict_is_that_of_apache_rocketmqs_own_filter(tmp_path: Path) -> None:
     chance = RandomFilters(20_240_501)
-    cases = [(chance.expression(), [chance.properties() for _ in range(STRINGS)]) for _ in range(EXPRESSIONS)]
+    cases = [
+        (chance.expression(), [chance.properties() for _ in range(STRINGS)])
+        for _ in range(EXPRESSIONS)
+    ]
     asked = tmp_path / "cases.jsonl"
-    asked.write_text("".join(json.dumps({"expression": expression, "properties": properties}) + "\n" for expression, properties in cases))
+    asked.write_text(
+        "".join(
+            json.dumps({"expression": expression, "properties": properties}) + "\n"
+            for expression, properties in cases
+        )
+    )
     theirs = interop.run("FilterCheck", asked).splitlines()
     assert len(theirs) == EXPRESSIONS
     mine = [ours(expression, properties) for expression, properties in cases]
@@ -58,8 +66,14 @@ def test_every_verdict_is_that_of_apache_rocketmqs_own_filter(tmp_path: Path) ->
         if mine[i] == TRAILING:
             mine[i] = ours(expression[: _position(expression)], properties)
             trailing += theirs[i] != "refused"
-    different = [(cases[i][0], cases[i][1], mine[i], theirs[i]) for i in range(EXPRESSIONS) if mine[i] != theirs[i]]
+    different = [
+        (cases[i][0], cases[i][1], mine[i], theirs[i])
+        for i in range(EXPRESSIONS)
+        if mine[i] != theirs[i]
+    ]
     assert not different, different[:5]
     assert trailing > 100
     letters = "".join(line for line in theirs if line != "refused")
-    assert theirs.count("refused") > 1_000 and all(letters.count(letter) > 1_000 for letter in "tfne"), "the cases cover too little"
+    assert theirs.count("refused") > 1_000 and all(
+        letters.count(letter) > 1_000 for letter in "tfne"
+    ), "the cases cover too little"

@@ -13,13 +13,13 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.producer.replying import reply
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.ports import ClusterAddress
 from tests.interop.test_client_interop import ours
-from tests.support.clients.collecting import Collector
 from tests.support.brokers.open_cluster import CLUSTER, SECRET
 from tests.support.brokers.tiny_cluster import FixedDiscovery
+from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 from tools import interop
 
@@ -46,20 +46,49 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for topic in ("Zipped", "ZippedByJava", "AskPython", "AskJava"):
             admin.create_topic(topic, queues=1)
         collector = Collector()
-        reading = PushConsumer("python-readers", listener=collector, subscriptions={"ZippedByJava": "*"}, discovery=discovery, start_from="first")
-        serving = PushConsumer("python-servers", listener=answer, subscriptions={"AskPython": "*"}, discovery=discovery, start_from="first")
+        reading = PushConsumer(
+            "python-readers",
+            listener=collector,
+            subscriptions={"ZippedByJava": "*"},
+            discovery=discovery,
+            start_from="first",
+        )
+        serving = PushConsumer(
+            "python-servers",
+            listener=answer,
+            subscriptions={"AskPython": "*"},
+            discovery=discovery,
+            start_from="first",
+        )
         command = interop.command("ProducingCheck", name_server, len(BODIES), 2)
-        with reading, serving, Producer("python-askers", discovery=discovery, compression="zlib") as producer:
-            java = subprocess.Popen(command, cwd=interop.TARGET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with (
+            reading,
+            serving,
+            Producer("python-askers", discovery=discovery, compression="zlib") as producer,
+        ):
+            java = subprocess.Popen(
+                command,
+                cwd=interop.TARGET,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             try:
                 for body in BODIES:
                     producer.send("Zipped", body)
-                replies = [producer.request("AskJava", body, timeout=60.0).body for body in (b"live", b"desserts")]
+                replies = [
+                    producer.request("AskJava", body, timeout=60.0).body
+                    for body in (b"live", b"desserts")
+                ]
                 out, complaints = java.communicate(timeout=TIMEOUT_S)
             finally:
                 java.kill()
             assert java.returncode == 0, f"{complaints[-3000:]}\n{out[-1000:]}"
-            found = {"lines": [json.loads(line) for line in out.splitlines()], "replies": replies, "read": collector.wait_for(1, 10)}
+            found = {
+                "lines": [json.loads(line) for line in out.splitlines()],
+                "replies": replies,
+                "read": collector.wait_for(1, 10),
+            }
         sent = next(line for line in found["lines"] if line["check"] == "sent")
         eventually(lambda: bool(admin.message_trace(sent["id"])), 10)
         found |= {"sent": sent, "trace": admin.message_trace(sent["id"])}
@@ -70,7 +99,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_bodies_compressed_by_either_side_are_read_by_the_other(told: dict[str, Any]) -> None:
     read = [(line["length"], line["crc"]) for line in told["lines"] if line["check"] == "read"]
     assert sorted(read) == sorted((len(body), crc(body)) for body in BODIES)
-    assert [(len(body), crc(body)) for body in told["read"]] == [(told["sent"]["length"], told["sent"]["crc"])]
+    assert [(len(body), crc(body)) for body in told["read"]] == [
+        (told["sent"]["length"], told["sent"]["crc"])
+    ]
 
 
 def test_requests_of_either_side_are_answered_by_the_other(told: dict[str, Any]) -> None:
@@ -81,5 +112,15 @@ def test_requests_of_either_side_are_answered_by_the_other(told: dict[str, Any])
 
 def test_a_java_producers_trace_is_read_as_our_own(told: dict[str, Any]) -> None:
     (pub,) = told["trace"]
-    expected = {"kind": "Pub", "group": "java-askers", "topic": "ZippedByJava", "tag": "tag", "keys": "java-key", "success": True, "message_type": 0}
-    assert {name: pub[name] for name in expected} == expected and pub["message_id"] == told["sent"]["id"]
+    expected = {
+        "kind": "Pub",
+        "group": "java-askers",
+        "topic": "ZippedByJava",
+        "tag": "tag",
+        "keys": "java-key",
+        "success": True,
+        "message_type": 0,
+    }
+    assert {name: pub[name] for name in expected} == expected and pub["message_id"] == told["sent"][
+        "id"
+    ]

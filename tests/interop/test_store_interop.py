@@ -18,7 +18,18 @@ from typing import Any
 import pytest
 
 from rmq_ray.errors import StoreInUse
-from tests.support.stores.interop_store import GEOMETRY, INDEX_ITEMS, QUEUE_ENTRIES, SEGMENT_BYTES, Dump, copy_of, differences, dump_ours, dump_theirs, open_ours
+from tests.support.stores.interop_store import (
+    GEOMETRY,
+    INDEX_ITEMS,
+    QUEUE_ENTRIES,
+    SEGMENT_BYTES,
+    Dump,
+    copy_of,
+    differences,
+    dump_ours,
+    dump_theirs,
+    open_ours,
+)
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,22 +43,45 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def ours(path: Path, *, seed: int = 1, begin: str = "create", kill_after: int | None = None, flush: str = "async") -> list[dict[str, Any]]:
+def ours(
+    path: Path,
+    *,
+    seed: int = 1,
+    begin: str = "create",
+    kill_after: int | None = None,
+    flush: str = "async",
+) -> list[dict[str, Any]]:
     """Lets our writer write; returns its acknowledgements. ``kill_after``: SIGKILL after so many,
     in the middle of its work.
     """
-    command = [sys.executable, "-m", "tests.support.stores.store_writer", str(path), flush, str(FRAMES), str(seed), begin, "hang" if kill_after else "clean"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.stores.store_writer",
+        str(path),
+        flush,
+        str(FRAMES),
+        str(seed),
+        begin,
+        "hang" if kill_after else "clean",
+    ]
     return _acknowledged(command, ROOT, kill_after)
 
 
-def theirs(path: Path, *, seed: int = 1, kill_after: int | None = None, flush: str = "ASYNC_FLUSH") -> list[dict[str, Any]]:
+def theirs(
+    path: Path, *, seed: int = 1, kill_after: int | None = None, flush: str = "ASYNC_FLUSH"
+) -> list[dict[str, Any]]:
     """The same with Apache RocketMQ's store."""
-    command = interop.command("StoreWriter", path, GEOMETRY, flush, MESSAGES, seed, "hang" if kill_after else "clean")
+    command = interop.command(
+        "StoreWriter", path, GEOMETRY, flush, MESSAGES, seed, "hang" if kill_after else "clean"
+    )
     return _acknowledged(command, ROOT, kill_after)
 
 
 def _acknowledged(command: list[str], cwd: Path, kill_after: int | None) -> list[dict[str, Any]]:
-    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         if kill_after is None:
             out, complaints = process.communicate(timeout=WRITE_TIMEOUT_S)
@@ -141,7 +175,9 @@ def test_we_read_what_apache_rocketmq_wrote_until_it_was_killed(store: Path, flu
     queued = mine.log_offsets()
     unqueued = [line["log"] for line in acknowledgements if line["log"] not in queued]
     # half messages
-    assert len(unqueued) == sum(number % 41 == 40 and number % 11 != 10 for number in range(len(acknowledgements)))
+    assert len(unqueued) == sum(
+        number % 41 == 40 and number % 11 != 10 for number in range(len(acknowledgements))
+    )
     check_rolled(store, other)
 
 
@@ -173,7 +209,9 @@ def test_both_sides_take_turns_on_one_store(store: Path) -> None:
 
 def _files_are_whole(path: Path) -> bool:
     log, queues = (path / "commitlog").iterdir(), (path / "consumequeue").glob("*/*/*")
-    return all(file.stat().st_size == SEGMENT_BYTES for file in log) and all(file.stat().st_size == QUEUE_ENTRIES * 20 for file in queues)
+    return all(file.stat().st_size == SEGMENT_BYTES for file in log) and all(
+        file.stat().st_size == QUEUE_ENTRIES * 20 for file in queues
+    )
 
 
 def _turn(store: Path) -> None:
@@ -201,7 +239,9 @@ def test_a_store_that_we_hold_is_refused_by_apache_rocketmq(store: Path) -> None
 
 
 def test_a_store_that_apache_rocketmq_holds_is_refused_here(store: Path) -> None:
-    with interop.started("StoreWriter", store, GEOMETRY, "ASYNC_FLUSH", 20, 1, "hang", flags=interop.SHORT_LIVED) as process:
+    with interop.started(
+        "StoreWriter", store, GEOMETRY, "ASYNC_FLUSH", 20, 1, "hang", flags=interop.SHORT_LIVED
+    ) as process:
         assert any(line["kind"] == "ready" for line in _until_ready(process))
         with pytest.raises(StoreInUse):
             open_ours(store)

@@ -23,24 +23,51 @@ QUICK = {"transaction_timeout_ms": 500, "transaction_check_interval_ms": 500}
 
 @pytest.mark.seed("S0-012")
 def test_a_java_producer_commits_rolls_back_and_answers_for_its_group(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.brokers.open_cluster", str(tmp_path), "async", "120", json.dumps(QUICK)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.brokers.open_cluster",
+        str(tmp_path),
+        "async",
+        "120",
+        json.dumps(QUICK),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
-            left = Producer("java-transactions", discovery=FixedDiscovery(ClusterAddress(CLUSTER, (address,), SECRET)))
-            left.transaction(lambda _message: None).send("Transactions", b"left", tag="tag", keys=["python"])
+            left = Producer(
+                "java-transactions",
+                discovery=FixedDiscovery(ClusterAddress(CLUSTER, (address,), SECRET)),
+            )
+            left.transaction(lambda _message: None).send(
+                "Transactions", b"left", tag="tag", keys=["python"]
+            )
             left.close()
-            done = subprocess.run(interop.command("TransactionCheck", address), cwd=interop.TARGET, capture_output=True, text=True, timeout=100, check=False)
+            done = subprocess.run(
+                interop.command("TransactionCheck", address),
+                cwd=interop.TARGET,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
         finally:
             server.kill()
     assert done.returncode == 0, f"{done.stderr[-2000:]}\n{done.stdout[-1000:]}"
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    sends = {line["body"]: (line["status"], line["state"], line["same"]) for line in lines if line["check"] == "send"}
+    sends = {
+        line["body"]: (line["status"], line["state"], line["same"])
+        for line in lines
+        if line["check"] == "send"
+    }
     assert sends == {
         "commit": ("SEND_OK", "COMMIT_MESSAGE", 1),
         "rollback": ("SEND_OK", "ROLLBACK_MESSAGE", 1),
         "open": ("SEND_OK", "UNKNOW", 1),
     }
     rest = {line["check"]: line["bodies"].split(",") for line in lines if line["check"] != "send"}
-    assert rest == {"consumed": ["commit commit", "left python", "open open"], "asked": ["left Transactions", "open Transactions"]}
+    assert rest == {
+        "consumed": ["commit commit", "left python", "open open"],
+        "asked": ["left Transactions", "open Transactions"],
+    }

@@ -1,8 +1,9 @@
-"""A name server and a broker of ours in one process without Ray, open to Apache RocketMQ's own
+"""A name server and brokers of ours in one process without Ray, open to Apache RocketMQ's own
 clients: ``python -m tests.support.brokers.open_cluster``.
 
 Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the
-broker as JSON (or none). Prints the name server's address when both serve.
+brokers as JSON (or none), how many masters (or one). Prints the name server's address when all
+serve.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ SECRET = b"interop"
 CLUSTER = "interop"
 
 
-async def serve(directory: str, flush: FlushMode, seconds: float, settings: dict[str, Any]) -> None:
-    """Both parties on one loop, until the time is over."""
+async def serve(
+    directory: str, flush: FlushMode, seconds: float, settings: dict[str, Any], masters: int
+) -> None:
+    """All parties on one loop, until the time is over."""
     runner = NameServerRunner(
         NameServerConfig(
             cluster_name=CLUSTER, directory=f"{directory}/ns", foreign=ForeignClients.OPEN
@@ -35,15 +38,19 @@ async def serve(directory: str, flush: FlushMode, seconds: float, settings: dict
     while runner.address is None and not running.done():
         await asyncio.sleep(0.01)
     assert runner.address is not None, runner.error
-    store = StoreConfig(f"{directory}/store", flush=flush)
-    config = BrokerConfig(
-        store,
-        cluster_name=CLUSTER,
-        foreign=ForeignClients.OPEN,
-        name_servers=(str(runner.address),),
-    ).but(**settings)
-    broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
-    await broker.start(create=True)
+    brokers = []  # kept: nothing else refers to them
+    for name in ("broker-a", "broker-b")[:masters]:
+        folder = "store" if masters == 1 else name
+        config = BrokerConfig(
+            StoreConfig(f"{directory}/{folder}", flush=flush),
+            cluster_name=CLUSTER,
+            broker_name=name,
+            foreign=ForeignClients.OPEN,
+            name_servers=(str(runner.address),),
+        ).but(**settings)
+        broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
+        await broker.start(create=True)
+        brokers.append(broker)
     await asyncio.sleep(0.3)
     print(runner.address, flush=True)
     await asyncio.sleep(seconds)
@@ -56,5 +63,6 @@ if __name__ == "__main__":
             FlushMode(sys.argv[2]),
             float(sys.argv[3]),
             json.loads(sys.argv[4]) if len(sys.argv) > 4 else {},
+            int(sys.argv[5]) if len(sys.argv) > 5 else 1,
         )
     )
