@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
     from rmq_ray.client.admin.admin_groups import Offset
-    from rmq_ray.client.consumer.received import MessageExt
     from rmq_ray.client.interceptors.consume_hooks import (
         ConsumeHook,
         ConsumeHookContext,
@@ -38,6 +37,19 @@ if TYPE_CHECKING:
     )
     from rmq_ray.client.interceptors.send_hooks import SendContext
     from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
+    from rmq_ray.client.messages.listener import (
+        COMMIT,
+        RECONSUME_LATER,
+        ROLLBACK,
+        SUCCESS,
+        SUSPEND_CURRENT_QUEUE_A_MOMENT,
+        ConsumeContext,
+        ConsumeOrderlyResult,
+        ConsumeResult,
+        OrderlyContext,
+        Reject,
+    )
+    from rmq_ray.client.messages.received import MessageExt
     from rmq_ray.client.outgoing.selectors import (
         SelectByMachineRoom,
         SelectByRandom,
@@ -48,20 +60,6 @@ if TYPE_CHECKING:
     from rmq_ray.client.producer.trace import ConsumeTrace
     from rmq_ray.client.pull.pulled_batch import PulledBatch
     from rmq_ray.client.pull.queue_questions import PullResult
-    from rmq_ray.client.push.listener import (
-        RECONSUME_LATER,
-        SUCCESS,
-        ConsumeContext,
-        ConsumeResult,
-        Reject,
-    )
-    from rmq_ray.client.push.orderly_listener import (
-        COMMIT,
-        ROLLBACK,
-        SUSPEND_CURRENT_QUEUE_A_MOMENT,
-        ConsumeOrderlyResult,
-        OrderlyContext,
-    )
     from rmq_ray.client.transaction.transaction import Transaction
     from rmq_ray.client.transaction.transaction_listener import (
         TransactionListener,
@@ -236,12 +234,14 @@ _HOMES = {
     "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.interceptors.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
     "rmq_ray.client.admin.admin_groups": "Offset",
-    "rmq_ray.client.push.listener": "ConsumeContext ConsumeResult RECONSUME_LATER Reject SUCCESS",
-    "rmq_ray.client.push.orderly_listener": "COMMIT ConsumeOrderlyResult OrderlyContext ROLLBACK SUSPEND_CURRENT_QUEUE_A_MOMENT",
+    "rmq_ray.client.messages.listener": (
+        "COMMIT ConsumeContext ConsumeOrderlyResult ConsumeResult OrderlyContext RECONSUME_LATER "
+        "ROLLBACK Reject SUCCESS SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    ),
     "rmq_ray.client.pull.pulled_batch": "PulledBatch",
     "rmq_ray.client.pull.queue_questions": "PullResult",
     "rmq_ray.client.pop.receipts": "ReceivedMessage",
-    "rmq_ray.client.consumer.received": "MessageExt",
+    "rmq_ray.client.messages.received": "MessageExt",
     "rmq_ray.client.producer.replying": "reply",
     "rmq_ray.client.outgoing.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.client.interceptors.send_hooks": "SendContext",

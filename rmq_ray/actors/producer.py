@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from rmq_ray.actors.clients import Producer
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.model.message import Message, SendResult
 
 

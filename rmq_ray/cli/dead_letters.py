@@ -13,7 +13,7 @@ from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.cli.messages import plain_row
 from rmq_ray.client.admin.dead_letters import DeadLetters, origin_topic
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import BodyUnreadable
 
 COLUMNS = ["died", "topic", "message_id", "reconsume_times", "tag", "keys", "properties", "body"]

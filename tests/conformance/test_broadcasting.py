@@ -13,7 +13,7 @@ import pytest
 
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
-from rmq_ray.client.push.listener import RECONSUME_LATER
+from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import StoreCorrupt

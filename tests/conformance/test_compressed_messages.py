@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.outgoing.compressing import flag_word
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.codec.arrow_reader import to_batch

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
+from rmq_ray.client.messages.listener import Reject
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.listener import Reject
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, SendError
 from rmq_ray.model.message import Message

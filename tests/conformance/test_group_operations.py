@@ -13,10 +13,16 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.admin_groups import Offset
+from rmq_ray.client.messages.listener import (
+    COMMIT,
+    RECONSUME_LATER,
+    ROLLBACK,
+    SUCCESS,
+    SUSPEND_CURRENT_QUEUE_A_MOMENT,
+    Reject,
+)
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import COMMIT, ROLLBACK, SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound

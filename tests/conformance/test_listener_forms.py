@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-from rmq_ray.client.push.listener import RECONSUME_LATER, Reject
+from rmq_ray.client.messages.listener import RECONSUME_LATER, Reject
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError

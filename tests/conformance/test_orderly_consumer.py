@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.messages.listener import SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.push.listener import Reject
-from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError

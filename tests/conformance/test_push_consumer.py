@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.push.listener import RECONSUME_LATER, ConsumeContext, Reject
+from rmq_ray.client.messages.listener import RECONSUME_LATER, ConsumeContext, Reject
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError

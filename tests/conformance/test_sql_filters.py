@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.client.push.listener import RECONSUME_LATER
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.filters import Sql

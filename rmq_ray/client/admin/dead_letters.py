@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer

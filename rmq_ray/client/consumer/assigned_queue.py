@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmq_ray.client.consumer.queue_lease import QueueLease
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.protocol.process_queue import Batch, ProcessQueue
 

@@ -27,7 +27,7 @@ from typing import Protocol
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.consumer.received import Page, whole_bytes
+from rmq_ray.client.messages.received import Page, whole_bytes
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RmqError
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MASTER_ID, Address

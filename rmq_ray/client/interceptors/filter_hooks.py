@@ -18,8 +18,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmq_ray.client.consumer.received import MessageExt
-from rmq_ray.client.push.listener import ACK_ALL
+from rmq_ray.client.messages.listener import ACK_ALL
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ConfigError
 
 Filter = Callable[[MessageExt], bool]

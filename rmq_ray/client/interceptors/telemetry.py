@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext
 from rmq_ray.client.interceptors.send_hooks import SendContext
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rmq_ray.client.consumer.received import Page, whole_bytes
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.messages.received import Page, whole_bytes
 from rmq_ray.client.pop.receipts import (
     ClientLease,
     ReceivedMessage,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Protocol
 
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.errors import ClientError
 from rmq_ray.remoting.wire.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, Settle
 

@@ -22,9 +22,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import (
     Outgoing,
     Placement,

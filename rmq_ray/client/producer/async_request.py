@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import Outgoing, Placement
 from rmq_ray.client.producer.async_frames import AsyncFrames
 from rmq_ray.client.producer.request_reply import INTRODUCE_MS, INTRODUCE_PARTS, Asked, requests_of

@@ -22,8 +22,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self, Unpack
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
     Outgoing,

@@ -18,8 +18,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import timeout_in_ms
 from rmq_ray.client.producer.request_reply import CORRELATION_ID, REPLY_TO_CLIENT, TTL
 from rmq_ray.errors import BrokerUnreachable, ClientError, NotARequest, RemotingError, SendError

@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypedDict
 
-from rmq_ray.client.consumer.received import MessageExt, restored
 from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.messages.received import MessageExt, restored
 from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector, outgoing, placed
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import Clock

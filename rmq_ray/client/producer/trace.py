@@ -17,10 +17,10 @@ import threading
 import uuid
 from typing import Any
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.interceptors.send_hooks import HALF, SendContext
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.trace_dispatcher import TraceDispatcher
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.transaction_checks import TransactionEnd

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.client.consumer.assigned_queue import ReadyBatch
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.codec.arrow_reader import to_batch
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.namespaces import without_namespace

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.model.ids import MessageQueue
 
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rmq_ray.client.consumer.puller import STATUS_OF_CODE
-from rmq_ray.client.consumer.received import Page, whole_bytes
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.messages.received import Page, whole_bytes
 from rmq_ray.client.pull.pulled_batch import Piece, PulledBatch
 from rmq_ray.errors import (
     ConsumeError,

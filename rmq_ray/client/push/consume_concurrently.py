@@ -23,10 +23,10 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.discard_on_failure import DropFailed
-from rmq_ray.client.push.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
 from rmq_ray.client.push.send_back import SendBack
 
 OVERDUE_DELAY_LEVEL = (

@@ -7,7 +7,7 @@
                                       └──── later: pause, 60 s are over ──────┴────────────────────────────┘
 
 Decides when a queue's next messages are handed out and what becomes of the result. Does not decide
-what an answer of the listener means (``orderly_listener``) or who holds the queue
+what an answer of the listener means (``client.messages.listener``) or who holds the queue
 (``queue_leases``).
 
 Invariants: a batch is handed out only while the queue's lock is trusted, by one thread, under the
@@ -26,16 +26,16 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.consumer.queue_leases import QueueLeases
-from rmq_ray.client.consumer.received import MessageExt
-from rmq_ray.client.push.consuming_threads import ConsumingThreads
-from rmq_ray.client.push.orderly_listener import (
+from rmq_ray.client.messages.listener import (
+    Listener,
     OrderlyContext,
-    OrderlyListener,
     OrderlyVerdict,
     Step,
     judge_orderly,
     pause_ms,
 )
+from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.send_back import SendBack
 
 RELOCK_FIRST_MS = 100
@@ -56,7 +56,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
     def __init__(  # noqa: PLR0913 - what a result may lead to
         self,
         parts: ConsumerParts,
-        listener: OrderlyListener,
+        listener: Listener,
         send_back: SendBack,
         leases: QueueLeases,
         drained: Callable[[AssignedQueue], None],

@@ -38,11 +38,11 @@ from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.reconnector import Reconnector
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.push.delivery import Delivery
 from rmq_ray.client.push.discard_on_failure import DropFailed
-from rmq_ray.client.push.listener import Listener
 from rmq_ray.client.push.send_back import SendBack
 from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData

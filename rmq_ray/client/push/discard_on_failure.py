@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 
 log = logging.getLogger("rmq_ray.client.consume")
 

@@ -21,16 +21,18 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.consumer.received import MessageExt, Page
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
-from rmq_ray.client.push.listener import ConsumeContext, Reject, judge
-from rmq_ray.client.push.orderly_listener import (
+from rmq_ray.client.messages.listener import (
     COMMIT,
     ROLLBACK,
+    ConsumeContext,
     OrderlyContext,
+    Reject,
     Step,
+    judge,
     judge_orderly,
 )
+from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue

@@ -31,8 +31,8 @@ from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, Loc
 from rmq_ray.client.consumer.pausing import Pausable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consumer_engine import ConsumerEngine
-from rmq_ray.client.push.listener import Listener
 from rmq_ray.client.push.operations import Operations
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
@@ -59,7 +59,7 @@ class PushConsumer:
     ``start`` and ``stop``.
 
     ``listener(messages, ctx)`` is called by ``concurrency`` threads; see
-    ``rmq_ray.client.push.listener`` for what it may return. ``subscriptions``: topic -> ``"*"``,
+    ``rmq_ray.client.messages.listener`` for what it may return. ``subscriptions``: topic -> ``"*"``,
     ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings; options
     are put over it. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """

@@ -20,9 +20,9 @@ from typing import ClassVar
 
 import msgpack
 
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.push.listener import DEAD_LETTER_LEVEL
+from rmq_ray.client.messages.listener import DEAD_LETTER_LEVEL
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ConnectionLost, RemotingError, RequestTimeout
 from rmq_ray.model.ids import MessageQueue

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_ray.client.consumer.received import MessageExt, Page
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.ids import Address, MessageQueue

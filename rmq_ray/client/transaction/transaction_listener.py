@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import Outgoing, outgoing
 from rmq_ray.client.transaction.transaction_checks import as_state
 from rmq_ray.errors import ClientError

@@ -16,10 +16,10 @@ from rmq_ray.client.consumer.flow_control import FlowControl
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.puller import Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
-from rmq_ray.client.consumer.received import MessageExt
 from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.messages.listener import ConsumeContext
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.listener import ConsumeContext
 from rmq_ray.client.push.send_back import SendBack
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel

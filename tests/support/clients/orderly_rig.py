@@ -13,9 +13,9 @@ from typing import Any
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
-from rmq_ray.client.consumer.received import MessageExt
+from rmq_ray.client.messages.listener import OrderlyContext
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.orderly_listener import OrderlyContext
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.protocol.allocation.strategies import Averagely

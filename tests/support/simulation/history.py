@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rmq_ray.client.push.listener import RECONSUME_LATER, Reject
-from rmq_ray.client.push.orderly_listener import SUSPEND_CURRENT_QUEUE_A_MOMENT
+from rmq_ray.client.messages.listener import RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.codec.record import decode_record
 from rmq_ray.config import ConsumerConfig

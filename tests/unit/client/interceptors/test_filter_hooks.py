@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.consumer.consumer_options import push_settings
-from rmq_ray.client.consumer.received import MessageExt, Page
 from rmq_ray.client.interceptors.filter_hooks import with_filters
-from rmq_ray.client.push.listener import ACK_ALL, RECONSUME_LATER, ConsumeContext
+from rmq_ray.client.messages.listener import ACK_ALL, RECONSUME_LATER, ConsumeContext
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue

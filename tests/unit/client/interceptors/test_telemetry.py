@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rmq_ray.client.consumer.received import MessageExt, Page
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.client.interceptors.send_steps import SendSteps
 from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.client.outgoing.send_request import Outgoing
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig

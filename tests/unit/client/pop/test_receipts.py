@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.consumer.received import Page
+from rmq_ray.client.messages.received import Page
 from rmq_ray.client.pop.receipts import (
     ClientLease,
     ReceivedMessage,

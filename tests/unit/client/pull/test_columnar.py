@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.client.pull import columnar
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA

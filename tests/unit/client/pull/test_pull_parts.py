@@ -13,7 +13,7 @@ import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
 from rmq_ray.client.consumer.pausing import PauseTable
-from rmq_ray.client.consumer.received import Page
+from rmq_ray.client.messages.received import Page
 from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
 from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.client.pull.queue_questions import OnePull, PullResult, QueueQuestions

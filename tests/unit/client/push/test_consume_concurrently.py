@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.received import MessageExt
-from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
+from rmq_ray.client.messages.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import RequestTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import decode_properties

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.push.listener import SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import (
+from rmq_ray.client.messages.listener import (
     COMMIT,
     ROLLBACK,
+    SUCCESS,
     SUSPEND_CURRENT_QUEUE_A_MOMENT,
     OrderlyContext,
+    Reject,
 )
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode

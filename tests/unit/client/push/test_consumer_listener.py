@@ -14,8 +14,7 @@ from rmq_ray.client.consumer.consumer_options import (
     check_subscriptions,
     push_settings,
 )
-from rmq_ray.client.pull.pull_options import pull_settings
-from rmq_ray.client.push.listener import (
+from rmq_ray.client.messages.listener import (
     ACK_ALL,
     RECONSUME_LATER,
     SUCCESS,
@@ -23,6 +22,7 @@ from rmq_ray.client.push.listener import (
     Reject,
     judge,
 )
+from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError, ConsumeError, SubscriptionInvalid
 from rmq_ray.model.arrow import COLUMNS

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from rmq_ray.client.consumer.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.client.push.send_back import BUNDLE_MAX, SendBack
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RequestTimeout

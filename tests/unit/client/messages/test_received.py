@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.client.consumer.received import INFLATED_BYTES_MAX, Page
+from rmq_ray.client.messages.received import INFLATED_BYTES_MAX, Page
 from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -218,7 +218,7 @@ def test_a_pickled_message_is_one_record_of_plain_values() -> None:
 def test_a_pickled_message_needs_no_class_but_the_rebuilding_function() -> None:
     class Plain(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> object:
-            assert (module, name) == ("rmq_ray.client.consumer.received", "restored")
+            assert (module, name) == ("rmq_ray.client.messages.received", "restored")
             return super().find_class(module, name)
 
     (message,) = page(record(QUEUE, 0, b"x")).messages()

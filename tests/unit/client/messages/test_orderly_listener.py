@@ -8,12 +8,14 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.client.consumer.consumer_options import push_settings
-from rmq_ray.client.push.listener import RECONSUME_LATER, SUCCESS, Reject
-from rmq_ray.client.push.orderly_listener import (
+from rmq_ray.client.messages.listener import (
     COMMIT,
+    RECONSUME_LATER,
     ROLLBACK,
+    SUCCESS,
     SUSPEND_CURRENT_QUEUE_A_MOMENT,
     OrderlyContext,
+    Reject,
     Step,
     judge_orderly,
     pause_ms,
