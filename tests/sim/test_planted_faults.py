@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.consumer import puller
+from rmq_ray.client.consumer.assigned_queue import QueueLease
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
-from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.push.send_back import SendBack

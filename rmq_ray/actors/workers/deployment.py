@@ -20,7 +20,8 @@ from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.workers.fleet import FleetShell, FleetSpec, Workers
-from rmq_ray.client.consumer.consumer_options import check_subscriptions, push_settings
+from rmq_ray.client.consumer.consumer_options import push_settings
+from rmq_ray.client.consumer.subscriptions import check_subscriptions
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.protocol.autoscale import Autoscale, check_actors

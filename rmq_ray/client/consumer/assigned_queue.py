@@ -1,10 +1,11 @@
-"""A queue that this consumer works on, and the batches cut from its pages.
+"""The queues that this consumer works on, and the batches cut from their pages.
 
-    pull answer ─> Page ─> tag check ─> ReadyBatch, ReadyBatch, ... ─> ProcessQueue (what is unfinished)
+    pull answer ─> Page ─> tag check ─> ReadyBatch, ReadyBatch, ... ─> ProcessQueue (unfinished)
                                              └─> consuming threads ─> listener
 
-Decides how a page is cut. Keeps the state that the pulling side (``client.consumer.puller``) and
-the consuming side (``client.push.consume_concurrently``) share; both change it under ``lock`` only.
+Decides how a page is cut, and whether a message of a locked queue may be handed out now. Keeps the
+state that the pulling side (``client.consumer.puller``) and the consuming side
+(``client.push.consume_concurrently``) share; both change it under ``lock`` only. Asks nobody.
 
 Invariant: one object per time that the queue is held. After it was dropped it is never used again:
 the next time makes a new one.
@@ -13,12 +14,12 @@ the next time makes a new one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.protocol.process_queue import Batch, ProcessQueue
@@ -51,6 +52,54 @@ class ReadyBatch(Batch):
             if self.messages is None
             else list(self.messages)
         )
+
+
+class QueueLease:
+    """One queue's lock as its holder sees it, and what ordered consumption keeps of the queue
+    (protocol-behaviour 16, 27). All times are monotonic ms.
+
+        held ──30 s without a granted refresh──> not trusted: nothing is handed out,
+          │                                      refreshed again, then it goes on
+          ├ leaving: the queue is given away; the running listener ends first
+          └ refused: the epoch is over; the queue is dropped and locked anew
+
+    The age of a lock counts from the moment in which it was asked for, so that the broker's 60 s
+    always end later than our 30.
+    """
+
+    __slots__ = ("_asked_ms", "_trusted_ms", "busy", "epoch", "gate", "in_work", "leaving")
+
+    def __init__(
+        self, epoch: int, asked_ms: float, trusted_ms: float, gate: threading.Lock
+    ) -> None:
+        self.epoch = epoch
+        """Of the lock; commits name it."""
+        self.gate = gate
+        """Held while a listener has messages of this queue: one for each queue, whatever how often
+        it was taken and left.
+        """
+        self.leaving = False
+        """The queue is to be given away: nothing more is pulled or handed out."""
+        self.busy = False
+        """A thread works on the queue, or will: at most one does."""
+        self.in_work: list[Batch] = []
+        """Handed to the listener and not committed: one, or many when the listener commits by
+        itself.
+        """
+        self._asked_ms = asked_ms
+        self._trusted_ms = trusted_ms
+
+    def refreshed(self, asked_ms: float) -> None:
+        """The broker granted it again; ``asked_ms``: when it was asked."""
+        self._asked_ms = max(self._asked_ms, asked_ms)
+
+    def is_held(self, now_ms: float) -> bool:
+        """Whether nobody else can have the queue now."""
+        return now_ms - self._asked_ms <= self._trusted_ms
+
+    def may_work(self, now_ms: float) -> bool:
+        """Whether messages may be pulled and handed out."""
+        return not self.leaving and self.is_held(now_ms)
 
 
 @dataclass(slots=True)
@@ -124,6 +173,52 @@ class AssignedQueue:
     def lag(self) -> int:
         """Messages between the commit offset and the queue's end as the last answer told it."""
         return max(0, self.max_offset - self.process.commit_offset)
+
+
+class AssignedQueues:
+    """The queues that a consumer holds. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table: dict[MessageQueue, AssignedQueue] = {}
+        self._left: Counter[str] = Counter()
+
+    def put(self, work: AssignedQueue) -> bool:
+        """Take a queue in; False when it is held already."""
+        with self._lock:
+            return self._table.setdefault(work.queue, work) is work
+
+    def remove(self, work: AssignedQueue) -> None:
+        """Let go of it, unless the queue was taken anew meanwhile. Its counters stay in
+        ``total``.
+        """
+        with self._lock:
+            if self._table.get(work.queue) is work:
+                del self._table[work.queue]
+                self._left.update(asdict(work.counters))
+
+    def get(self, queue: MessageQueue) -> AssignedQueue | None:
+        """The work on a held queue."""
+        return self._table.get(queue)
+
+    def snapshot(self) -> Mapping[MessageQueue, AssignedQueue]:
+        """A copy of the table."""
+        with self._lock:
+            return dict(self._table)
+
+    def total(self) -> dict[str, int]:
+        """Counters of all queues, those that were given up included; results that came after that
+        are not counted.
+        """
+        with self._lock:
+            found = Counter({field.name: 0 for field in fields(QueueCounters)}) + self._left
+            for work in self._table.values():
+                found.update(asdict(work.counters))
+            return {field.name: found[field.name] for field in fields(QueueCounters)}
+
+    def of_broker(self, broker_name: str) -> list[AssignedQueue]:
+        """The held queues of one broker name."""
+        return [work for queue, work in self.snapshot().items() if queue.broker_name == broker_name]
 
 
 def cut(

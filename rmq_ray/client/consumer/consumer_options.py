@@ -17,14 +17,11 @@ from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, check_hooks
 from rmq_ray.client.interceptors.filter_hooks import Filter, check_filters
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
-from rmq_ray.model.filters import Expression, Sql
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.allocation.strategies import AllocationStrategy, as_strategy
-from rmq_ray.protocol.filters.subscriptions import parse_subscription
-from rmq_ray.protocol.validators import check_group, check_topic
+from rmq_ray.protocol.validators import check_group
 
-SUBSCRIPTIONS_MAX = 1_000
 MESSAGES_MAX = 1_024
 """Messages of one call, as in RocketMQ; rows may be more."""
 ARROW_DEFAULTS: dict[str, Any] = {
@@ -170,36 +167,6 @@ def check_listener(listener: object) -> None:
         ) from None
     except ValueError:
         pass  # of what is not written in Python nobody knows
-
-
-def check_subscriptions(subscriptions: Mapping[str, object]) -> dict[str, Expression]:
-    """Topic -> expression, each one checked. ``ConfigError`` for none at all and for what is no
-    expression, ``SubscriptionInvalid`` for a malformed one.
-    """
-    if not isinstance(subscriptions, Mapping):
-        raise ConfigError(
-            f"subscriptions must map topics to expressions, like {{'orders': '*'}}; got "
-            f"{subscriptions!r:.80}",
-            repr(subscriptions)[:80],
-        )
-    if not 0 < len(subscriptions) <= SUBSCRIPTIONS_MAX:
-        raise ConfigError(
-            f"subscriptions must name 1 to {SUBSCRIPTIONS_MAX} topics, like {{'orders': "
-            f"'*'}}; got {len(subscriptions)}",
-            len(subscriptions),
-        )
-    checked: dict[str, Expression] = {}
-    for topic, given in subscriptions.items():
-        check_topic(topic)
-        if given is not None and not isinstance(given, str | Sql):
-            raise ConfigError(
-                f"subscription {given!r:.80} to {topic!r} is no expression; write 'a || b', "
-                f"'*' or rmq_ray.sql(\"amount > 100\")",
-                topic,
-            )
-        parse_subscription(topic, given)
-        checked[topic] = given
-    return checked
 
 
 def _model(name: object) -> MessageModel:

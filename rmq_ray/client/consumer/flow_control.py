@@ -1,23 +1,32 @@
-"""When a queue may be pulled: how much may lie unfinished in this client (protocol-behaviour 10.1,
-steps 5-7).
+"""When a queue may be pulled: how much may lie unfinished in this client, and what is paused
+(protocol-behaviour 10.1, steps 5-7).
 
 Decides by three limits: messages, bytes of bodies, and how far the commit offset lags behind the
 last pulled message. RocketMQ looks again after 50 ms; here the queue is also looked at when a batch
 is finished, so that a fast listener never waits for the clock. The third limit is for concurrent
-consumption only. Callers: ``client.consumer.puller``, under the queue's lock.
+consumption only. What is paused is not pulled until it is resumed. Does not stop pulls: the puller
+asks before each one, under the queue's lock.
 
-Invariant: a limit is exceeded by at most one pull's answer.
+Invariants: a limit is exceeded by at most one pull's answer. Reading what is paused takes no lock;
+the set is replaced as a whole.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from rmq_ray.config import MIB, ConsumerConfig
+from rmq_ray.errors import ClientError
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.rebalance import divided_threshold
+
+Pausable = str | MessageQueue
+"""A topic (all its queues, also those that come later) or one queue."""
 
 
 class Pressure(Enum):
@@ -93,3 +102,52 @@ class FlowControl:
         if process.span > limits.span:
             return Pressure.SPAN
         return None
+
+
+class PauseTable:
+    """Paused topics and queues of one consumer. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paused: frozenset[Pausable] = frozenset()
+
+    def covers(self, queue: MessageQueue) -> bool:
+        """True when the queue or its topic is paused."""
+        paused = self._paused
+        return bool(paused) and (queue in paused or queue.topic in paused)
+
+    def add(self, what: Iterable[Pausable]) -> None:
+        """Pause these. ``ClientError`` for what is neither a topic nor a queue."""
+        wanted = _checked(what)
+        with self._lock:
+            self._paused |= wanted
+
+    def remove(self, what: Iterable[Pausable]) -> None:
+        """Resume these; a topic resumes its queues too, also those that were paused one by one."""
+        wanted = _checked(what)
+        with self._lock:
+            self._paused = frozenset(
+                item
+                for item in self._paused - wanted
+                if not (isinstance(item, MessageQueue) and item.topic in wanted)
+            )
+
+    def clear(self) -> None:
+        """Resume everything."""
+        with self._lock:
+            self._paused = frozenset()
+
+    def all(self) -> list[Pausable]:
+        """What is paused, in the order of names."""
+        return sorted(self._paused, key=str)
+
+
+def _checked(what: Iterable[Pausable]) -> frozenset[Pausable]:
+    found = [what] if isinstance(what, str | MessageQueue) else list(what)
+    for item in found:
+        if not isinstance(item, str | MessageQueue):
+            raise ClientError(
+                f"{item!r:.80} cannot be paused; give topics (str) or queues (MessageQueue)",
+                repr(item)[:80],
+            )
+    return frozenset(found)

@@ -41,8 +41,6 @@ BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
 QUICK_ANSWER_MS = 5
 QUICK_EMPTY_MAX = 8  # a broker that does not hold pulls is asked every 50 ms, not in a tight loop
 HELD_BACK_LOG_EVERY = 1_000
-MAKE_WAY_MS = 0.02  # as long as a thread's wake-up takes; a reader does it once in
-MAKE_WAY_EVERY_MS = 2.0
 FEW_RECORDS = (
     16  # of an answer: a message that comes alone should not wait for the next pull to be written
 )
@@ -116,7 +114,6 @@ class Puller:
         self._events = events
         self._inline = inline
         self.pace = Pace.RUNNING
-        self._made_way_ms = 0.0
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -300,22 +297,12 @@ class Puller:
             few = len(answer.sizes) <= FEW_RECORDS
             if batches and few:
                 self._events.submit(batches)
-                self._make_way()
             self._next(work, address, self._parts.config.pull_interval_ms if batches else 0)
             if batches and not few:
                 self._events.submit(batches)
         else:
             self._advance(work, answer.next_offset)
             self._next(work, address, self._empty_delay_ms(work, status, sent_ms))
-
-    def _make_way(self) -> None:
-        """A consuming thread that was just woken needs the interpreter lock: it would wait until
-        the next pull is written.
-        """
-        now_ms = self._parts.clock.monotonic_ms()
-        if now_ms - self._made_way_ms > MAKE_WAY_EVERY_MS:
-            self._made_way_ms = now_ms
-            self._parts.clock.sleep_ms(MAKE_WAY_MS)
 
     def _put(self, work: AssignedQueue, answer: PullAnswer[Lengths]) -> list[ReadyBatch]:
         """Page, tag check, batches; all of it is in the process queue on return."""

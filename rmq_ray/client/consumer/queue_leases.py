@@ -6,7 +6,7 @@
                    refused: its epoch is over ──> ``lost``
 
 Decides when brokers are asked and what their answers mean. Does not decide who holds a queue (the
-broker) or what may be done without a lock (``client.consumer.queue_lease``). Its thread does
+broker) or what may be done without a lock (``client.consumer.assigned_queue``). Its thread does
 nothing but refresh: no listener and no rebalance holds a refresh up.
 
 Invariants: a queue is unlocked only when no listener has messages of it and its offset was told;
@@ -22,9 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from weakref import WeakValueDictionary
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.ids import MessageQueue

@@ -21,10 +21,9 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.groups import ConsumeFromWhere

@@ -21,8 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.consumer.flow_control import FlowControl, Pressure
-from rmq_ray.client.consumer.pausing import PauseTable
+from rmq_ray.client.consumer.flow_control import FlowControl, PauseTable, Pressure
 from rmq_ray.client.pull.pulled_batch import Piece, PulledBatch
 from rmq_ray.clock import Clock
 from rmq_ray.config import MIB, ConsumerConfig

@@ -23,10 +23,10 @@ from datetime import datetime
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.consumer.consumer_options import as_ms, check_subscriptions
-from rmq_ray.client.consumer.filter_check import check_filters
+from rmq_ray.client.consumer.consumer_options import as_ms
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.consumer.pausing import Pausable
+from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
 from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pull_life import PullLife
@@ -334,7 +334,7 @@ class PullConsumer(PullLife):
         checked = check_subscriptions(expressions)
         if self._engine is not None:
             self._running()
-            check_filters(
+            check_sql_filters(
                 self._engine.client,
                 self._group,
                 [parse_subscription(topic, given) for topic, given in checked.items()],

@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
+from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
-from rmq_ray.client.consumer.pausing import PauseTable
 from rmq_ray.client.consumer.puller import Pace, Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.reconnector import Reconnector
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.pull.prefetched import Prefetch, Prefetched

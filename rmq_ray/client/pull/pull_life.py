@@ -16,8 +16,7 @@ from typing import Any, Self, Unpack
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
-from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
-from rmq_ray.client.consumer.filter_check import check_filters
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable, check_sql_filters
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.pull.pull_engine import PullEngine
@@ -97,7 +96,7 @@ class PullLife:
         self._life.state = ServiceState.START_FAILED
         try:
             client.start()
-            check_filters(client, self._group, self._subscriptions.all())
+            check_sql_filters(client, self._group, self._subscriptions.all())
         except BaseException:
             client.unregister_consumer(self._group)
             client.release()

@@ -57,9 +57,9 @@ class PulledBatch(Sequence[MessageExt]):
 
         ``ClientError`` for a column that there is not.
         """
-        from rmq_ray.client.pull import columnar
+        from rmq_ray.client.messages import message_columns
 
-        return columnar.table(self._pieces, columns)
+        return message_columns.table(self._pieces, columns)
 
     def __len__(self) -> int:
         return sum(len(piece.indices) for piece in self._pieces)

@@ -26,8 +26,7 @@ from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.messages.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
-from rmq_ray.client.push.discard_on_failure import DropFailed
-from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.client.push.send_back import DropFailed, SendBack
 
 OVERDUE_DELAY_LEVEL = (
     3  # level of a message whose listener takes longer than consume_timeout_minutes

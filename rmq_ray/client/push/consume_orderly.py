@@ -22,9 +22,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.queue_lease import QueueLease
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.client.messages.listener import (
     Listener,

@@ -25,25 +25,24 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
 from rmq_ray.client.consumer.consumer_options import PushSettings
-from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
-from rmq_ray.client.consumer.flow_control import FlowControl
+from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.flow_control import FlowControl, Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
-from rmq_ray.client.consumer.pausing import Pausable
 from rmq_ray.client.consumer.puller import Pace, Puller
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.reconnector import Reconnector
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.delivery import Delivery
-from rmq_ray.client.push.discard_on_failure import DropFailed
-from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.client.push.listener_invoker import ListenerInvoker
+from rmq_ray.client.push.send_back import DropFailed, SendBack
 from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
@@ -104,7 +103,7 @@ class ConsumerEngine:
         self.puller = Puller(self.parts, self)
         send_back = SendBack(client, group, self.parts.retries_max, clock)
         drained = self.puller.resume_if_drained
-        self.delivery = delivery = Delivery(group, listener, settings, clock)
+        self.delivery = delivery = ListenerInvoker(group, listener, settings, clock)
         self.leases = (
             (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost)
             if orderly

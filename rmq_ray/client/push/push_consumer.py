@@ -19,16 +19,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, Self, Unpack
 
 from rmq_ray.client.consumer.consumer_life import ConsumerLife
-from rmq_ray.client.consumer.consumer_options import (
-    PushOptions,
-    check_listener,
-    check_subscriptions,
-    push_settings,
-)
-from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
-from rmq_ray.client.consumer.filter_check import check_filters
+from rmq_ray.client.consumer.consumer_options import PushOptions, check_listener, push_settings
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, LocalPlace
-from rmq_ray.client.consumer.pausing import Pausable
+from rmq_ray.client.consumer.subscriptions import (
+    SubscriptionTable,
+    check_sql_filters,
+    check_subscriptions,
+)
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.messages.listener import Listener
@@ -153,7 +151,7 @@ class PushConsumer:
         self._engine = engine
         try:
             client.start()
-            check_filters(client, self._group, self._subscriptions.all())
+            check_sql_filters(client, self._group, self._subscriptions.all())
         except BaseException:
             client.unregister_consumer(self._group)
             client.release()
@@ -240,7 +238,7 @@ class PushConsumer:
         topic = self._whole(topic)
         wanted = parse_subscription(topic, expression)
         if self._engine is not None:
-            check_filters(self._engine.client, self._group, (wanted,))
+            check_sql_filters(self._engine.client, self._group, (wanted,))
         self._subscriptions.put(topic, expression, self._clock.now_ms())
         if self._engine is not None:
             self._engine.rebalancer.beat()

@@ -51,6 +51,7 @@ BROKERS_MAX = 3  # tried for the copy of our own
 INT32_MAX = (1 << 31) - 1
 
 log = logging.getLogger("rmq_ray.client.push.send_back")
+discarded = logging.getLogger("rmq_ray.client.consume")
 
 
 class SendBack:
@@ -232,3 +233,32 @@ class SendBack:
                 answer.remark or "",
             )
         return answer.code == ResponseCode.SUCCESS
+
+
+class DropFailed:
+    """What becomes of messages that a broadcasting consumer's listener could not process: nothing
+    (protocol-behaviour 15). Every member of the group has the message; sent back, it would come to
+    one of them only. So it is dropped, with a line in the log.
+    """
+
+    stores: ClassVar[bool] = False
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def send_back(self, message: MessageExt, delay_level: int) -> bool:
+        """The message is done with; always true."""
+        place = f"{message.queue}, offset {message.queue_offset}"
+        discarded.warning(
+            "message %s (%s) failed in broadcasting group %s and is dropped: nobody gets it again",
+            message.message_id,
+            place,
+            self._group,
+        )
+        return True
+
+    def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:
+        """None is kept."""
+        for message in messages:
+            self.send_back(message, delay_level)
+        return []

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
-from rmq_ray.client.consumer.consumer_parts import AssignedQueues, ConsumerParts, SubscriptionTable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
+from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.consumer.flow_control import FlowControl
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.puller import Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.messages.listener import ConsumeContext
 from rmq_ray.client.messages.received import MessageExt

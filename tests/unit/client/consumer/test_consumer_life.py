@@ -236,7 +236,7 @@ def test_a_consumer_that_is_closed_in_the_midst_of_its_start_has_left_the_group(
         simple_consumer, "BrokerSettler", lambda *_parts: SimpleNamespace(close=lambda: None)
     )
     for module in (push_consumer, pull_life):
-        monkeypatch.setattr(module, "check_filters", lambda *_arguments: None)
+        monkeypatch.setattr(module, "check_sql_filters", lambda *_arguments: None)
     with pytest.raises(ClientError, match="was stopped while it started"):
         in_thread(consumer.start).result(WAIT_S)
     assert (client.members, consumer.state) == ([], ServiceState.SHUTDOWN_ALREADY)

@@ -19,8 +19,8 @@ from rmq_ray.client.producer import request_reply
 from rmq_ray.client.producer.request_reply import Requests, requests_of
 from rmq_ray.client.pull import pull_life
 from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.client.push import async_listener, push_consumer
-from rmq_ray.client.push.async_listener import LoopListener
+from rmq_ray.client.push import listener_invoker, push_consumer
+from rmq_ray.client.push.listener_invoker import LoopListener
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError
@@ -87,7 +87,7 @@ def test_a_stop_ends_a_consumer_that_another_thread_is_starting(
     engine = Engine(begun, ended)
     client = SimpleNamespace(register_consumer=lambda _consumer: None, start=lambda: None)
     monkeypatch.setattr(module, name, lambda *_parts: engine)
-    monkeypatch.setattr(module, "check_filters", lambda *_arguments: None)
+    monkeypatch.setattr(module, "check_sql_filters", lambda *_arguments: None)
     monkeypatch.setattr(
         module.ClientInstance, "get_or_create", lambda *_arguments, **_options: client
     )
@@ -176,7 +176,7 @@ def test_a_listener_that_ends_at_the_end_of_a_slice_has_not_timed_out(
         work.close()
         return LateFuture()
 
-    monkeypatch.setattr(async_listener.asyncio, "run_coroutine_threadsafe", late)
+    monkeypatch.setattr(listener_invoker.asyncio, "run_coroutine_threadsafe", late)
     listener = LoopListener(seven, "loop")
     assert listener([], None) == 7
     listener.close()
@@ -195,7 +195,7 @@ def test_a_call_that_a_close_overtakes_is_answered(monkeypatch: pytest.MonkeyPat
         closing[0].join(MOMENT_S)
         return hand_over(work, loop)
 
-    monkeypatch.setattr(async_listener.asyncio, "run_coroutine_threadsafe", overtaken)
+    monkeypatch.setattr(listener_invoker.asyncio, "run_coroutine_threadsafe", overtaken)
     with contextlib.suppress(CancelledError):
         assert listener([], None) == 7
     closing[0].join(WAIT_S)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.consumer.filter_check import FIRST_VERSION_WITH_FILTERS, check_filters
+from rmq_ray.client.consumer.subscriptions import FIRST_VERSION_WITH_FILTERS, check_sql_filters
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import ConnectFailed, SubscriptionInvalid
 from rmq_ray.model.ids import Address
@@ -45,7 +45,7 @@ class Broker:
 
 
 def check(broker: Broker) -> list[dict[str, Any]]:
-    check_filters(cast(ClientInstance, broker), "billing", (BY_TAG, BY_SQL))
+    check_sql_filters(cast(ClientInstance, broker), "billing", (BY_TAG, BY_SQL))
     return broker.asked
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.queue_lease import QueueLease
+from rmq_ray.client.consumer.assigned_queue import QueueLease
 from rmq_ray.config import BrokerConfig, ConsumerConfig, StoreConfig
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.wire import bodies

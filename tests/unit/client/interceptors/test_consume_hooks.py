@@ -15,7 +15,7 @@ from rmq_ray.client.interceptors.consume_hooks import (
     with_hooks,
 )
 from rmq_ray.client.messages.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
-from rmq_ray.client.push.async_listener import LoopListener, is_async
+from rmq_ray.client.push.listener_invoker import LoopListener, is_async
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ConfigError
 from rmq_ray.model.ids import MessageQueue

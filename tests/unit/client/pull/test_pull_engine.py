@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.offset_store import ReadOffset
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
-from rmq_ray.client.consumer.pausing import PauseTable
+from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.messages.received import Page
 from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
 from rmq_ray.client.pull.pull_options import pull_settings

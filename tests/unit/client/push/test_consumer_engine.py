@@ -12,9 +12,9 @@ import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.consumer_options import push_settings
-from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.rebalancer import Rebalancer
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consumer_engine import ConsumerEngine

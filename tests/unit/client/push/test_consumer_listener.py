@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.consumer_options import (
-    as_ms,
-    check_listener,
-    check_subscriptions,
-    push_settings,
-)
+from rmq_ray.client.consumer.consumer_options import as_ms, check_listener, push_settings
+from rmq_ray.client.consumer.subscriptions import check_subscriptions
 from rmq_ray.client.messages.listener import (
     ACK_ALL,
     RECONSUME_LATER,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.consumer.consumer_options import push_settings
-from rmq_ray.client.consumer.consumer_parts import SubscriptionTable
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
+from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.push.consumer_engine import ConsumerEngine

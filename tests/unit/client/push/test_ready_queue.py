@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.push.ready_queue import ReadyQueue
+from rmq_ray.client.push.consuming_threads import ReadyQueue
 
 
 class Steps:

@@ -13,13 +13,12 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_ray.client.consumer.assigned_queue import ReadyBatch
 from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.codec.arrow_reader import to_batch
 from rmq_ray.model.arrow import SCHEMA
@@ -58,26 +57,6 @@ def rows_of(messages: Sequence[MessageExt], columns: Sequence[str] | None = None
         if RECONSUME_TIMES in found.schema.names
         else found
     )
-
-
-def take(batch: ReadyBatch, columns: Sequence[str] | None) -> Any:
-    """What a listener gets with ``batch="arrow"``: the messages of ``batch`` as one
-    ``pyarrow.RecordBatch``.
-    """
-    return (
-        rows(batch.page, batch.indices, columns)
-        if batch.messages is None
-        else rows_of(batch.messages, columns)
-    )
-
-
-def as_columns(
-    listener: Callable[[Any, Any], Any], columns: Sequence[str] | None
-) -> Callable[[Any, Any], Any]:
-    """For consumption that keeps messages: a listener of messages that hands columns to
-    ``listener``.
-    """
-    return lambda messages, ctx: listener(rows_of(messages, columns), ctx)
 
 
 def table(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from rmq_ray.client.messages import message_columns
 from rmq_ray.client.messages.received import MessageExt, Page
-from rmq_ray.client.pull import columnar
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
@@ -60,18 +60,18 @@ def mixed(count: int) -> Page:
 
 @pytest.mark.parametrize("indices", [range(40), range(3, 9), [0, 2, 3, 39], [5], range(0)], ids=str)
 def test_each_row_says_what_its_message_says(indices: Sequence[int]) -> None:
-    found = columnar.rows(mixed(40), indices)
+    found = message_columns.rows(mixed(40), indices)
     assert found.schema == SCHEMA
     assert found.to_pylist() == [told(message) for message in mixed(40).messages(indices)]
 
 
 def test_few_columns_are_in_the_order_asked_for_and_unknown_ones_are_refused() -> None:
-    assert columnar.rows(mixed(2), [1], ["body", "queue_id"]).to_pydict() == {
+    assert message_columns.rows(mixed(2), [1], ["body", "queue_id"]).to_pydict() == {
         "body": [b"body-1"],
         "queue_id": [3],
     }
     with pytest.raises(ClientError, match="no column 'bodies'"):
-        columnar.rows(mixed(2), [1], ["bodies"])
+        message_columns.rows(mixed(2), [1], ["bodies"])
 
 
 def test_rows_of_a_retry_topic_have_the_first_topic() -> None:
@@ -82,20 +82,20 @@ def test_rows_of_a_retry_topic_have_the_first_topic() -> None:
             for i, topic in enumerate(("orders", "bills"))
         ],
     )
-    found = columnar.rows(retried, range(2))
+    found = message_columns.rows(retried, range(2))
     assert found.schema == SCHEMA
     assert (found.column("topic").to_pylist(), found.column("reconsume_times").to_pylist()) == (
         ["orders", "bills"],
         [2, 2],
     )
-    assert columnar.rows(retried, range(2), ["body"]).num_columns == 1
+    assert message_columns.rows(retried, range(2), ["body"]).num_columns == 1
 
 
 def test_messages_that_were_kept_here_tell_their_own_count_of_tries() -> None:
     messages = mixed(6).messages([1, 4])
     for message in messages:
         message.failed_here(1)
-    found = columnar.rows_of(messages)
+    found = message_columns.rows_of(messages)
     assert (found.column("body").to_pylist(), found.column("reconsume_times").to_pylist()) == (
         [b"body-1", b"body-4"],
         [1, 1],
@@ -110,12 +110,12 @@ def test_compressed_bodies_are_opened() -> None:
             record(ORDERS, 1, b"plain"),
         ],
     )
-    assert columnar.rows(squeezed, range(2), ["body"]).to_pydict() == {
+    assert message_columns.rows(squeezed, range(2), ["body"]).to_pydict() == {
         "body": [b"a" * 1_000, b"plain"]
     }
 
 
 def test_a_table_is_all_pieces_in_their_order_and_has_the_columns_even_without_any() -> None:
-    found = columnar.table([(mixed(5), range(2)), (mixed(5), [4])], ["body"])
+    found = message_columns.table([(mixed(5), range(2)), (mixed(5), [4])], ["body"])
     assert found.to_pydict() == {"body": [b"body-0", b"body-1", b"body-4"]}
-    assert columnar.table([]).schema == SCHEMA
+    assert message_columns.table([]).schema == SCHEMA

@@ -1,13 +1,19 @@
-"""Listeners that are coroutine functions: they run on an event loop of the consumer's own, as many
-at once as ``concurrency`` says.
+"""How a batch reaches the user's listener: as messages or columns, through hooks, by call or by a
+loop.
 
+    batch ── take ──> list of messages, or a RecordBatch
+          ──> filters ──> hooks before ──> listener ──> hooks after
+
+    a coroutine function runs on an event loop of the consumer's own, as many at once as
+    ``concurrency`` says:
     consuming thread ── call ──> LoopListener ── task ──> loop thread: await listener(messages, ctx)
            ^                                                    │
            └────────────── answer or exception <────────────────┘
 
-Decides nothing about answers: to the consuming thread a coroutine function looks like any listener,
-so that retries, order, hooks, time-outs and stopping are those of plain ones. A thread waits for
-each call that runs; what waits costs 30 KB, no time.
+Decides the order of these wrappers. Does not decide what an answer means: both kinds of consumption
+call what they find here as if it were the listener itself, so that retries, order, hooks, time-outs
+and stopping of coroutine functions are those of plain ones. A thread waits for each call that runs;
+what waits costs 30 KB, no time.
 
 Invariants: after ``close`` no call runs: tasks that are left are cancelled, and a call that comes
 later is answered by ``ClientError``. Nothing but ``close`` ends the loop: ``SystemExit`` and
@@ -25,12 +31,60 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, TimeoutError
 from typing import Any
 
+from rmq_ray.client.consumer.assigned_queue import ReadyBatch
+from rmq_ray.client.consumer.consumer_options import PushSettings
+from rmq_ray.client.interceptors.consume_hooks import with_hooks
+from rmq_ray.client.interceptors.filter_hooks import with_filters
+from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
 
 WAIT_SLICE_S = 5.0
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger("rmq_ray.client.consume")
+
+
+class ListenerInvoker:
+    """Of one consumer. ``call(payload, ctx)``: the listener; ``take(batch, now_ms)``: its payload
+    of a batch; ``of_messages``: the listener as one that is given messages, whatever it gets.
+    """
+
+    call: Callable[[Any, Any], Any]
+    take: Callable[[ReadyBatch, int], Any]
+    of_messages: Callable[[Any, Any], Any]
+
+    def __init__(
+        self, group: str, listener: Callable[[Any, Any], Any], settings: PushSettings, clock: Clock
+    ) -> None:
+        self._loop = LoopListener(listener, f"rmq-listener-{group}") if is_async(listener) else None
+        hooked = with_hooks(
+            self._loop or listener,
+            settings.hooks,
+            clock,
+            settings.config.consume_timeout_minutes * 60_000,
+        )
+        self.call = with_filters(hooked, settings.filters)
+        self.take, self.of_messages = ReadyBatch.take, self.call
+        columns = settings.columns
+        if columns is not None:
+            from rmq_ray.client.messages.message_columns import rows, rows_of
+
+            def take(batch: ReadyBatch, _now_ms: int) -> Any:
+                if batch.messages is not None:
+                    return rows_of(batch.messages, columns)
+                return rows(batch.page, batch.indices, columns)
+
+            self.take = take
+            self.of_messages = lambda messages, ctx: self.call(rows_of(messages, columns), ctx)
+
+    def owns_current_thread(self) -> bool:
+        """True in the loop of an async listener, which cannot wait for itself."""
+        return self._loop is not None and self._loop.owns_current_thread()
+
+    def close(self) -> None:
+        """After consumption has stopped: an async listener's calls that still run are cancelled."""
+        if self._loop is not None:
+            self._loop.close()
 
 
 def is_async(listener: object) -> bool:
