@@ -14,7 +14,7 @@ FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers coverage clean
+.PHONY: help demo test check format bench bench-peers pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -48,8 +48,9 @@ format: $(DEV) ## lay the code out and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-coverage: $(DEV) ## write docs/seed-coverage.md anew
+pages: $(DEV) ## write docs/seed-coverage.md and the table of requests in docs/wire-protocol.md anew
 	$(BIN)/python tools/seed_coverage.py
+	$(BIN)/python -m tools.wire_table
 
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

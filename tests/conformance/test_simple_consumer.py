@@ -286,7 +286,7 @@ def test_a_queue_that_is_full_of_work_is_told_with_a_type(tmp_path: Path) -> Non
     with LiveCluster(tmp_path) as cluster:
         core = cluster.brokers[0]._core
         assert core is not None
-        core.pops._handlers._config = core.config.but(pop_in_flight_max=2)
+        core.pops.handlers._config = core.config.but(pop_in_flight_max=2)
         with Producer("sender", discovery=cluster) as producer:
             producer.send("full", b"0")
             producer.send_batch(

@@ -21,6 +21,7 @@ from rmq_ray import errors
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
+from tools import wire_table
 
 DOCS = ROOT / "docs"
 GENERATED = {"seed-coverage.md"}
@@ -262,54 +263,19 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
-    """Every request code is named with its number, ours have a row each, and nothing else is
-    claimed.
-    """
-    text = (DOCS / "wire-protocol.md").read_text("utf-8")
-    named = {
-        name: int(number) for number, name in re.findall(r"\b(\d+)\s`([A-Z][A-Z0-9_]+)`", text)
-    }
+    """Ours have a row each with their bodies, before the generated table of all."""
+    text = (DOCS / "wire-protocol.md").read_text("utf-8").partition(wire_table.BEGIN)[0]
     rows = {
         name: int(number)
         for number, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)
     }
-    ours = {
-        code.name: code.value
-        for kind in (RequestCode, ResponseCode)
-        for code in kind
-        if code >= 20_000
-    }
-    assert rows == ours
-    assert named == {code.name: code.value for code in RequestCode if code < 20_000}
+    codes = (code for kind in (RequestCode, ResponseCode) for code in kind)
+    assert rows == {code.name: code.value for code in codes if code >= 20_000}
 
 
-def test_codes_are_listed_with_those_who_serve_them() -> None:
-    text = (DOCS / "wire-protocol.md").read_text("utf-8")
-    served = re.split(r"^(?=Served by|Sent by|Known by name)", text, flags=re.MULTILINE)
-    sections = {
-        part.split(" (")[0].split("\n")[0]: set(re.findall(r"\d+\s`([A-Z][A-Z0-9_]+)`", part))
-        for part in served[1:]
-    }
-    by_broker = {
-        name
-        for file in ("broker/broker_handlers.py", "groups/group_operations.py")
-        for name in re.findall(
-            r"Code\.([A-Z0-9_]+): \w+\.", (PACKAGE / "server" / file).read_text("utf-8")
-        )
-    }
-    by_name_server = {
-        name
-        for file in ("namesrv/name_server_handlers.py", "namesrv/name_server_admin.py")
-        for name in re.findall(
-            r"RequestCode\.([A-Z0-9_]+): self", (PACKAGE / "server" / file).read_text("utf-8")
-        )
-    }
-    theirs = {code.name for code in RequestCode if code < 20_000}
-    assert sections["Served by brokers"] == by_broker & theirs
-    assert sections["Served by name servers"] == by_name_server
-    refused = next(codes for title, codes in sections.items() if title.startswith("Known by name"))
-    sent = next(codes for title, codes in sections.items() if title.startswith("Sent by brokers"))
-    assert refused == theirs - by_broker - by_name_server - sent
+def test_the_table_of_requests_on_the_wire_page_is_that_of_the_code() -> None:
+    page = wire_table.PAGE.read_text("utf-8")
+    assert page == wire_table.replaced(page), "write it anew: python -m tools.wire_table"
 
 
 def test_the_page_of_errors_has_a_row_for_each_class() -> None:

@@ -37,7 +37,7 @@ def test_a_test_shows_five_statements_at_most() -> None:
 
 
 def test_the_page_is_what_the_tree_says() -> None:
-    assert PAGE.exists() and PAGE.read_text("utf-8") == render(FOUND), "run `make coverage`"
+    assert PAGE.exists() and PAGE.read_text("utf-8") == render(FOUND), "run `make pages`"
 
 
 def test_every_statement_in_scope_has_a_test() -> None:

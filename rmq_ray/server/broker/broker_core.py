@@ -18,11 +18,18 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import AppendUnknown, BrokerBusy, RmqError, StoreFailed, StoreNotReady
+from rmq_ray.errors import (
+    AppendUnknown,
+    BrokerBusy,
+    NotAuthorized,
+    RmqError,
+    StoreFailed,
+    StoreNotReady,
+)
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
-from rmq_ray.remoting.wire.codes import RequestCode as Code
+from rmq_ray.remoting.request_table import Asker
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.base.counters import Counters
@@ -33,7 +40,7 @@ from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import Timers
 from rmq_ray.server.broker.broker_handlers import make_handlers
-from rmq_ray.server.broker.broker_roles import answer_wait_ms, at_master
+from rmq_ray.server.broker.broker_roles import answer_wait_ms, refuse_as_slave
 from rmq_ray.server.broker.broker_status import broker_status
 from rmq_ray.server.broker.drain import Drain
 from rmq_ray.server.broker.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
@@ -62,8 +69,6 @@ TICK_MS = 50
 # error classes with codes from here on have no meaning on the wire, except ours from 20001
 CLIENT_SIDE_CODES = 10_000
 FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
-ANY_STATE = frozenset((Code.BROKER_STATUS, Code.GET_BROKER_CONFIG))
-Handler = Callable[[Command, Peer], Command | None]
 
 
 class BrokerCore:
@@ -169,9 +174,8 @@ class BrokerCore:
             reign is None or epoch is None,
             self.replication.covered,
         )
-        self._handlers = at_master(
-            hooked(make_handlers(self, make_hold, store_host, self._files), config.send_hooks),
-            identity,
+        self._requests = hooked(
+            make_handlers(self, make_hold, store_host, self._files), config.send_hooks
         )
         self._set_timers()
 
@@ -181,17 +185,21 @@ class BrokerCore:
         """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never
         (oneway).
         """
-        handler = self._handlers.get(command.code)
+        served = self._requests.get(command.code)
+        if served is None:
+            return self._not_supported(command)
+        row, handler = served
         try:
-            if handler is None:
-                return command.answer(
-                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                    remark=f" request type {command.code} not supported",
-                )
-            if not self.tables.loaded and command.code not in ANY_STATE:
+            if not self.tables.loaded and not row.any_state:
                 raise self.keeper.refusal()
             if self.gate is not None:
-                self.gate.check(command.code)
+                self.gate.check(row.fence)
+            if not peer.trusted and Asker.FOREIGN not in row.asked_by:
+                raise NotAuthorized(
+                    "this request is for clients of the cluster that proved its secret"
+                )
+            if row.master_only:
+                refuse_as_slave(self.identity)
             answer = handler(command, peer)
         except RmqError as error:
             answer = self._refuse(command, peer, error)
@@ -199,7 +207,14 @@ class BrokerCore:
 
     def serve(self, command: Command, peer: Peer) -> None:
         """Serve a request that had to wait; its answer is sent."""
-        self.answer(command, peer, lambda: self._handlers[command.code](command, peer))
+        row, handler = self._requests[command.code]
+
+        def run() -> Command | None:
+            if row.master_only:
+                refuse_as_slave(self.identity)
+            return handler(command, peer)
+
+        self.answer(command, peer, run)
 
     def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
         """Send what ``run`` returns, or the refusal it raises."""
@@ -227,6 +242,11 @@ class BrokerCore:
             return build(outcome)
 
         self.reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
+
+    @staticmethod
+    def _not_supported(command: Command) -> Command | None:
+        remark = f" request type {command.code} not supported"
+        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""

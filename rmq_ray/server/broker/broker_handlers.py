@@ -1,6 +1,6 @@
-"""Which handler serves which request of a broker, and what each handler is made of.
+"""What each handler of a broker is made of.
 
-Decides the table, nothing else. Called by ``broker_core`` once.
+Which of them serves which request is in ``remoting.request_table``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmq_ray.files import FileSystem
-from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire.codes import RequestCode as Code
-from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.request_table import Handler, Party, Row, bind
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
@@ -38,16 +36,14 @@ from rmq_ray.server.transaction.transaction_handlers import TransactionHandlers
 if TYPE_CHECKING:
     from rmq_ray.server.broker.broker_core import BrokerCore
 
-Handler = Callable[[Command, Peer], Command | None]
-
 
 def make_handlers(
     core: BrokerCore,
     make_hold: Callable[[OnWake], Hold],
     store_host: tuple[str, int],
     files: FileSystem,
-) -> dict[int, Handler]:
-    """Request code -> who serves it; the parts that ``core`` needs itself are set on it."""
+) -> dict[int, tuple[Row, Handler]]:
+    """Request code -> its row and who serves it; the parts that ``core`` needs itself are set on it."""
     tables, keeper, identity = core.tables, core.keeper, core.identity
     path = SendPath(
         keeper,
@@ -149,60 +145,26 @@ def make_handlers(
     operations = GroupOperations(
         keeper, identity, tables.topics, tables.offsets, core.members, core.clock, core.answer_from
     )
-    return {
-        Code.SEND_RECORDS: records.send,
-        Code.SEND_MESSAGE: sends.send,
-        Code.SEND_MESSAGE_V2: sends.send_v2,
-        Code.SEND_BATCH_MESSAGE: sends.send_batch,
-        Code.END_TRANSACTION: ends.end,
-        Code.SEND_HALVES: halves.send,
-        Code.END_TRANSACTIONS: ends.end_many,
-        Code.RECALL_MESSAGE: recalls.recall,
-        Code.BUNDLE: bundles.bundle,
-        Code.SEND_REPLY_MESSAGE: replies.reply,
-        Code.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
-        Code.CONSUMER_SEND_MSG_BACK: back.send_back,
-        Code.PULL_MESSAGE: pulls.pull_message,
-        Code.PULL_RECORDS: pulls.pull_records,
-        Code.SCAN_RECORDS: pulls.scan_records,
-        Code.HEART_BEAT: groups.heartbeat,
-        Code.UNREGISTER_CLIENT: groups.unregister,
-        Code.GET_CONSUMER_LIST_BY_GROUP: groups.consumer_list,
-        Code.LOCK_BATCH_MQ: locks.lock,
-        Code.UNLOCK_BATCH_MQ: locks.unlock,
-        Code.CHECK_CLIENT_CONFIG: pulls.check_client,
-        Code.QUERY_CONSUMER_OFFSET: offsets.query,
-        Code.UPDATE_CONSUMER_OFFSET: offsets.update,
-        Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,
-        Code.GET_MAX_OFFSET: offsets.max_offset,
-        Code.GET_MIN_OFFSET: offsets.min_offset,
-        Code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
-        Code.GET_EARLIEST_MSG_STORETIME: offsets.earliest,
-        Code.QUEUE_BOUNDS: offsets.bounds,
-        Code.UPDATE_AND_CREATE_TOPIC: topics.create_topic,
-        Code.GET_ALL_TOPIC_CONFIG: topics.all_topics,
-        Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
-        Code.QUERY_TOPIC_CONSUME_BY_WHO: topics.topic_groups,
-        Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: topics.create_group,
-        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: topics.all_groups,
-        Code.DELETE_SUBSCRIPTIONGROUP: topics.delete_group,
-        Code.QUERY_MESSAGE: queries.by_key,
-        Code.VIEW_MESSAGE_BY_ID: queries.by_id,
-        Code.GET_TOPIC_STATS_INFO: queries.topic_stats,
-        Code.GET_CONSUME_STATS: queries.consume_stats,
-        Code.GET_CONSUMER_CONNECTION_LIST: queries.consumers,
-        Code.GET_PRODUCER_CONNECTION_LIST: queries.producers,
-        Code.GET_BROKER_CONFIG: admin.broker_config,
-        Code.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
-        Code.GET_ALL_DELAY_OFFSET: admin.delay_offsets,
-        Code.BROKER_STATUS: admin.broker_status,
-        Code.STORE_INFO: admin.store_info,
-        Code.PIN_SEGMENTS: admin.pin,
-        Code.UNPIN_SEGMENTS: admin.unpin,
-        **core.pops.handlers(),
-        **operations.handlers(),
-        Code.DRAIN_BROKER: core.drain.ordered,
-        Code.DELETE_EXPIRED_COMMITLOG: core.upkeep.delete_expired,
-        **core.replication.handlers(),
-    }
+    return bind(
+        Party.BROKER,
+        records,
+        sends,
+        ends,
+        halves,
+        recalls,
+        bundles,
+        replies,
+        back,
+        pulls,
+        groups,
+        locks,
+        offsets,
+        topics,
+        queries,
+        admin,
+        operations,
+        core.pops.handlers,
+        core.drain,
+        core.upkeep,
+        core.replication,
+    )

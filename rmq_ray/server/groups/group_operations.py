@@ -73,18 +73,6 @@ class GroupOperations:
         self._later = answer_from
         self._number = 0
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.positions,
-            RequestCode.CLONE_GROUP_OFFSET: self.clone,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.GET_ALL_PRODUCER_INFO: self.producers,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.all_stats,
-        }
-
     # --- positions --------------------------------------------------------------------------------
 
     def reset(self, command: Command, peer: Peer) -> None:

@@ -12,7 +12,6 @@ clients get none; our own get code 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from rmq_ray.clock import Clock
@@ -20,16 +19,15 @@ from rmq_ray.config import NameServerConfig
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.routing.route_table import RouteTable
+from rmq_ray.remoting.request_table import Party, bind
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.namesrv.kv_config import KvConfig, WriteAtOnce
-from rmq_ray.server.namesrv.name_server_admin import AdminHandlers
+from rmq_ray.server.namesrv.name_server_admin import SettingsHandlers
 from rmq_ray.server.namesrv.name_server_handlers import RouteHandlers
 
 FIRST_SCAN_MS = 5_000
-
-Handler = Callable[[Command, Peer], Command | None]
 
 
 class NameServer:
@@ -48,9 +46,9 @@ class NameServer:
         self._clock = clock
         self._routes = RouteTable()
         self._kv = KvConfig(config.directory, files or FileSystem(), offload or WriteAtOnce())
-        admin = AdminHandlers(config, self._kv)
-        routes = RouteHandlers(self._routes, self._kv, clock, admin.order_messages)
-        self._handlers: dict[int, Handler] = {**routes.table(), **admin.table()}
+        settings = SettingsHandlers(config, self._kv)
+        routes = RouteHandlers(self._routes, self._kv, clock, settings.order_messages)
+        self._requests = bind(Party.NAME_SERVER, routes, settings)
         self._next_scan_ms: int | None = None
         self._loaded = False
         self._counts = {
@@ -74,8 +72,8 @@ class NameServer:
         """
         self.load()
         self._counts["requests"] += 1
-        handler = self._handlers.get(command.code)
-        if handler is None:
+        served = self._requests.get(command.code)
+        if served is None:
             self._counts["unknown_requests"] += 1
             if not peer.trusted:
                 return None
@@ -83,6 +81,7 @@ class NameServer:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 remark=f" request type {command.code} not supported",
             )
+        _row, handler = served
         return handler(command, peer)
 
     def closed(self, peer: Peer) -> None:

@@ -16,7 +16,7 @@ from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError, RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import KeyValueHeader
 from rmq_ray.server.base.config_saver import Saved
@@ -27,7 +27,7 @@ Handler = Callable[[Command, Peer], Command | None]
 ORDER_MESSAGES = "orderMessageEnable"
 
 
-class AdminHandlers:
+class SettingsHandlers:
     """100 to 102, 219, 318, 319."""
 
     def __init__(self, config: NameServerConfig, kv: KvConfig) -> None:
@@ -35,38 +35,30 @@ class AdminHandlers:
         self._kv = kv
         self._order_messages = config.order_messages
 
-    def table(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.PUT_KV_CONFIG: self._put,
-            RequestCode.GET_KV_CONFIG: self._get,
-            RequestCode.DELETE_KV_CONFIG: self._delete,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self._list,
-            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
-            RequestCode.GET_NAMESRV_CONFIG: self._get_config,
-        }
-
     def order_messages(self) -> bool:
         """Whether routes carry the order configuration; changeable by 318 until the next
         restart.
         """
         return self._order_messages
 
-    def _put(self, command: Command, peer: Peer) -> Command | None:
+    def put(self, command: Command, peer: Peer) -> Command | None:
+        """PUT_KV_CONFIG 100."""
         header = KeyValueHeader.from_fields(command.fields)
         key, value = _required(header.key, "key"), _required(header.value, "value")
         return _once_saved(
             command, peer, lambda saved: self._kv.put(header.namespace, key, value, saved)
         )
 
-    def _delete(self, command: Command, peer: Peer) -> Command | None:
+    def delete(self, command: Command, peer: Peer) -> Command | None:
+        """DELETE_KV_CONFIG 102."""
         header = KeyValueHeader.from_fields(command.fields)
         key = _required(header.key, "key")
         return _once_saved(
             command, peer, lambda saved: self._kv.delete(header.namespace, key, saved)
         )
 
-    def _get(self, command: Command, _peer: Peer) -> Command:
+    def get(self, command: Command, _peer: Peer) -> Command:
+        """GET_KV_CONFIG 101."""
         header = KeyValueHeader.from_fields(command.fields)
         value = self._kv.get(header.namespace, _required(header.key, "key"))
         if value is None:
@@ -76,7 +68,8 @@ class AdminHandlers:
             )
         return command.answer(fields={"value": value})
 
-    def _list(self, command: Command, _peer: Peer) -> Command:
+    def list_all(self, command: Command, _peer: Peer) -> Command:
+        """GET_KVLIST_BY_NAMESPACE 219."""
         header = KeyValueHeader.from_fields(command.fields)
         table = self._kv.namespace(header.namespace)
         if table is None:
@@ -86,7 +79,8 @@ class AdminHandlers:
             )
         return command.answer(body=bodies.encode_table(table))
 
-    def _update_config(self, command: Command, _peer: Peer) -> Command:
+    def update_config(self, command: Command, _peer: Peer) -> Command:
+        """UPDATE_NAMESRV_CONFIG 318."""
         changes = _lines(command.body_bytes())
         for name, value in changes.items():
             if name != ORDER_MESSAGES:
@@ -101,7 +95,8 @@ class AdminHandlers:
         )
         return command.answer()
 
-    def _get_config(self, command: Command, _peer: Peer) -> Command:
+    def get_config(self, command: Command, _peer: Peer) -> Command:
+        """GET_NAMESRV_CONFIG 319."""
         settings = {
             "clusterName": self._config.cluster_name,
             "listenPort": str(self._config.port),

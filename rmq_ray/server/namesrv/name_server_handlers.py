@@ -51,28 +51,8 @@ class RouteHandlers:
         self._clock = clock
         self._order_messages = order_messages
 
-    def table(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.REGISTER_BROKER: self._register,
-            RequestCode.UNREGISTER_BROKER: self._unregister,
-            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_topics,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
-        }
-
-    # --- brokers ---
-
-    def _register(self, command: Command, peer: Peer) -> Command:
+    def register(self, command: Command, peer: Peer) -> Command:
+        """REGISTER_BROKER 103."""
         header = RegisterBrokerHeader.from_fields(command.fields)
         body = command.body_bytes()
         if header.body_crc and header.body_crc != bodies.body_crc(body):
@@ -106,12 +86,14 @@ class RouteHandlers:
             fields=fields, body=b"" if order is None else bodies.encode_table(order)
         )
 
-    def _unregister(self, command: Command, _peer: Peer) -> Command:
+    def unregister(self, command: Command, _peer: Peer) -> Command:
+        """UNREGISTER_BROKER 104."""
         header = BrokerHeader.from_fields(command.fields)
         self._routes.unregister(header.broker_name, header.broker_id, header.broker_address)
         return command.answer()
 
-    def _query_data_version(self, command: Command, _peer: Peer) -> Command:
+    def query_data_version(self, command: Command, _peer: Peer) -> Command:
+        """QUERY_DATA_VERSION 322."""
         header = BrokerHeader.from_fields(command.fields)
         asked = bodies.decode_version(bodies.parse(command.body_bytes()))
         changed = self._routes.refresh(header.broker_address, asked, self._clock.now_ms())
@@ -138,7 +120,8 @@ class RouteHandlers:
 
     # --- questions ---
 
-    def _route(self, command: Command, _peer: Peer) -> Command:
+    def route(self, command: Command, _peer: Peer) -> Command:
+        """GET_ROUTEINFO_BY_TOPIC 105."""
         header = RouteHeader.from_fields(command.fields)
         route = self._routes.route(header.topic)
         if route is None:
@@ -154,13 +137,16 @@ class RouteHandlers:
         )
         return command.answer(body=bodies.encode_route(route, standard=standard))
 
-    def _cluster_info(self, command: Command, _peer: Peer) -> Command:
+    def cluster_info(self, command: Command, _peer: Peer) -> Command:
+        """GET_BROKER_CLUSTER_INFO 106."""
         return command.answer(body=bodies.encode_cluster_info(self._routes.brokers().values()))
 
-    def _all_topics(self, command: Command, _peer: Peer) -> Command:
+    def all_topics(self, command: Command, _peer: Peer) -> Command:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER 206."""
         return command.answer(body=bodies.encode_topic_list(self._routes.topics()))
 
-    def _topics_of_cluster(self, command: Command, _peer: Peer) -> Command:
+    def topics_of_cluster(self, command: Command, _peer: Peer) -> Command:
+        """GET_TOPICS_BY_CLUSTER 224."""
         cluster = (command.fields or {}).get("cluster")
         if cluster is None:
             raise AdminError(
@@ -170,12 +156,14 @@ class RouteHandlers:
             body=bodies.encode_topic_list(self._routes.topics_of_cluster(cluster))
         )
 
-    def _system_topics(self, command: Command, _peer: Peer) -> Command:
+    def system_topics(self, command: Command, _peer: Peer) -> Command:
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS 304."""
         return command.answer(
             body=bodies.encode_topic_list(self._routes.system_topics(), self._routes.any_address())
         )
 
-    def _unit_topics(self, command: Command, _peer: Peer) -> Command:
+    def unit_topics(self, command: Command, _peer: Peer) -> Command:
+        """Topics of units: 311, 312, 313."""
         wanted = {
             RequestCode.GET_UNIT_TOPIC_LIST: (UNIT, 0),
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (UNIT_SUB, 0),
@@ -185,19 +173,22 @@ class RouteHandlers:
 
     # --- orders ---
 
-    def _wipe_write_permission(self, command: Command, _peer: Peer) -> Command:
+    def wipe_write_permission(self, command: Command, _peer: Peer) -> Command:
+        """WIPE_WRITE_PERM_OF_BROKER 205."""
         name = BrokerNameHeader.from_fields(command.fields).broker_name
         return command.answer(
             fields={"wipeTopicCount": str(self._routes.wipe_write_permission(name))}
         )
 
-    def _add_write_permission(self, command: Command, _peer: Peer) -> Command:
+    def add_write_permission(self, command: Command, _peer: Peer) -> Command:
+        """ADD_WRITE_PERM_OF_BROKER 327."""
         name = BrokerNameHeader.from_fields(command.fields).broker_name
         return command.answer(
             fields={"addTopicCount": str(self._routes.add_write_permission(name))}
         )
 
-    def _delete_topic(self, command: Command, _peer: Peer) -> Command:
+    def delete_topic(self, command: Command, _peer: Peer) -> Command:
+        """DELETE_TOPIC_IN_NAMESRV 216."""
         header = TopicHeader.from_fields(command.fields)
         self._routes.delete_topic(header.topic, header.cluster_name)
         return command.answer()

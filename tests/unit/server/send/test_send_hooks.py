@@ -9,6 +9,7 @@ import pytest
 
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.model.ids import FrameId
+from rmq_ray.remoting.request_table import Party, rows_of
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.records import pack_send
@@ -81,10 +82,12 @@ def test_every_kind_of_send_is_seen_before_and_after(tmp_path: Path) -> None:
     )
 
 
-def test_without_hooks_the_handlers_are_what_they_were() -> None:
-    handlers: dict[int, Any] = {RequestCode.SEND_RECORDS: print, 11: len}
+def test_hooks_run_around_sends_alone_and_without_hooks_handlers_are_what_they_were() -> None:
+    rows = rows_of(Party.BROKER)
+    handlers: dict[int, Any] = {
+        code: (rows[code], print) for code in (RequestCode.SEND_RECORDS, RequestCode.PULL_MESSAGE)
+    }
     assert hooked(handlers, ()) == handlers
-    assert (
-        hooked(handlers, (Audit(),))[11] is len
-        and hooked(handlers, (Audit(),))[RequestCode.SEND_RECORDS] is not print
-    )
+    around = hooked(handlers, (Audit(),))
+    assert around[RequestCode.PULL_MESSAGE][1] is print
+    assert around[RequestCode.SEND_RECORDS][1] is not print
